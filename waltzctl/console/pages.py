@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
-from waltzctl.health.facts import Check, Grade, Health, Sighting
+from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
 from waltzctl.shell.reach import MEANT, Reach, option, unknown
 from waltzctl.show import activity, cluster
@@ -63,14 +63,14 @@ class Asked:
         return self.watch.reach
 
     @property
-    def sighting(self) -> Sighting:
-        found = self.seen.sighting
+    def report(self) -> HealthReport:
+        found = self.seen.report
         assert found is not None, "the first look has seen something"
         return found
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        return self.sighting.snapshot
+        return self.report.snapshot
 
     async def cluster(self) -> Cluster:
         """The documents; raises while the coordinator does not answer."""
@@ -133,7 +133,7 @@ async def now(asked: Asked) -> Page:
         title="Now",
         commands=(asked.command("status"), asked.command("top"), asked.command("doctor")),
         parts=(
-            Part(name="verdict", template="verdict.html", given={"sighting": asked.sighting, "tones": HEALTH}),
+            Part(name="verdict", template="verdict.html", given={"report": asked.report, "tones": HEALTH}),
             Part(name="figures", template="figures.html", given=figures(asked.seen)),
             Part(
                 name="doctor",
@@ -395,7 +395,7 @@ def actions(asked: Asked, found: Sequence[tuple[str, Sequence[object]]]) -> tupl
 
 def head(asked: Asked) -> Part:
     """What stands above every page: how the cluster is, and of when that is."""
-    seen, verdict = asked.seen, asked.sighting.verdict
+    seen, verdict = asked.seen, asked.report.verdict
     return Part(
         name="head",
         template="head.html",
@@ -404,9 +404,9 @@ def head(asked: Asked) -> Part:
             "health": str(verdict.health),
             "tone": HEALTH[verdict.health],
             "sentence": verdict.sentence,
-            "at": asked.sighting.at,
-            "lost": asked.sighting.lost,
-            "silence": "" if asked.sighting.lost is None else silence(asked.sighting.lost.cause),
+            "at": asked.report.at,
+            "lost": asked.report.lost,
+            "silence": "" if asked.report.lost is None else silence(asked.report.lost.cause),
             "error": seen.error,
             "reasons": count(len(verdict.reasons), "reason") if verdict.reasons else "",
         },

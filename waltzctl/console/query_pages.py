@@ -107,7 +107,7 @@ async def events(asked: Asked) -> Page:
         raise BadArgument(f"level: {level!r} is none of {', '.join(LEVELS)}", not_done="no daemon was asked")
     since_ms = int((time.time() - duration(since)) * 1000)
     names = (daemon,) if daemon else ()
-    lines, silent = await heard(asked.watch.poll, asked.sighting, since_ms, names, level)
+    lines, silent = await heard(asked.watch.poll, asked.report, since_ms, names, level)
     newest: Sequence[Line] = lines[: -LINES_MAX - 1 : -1]
     words = ["events", "--since", since, "--level", level, *(("--daemon", daemon) if daemon else ())]
     remarks = [f"The newest {LINES_MAX:,} of {len(lines):,} lines."] if len(lines) > LINES_MAX else []

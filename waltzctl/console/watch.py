@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from waltzctl.health.doctor import examination
-from waltzctl.health.facts import Check, Sighting
+from waltzctl.health.facts import Check, HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.health.rates import PartitionRates, Rates, rates
 from waltzctl.shell.reach import Reach
@@ -47,7 +47,7 @@ class Seen:
 
     number: int = 0
     """Rises with each look."""
-    sighting: Sighting | None = None
+    report: HealthReport | None = None
     """The newest look that saw something."""
     error: WaltzError | None = None
     """Why the newest look saw nothing."""
@@ -95,14 +95,14 @@ class Watch:
     @property
     def name(self) -> str:
         """Of the cluster."""
-        assert self.seen.sighting is not None
-        return self.seen.sighting.snapshot.meta.name
+        assert self.seen.report is not None
+        return self.seen.report.snapshot.meta.name
 
     @property
     def key(self) -> UUID:
         """Of the cluster."""
-        assert self.seen.sighting is not None
-        return self.seen.sighting.snapshot.meta.key
+        assert self.seen.report is not None
+        return self.seen.report.snapshot.meta.key
 
     def end(self) -> None:
         """All that follow are let go."""
@@ -155,12 +155,12 @@ class Watch:
     async def _look(self) -> None:
         before, then = self.seen, self._at
         try:
-            sighting = await self.poll.look()
+            report = await self.poll.report()
         except WaltzError as error:
             found = replace(before, error=error, rates=None)
         else:
-            found = self._rated(before, sighting, time.monotonic() - then)
-            self._examine(sighting)
+            found = self._rated(before, report, time.monotonic() - then)
+            self._examine(report)
         self._at = time.monotonic()
         doctor = self.seen  # it may have come meanwhile
         await self.publish(replace(found, number=before.number + 1, checks=doctor.checks, examined=doctor.examined))
@@ -171,26 +171,26 @@ class Watch:
             self.seen = seen
             self._looked.notify_all()
 
-    def _examine(self, sighting: Sighting) -> None:
+    def _examine(self, report: HealthReport) -> None:
         """Beside the looks: what does not answer the doctor must not hold them up. It comes again sooner when something
         else is wrong than before."""
-        ills = tuple(reason.key for reason in sighting.verdict.reasons)
+        ills = tuple(reason.key for reason in report.verdict.reasons)
         is_due = ills != self._ills or time.monotonic() - self._examined >= DOCTOR_SECONDS
         if is_due and (self._examining is None or self._examining.done()):
             self._examined, self._ills = time.monotonic(), ills
-            self._examining = asyncio.create_task(self._examination(sighting))
+            self._examining = asyncio.create_task(self._examination(report))
 
-    async def _examination(self, sighting: Sighting) -> None:
+    async def _examination(self, report: HealthReport) -> None:
         with suppress(WaltzError):  # what is wrong, the next look says
-            checks = tuple(await examination(self.poll, sighting, seconds=CALL_SECONDS))
-            self.seen = replace(self.seen, checks=checks, examined=sighting.at)
+            checks = tuple(await examination(self.poll, report, seconds=CALL_SECONDS))
+            self.seen = replace(self.seen, checks=checks, examined=report.at)
 
-    def _rated(self, before: Seen, sighting: Sighting, seconds: float) -> Seen:
-        if before.error is not None or before.sighting is None:
-            return replace(before, sighting=sighting, error=None, rates=None)
-        found = rates(before.sighting.snapshot, sighting.snapshot, seconds)
+    def _rated(self, before: Seen, report: HealthReport, seconds: float) -> Seen:
+        if before.error is not None or before.report is None:
+            return replace(before, report=report, error=None, rates=None)
+        found = rates(before.report.snapshot, report.snapshot, seconds)
         now = time.time()
         self._trail.append(Point(at=now, total=found.total))
         while self._trail[0].at < now - TRAIL_SECONDS:
             self._trail.popleft()
-        return Seen(sighting=sighting, rates=found, trail=tuple(self._trail))
+        return Seen(report=report, rates=found, trail=tuple(self._trail))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 
-from waltzctl.health.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
+from waltzctl.health.facts import Check, Facts, Grade, HealthReport, ZooKeeperServer
 from waltzctl.health.poll import CALL_SECONDS, Poll, should_be_closed
 from waltzctl.health.rules import diagnose
 from waltzctl.shell.options import Timeout
@@ -52,19 +52,19 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        sighting = await poll.look()
-        return await examination(poll, sighting, seconds=seconds)
+        report = await poll.report()
+        return await examination(poll, report, seconds=seconds)
 
 
-async def examination(poll: Poll, sighting: Sighting, *, seconds: float) -> list[Check]:
+async def examination(poll: Poll, report: HealthReport, *, seconds: float) -> list[Check]:
     """All checks of a cluster that was just looked at."""
-    facts = await examined(poll.reach, sighting, seconds=seconds)
-    if sighting.lost is None and should_be_closed(poll.reach):
+    facts = await examined(poll.reach, report, seconds=seconds)
+    if report.lost is None and should_be_closed(poll.reach):
         facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
     return diagnose(facts)
 
 
-async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:
+async def examined(reach: Reach, report: HealthReport, *, seconds: float) -> Facts:
     """The facts of a look, with those that only the doctor wants."""
     addresses = [address.strip() for address in reach.hosts.split(",")]
     ensemble = await asyncio.gather(*(_ask(address, reach.access.tls, seconds) for address in addresses))
@@ -73,11 +73,11 @@ async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts
         files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
         daemons = [
             (view.meta.name, Role.SERVER if isinstance(view, ServerView) else Role.STORAGE, view.meta.admin_listen)
-            for view in sighting.snapshot.nodes
+            for view in report.snapshot.nodes
         ]
         days = {"waltzctl": own_days(*files), **await days_left(reach.tls, daemons, seconds=seconds)}
     return replace(
-        sighting.facts,
+        report.facts,
         ensemble=tuple(ensemble),
         tool_version=version("waltzd"),
         is_secured=reach.tls is not None,

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from typer import Option
 
-from waltzctl.health.facts import Sighting
+from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
@@ -82,25 +82,25 @@ def events(
 
 async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
     async with Poll(reach) as poll:
-        return await heard(poll, await poll.look(), since_ms, names, level)
+        return await heard(poll, await poll.report(), since_ms, names, level)
 
 
 async def heard(
-    poll: Poll, sighting: Sighting, since_ms: int, names: Sequence[str], level: str
+    poll: Poll, report: HealthReport, since_ms: int, names: Sequence[str], level: str
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     """The lines, and who did not answer."""
-    _check(sighting, names)
-    async with Listening(sighting.snapshot.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
-        told = await listening.listen(sighting.snapshot, names)
-        history = await _history(poll, sighting)
+    _check(report, names)
+    async with Listening(report.snapshot.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
+        told = await listening.listen(report.snapshot, names)
+        history = await _history(poll, report)
     silent = dict(listening.silent)
-    if sighting.lost is not None:
-        silent["ZooKeeper"] = sighting.lost.cause
+    if report.lost is not None:
+        silent["ZooKeeper"] = report.lost.cause
     return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
 
 
-async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
-    if sighting.lost is not None:
+async def _history(poll: Poll, report: HealthReport) -> list[HistoryEntry]:
+    if report.lost is not None:
         return []
     try:
         return await history_of(await poll.cluster())
@@ -108,8 +108,8 @@ async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
         return []
 
 
-def _check(sighting: Sighting, names: Sequence[str]) -> None:
-    there = [view.meta.name for view in sighting.snapshot.nodes]
+def _check(report: HealthReport, names: Sequence[str]) -> None:
+    there = [view.meta.name for view in report.snapshot.nodes]
     for name in names:
         if name not in there:
             raise unknown("daemon", name, there, not_done="no daemon was asked for events")

@@ -119,7 +119,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class HealthReport:
     """One look at a cluster, and what is to be said of it."""
 
     facts: Facts

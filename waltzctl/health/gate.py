@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from waltzctl.health.facts import Sighting
+from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.status import page
 from waltzctl.shell.options import Misused, Output
@@ -60,7 +60,7 @@ def wait(
     return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
 
 
-def _ills(found: Sighting) -> Sequence[str]:
+def _ills(found: HealthReport) -> Sequence[str]:
     verdict = found.verdict
     return () if verdict.is_healthy else [reason.sentence for reason in verdict.reasons] or [verdict.sentence]
 
@@ -90,10 +90,10 @@ def may_stop(
       waltzctl storage may-stop storage-1 --timeout 90 -o json
     """
 
-    def waits_for(found: Sighting) -> Sequence[str]:
+    def waits_for(found: HealthReport) -> Sequence[str]:
         return obstacles(found.snapshot, name)
 
-    def is_hopeless(found: Sighting) -> bool:
+    def is_hopeless(found: HealthReport) -> bool:
         return has_no_owner(found.snapshot, name) or cannot_spare(found.snapshot, name)
 
     with Waiting(progress) as line:
@@ -156,21 +156,21 @@ def _held(found: ClusterSnapshot, name: str) -> list[PartitionView]:
     return [view for view in found.partitions if view.replicas.get(name) is Membership.MEMBER]
 
 
-def _never(_found: Sighting) -> bool:
+def _never(_found: HealthReport) -> bool:
     return False
 
 
 async def _until(
     reach: Reach,
     seconds: float,
-    waits_for: Callable[[Sighting], Sequence[str]],
+    waits_for: Callable[[HealthReport], Sequence[str]],
     say: Callable[[str], None],
-    is_hopeless: Callable[[Sighting], bool] = _never,
-) -> Sighting:
+    is_hopeless: Callable[[HealthReport], bool] = _never,
+) -> HealthReport:
     """Look until there is nothing to wait for, or until the time is over; return the last look."""
     async with Poll(reach, aloud=True) as poll:
         ends = time.monotonic() + seconds
-        async for found in poll.looks(LOOK_SECONDS):
+        async for found in poll.reports(LOOK_SECONDS):
             is_over = time.monotonic() >= ends
             if isinstance(found, WaltzError):
                 if is_over or found.retry is Retry.NEVER:

@@ -53,9 +53,9 @@ async def _probe(
 ) -> tuple[Probing, float | None, WaltzError | None]:
     """With the milliseconds to the coordinator and back, or why it did not answer."""
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        sighting = await poll.look()
-        contact_ms = sighting.facts.coordinator_ms
-        found = sighting.snapshot
+        report = await poll.report()
+        contact_ms = report.facts.coordinator_ms
+        found = report.snapshot
         for number in wanted:
             if number >= found.meta.partitions:
                 raise NoSuchPartition(
@@ -65,4 +65,4 @@ async def _probe(
         numbers = sorted(set(wanted)) or range(found.meta.partitions)
         connect = connecting(reach.tls, seconds)
         probing = await probe_all(found, numbers, connect, seconds=seconds, is_writing=is_writing)
-    return probing, contact_ms, sighting.lost.cause if sighting.lost is not None else None
+    return probing, contact_ms, report.lost.cause if report.lost is not None else None

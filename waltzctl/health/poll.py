@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from waltzctl.health.facts import REPAIR, Facts, Lost, Sighting
+from waltzctl.health.facts import REPAIR, Facts, HealthReport, Lost
 from waltzctl.health.rules import judge, with_since
 from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
@@ -92,7 +92,7 @@ class Poll:
             self._coordinator = coordinator
         return self._coordinator
 
-    async def look(self) -> Sighting:
+    async def report(self) -> HealthReport:
         """What there is to see, with a verdict on it, remembered for the next time. Raises what the coordinator said when
         no other daemon is known."""
         started = time.perf_counter()
@@ -157,7 +157,7 @@ class Poll:
         self._last = last
         if last is not None:
             await self._save(last)
-        return Sighting(
+        return HealthReport(
             facts=facts,
             verdict=replace(verdict, reasons=reasons),
             at=now,
@@ -180,12 +180,12 @@ class Poll:
             await asyncio.to_thread(last_seen.save, last)
             self._saved, self._saved_at = last, time.monotonic()
 
-    async def looks(self, every: float) -> AsyncIterator[Sighting | WaltzError]:
+    async def reports(self, every: float) -> AsyncIterator[HealthReport | WaltzError]:
         """One look every so many seconds, without an end. An error may be another one the next time."""
         while True:
             started = time.monotonic()
             try:
-                found: Sighting | WaltzError = await self.look()
+                found: HealthReport | WaltzError = await self.report()
             except WaltzError as error:
                 found = error
             yield found

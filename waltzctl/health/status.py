@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from waltzctl.health.facts import Sighting
+from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.local_cluster.show import PROCESSES, processes
@@ -41,32 +41,32 @@ def status(
     return _watch(reach, watch, seconds, output)
 
 
-async def _look(reach: Reach, seconds: float) -> Sighting:
+async def _look(reach: Reach, seconds: float) -> HealthReport:
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        return await poll.look()
+        return await poll.report()
 
 
-def page(reach: Reach, sighting: Sighting) -> Listing[PartitionView]:
+def page(reach: Reach, report: HealthReport) -> Listing[PartitionView]:
     """With the processes of a cluster on this machine."""
     if reach.directory is None:
-        return cluster.status(sighting)
+        return cluster.status(report)
     found = LocalCluster.find(reach.directory)
     running = found.processes
     told = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
-    return cluster.status(sighting, Listing(page=processes(running, found.blueprint.key, found.directory), told=told))
+    return cluster.status(report, Listing(page=processes(running, found.blueprint.key, found.directory), told=told))
 
 
 def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
     """The exit code is that of the last look."""
-    last: Sighting | WaltzError | None = None
+    last: HealthReport | WaltzError | None = None
 
     with suppress(KeyboardInterrupt), screen_for(output) as screen:
 
         async def go_on() -> None:
             nonlocal last
             async with Poll(reach, seconds=seconds) as poll:
-                async for last in poll.looks(every):
+                async for last in poll.reports(every):
                     put_again(last if isinstance(last, WaltzError) else page(reach, last), output, screen, every)
 
         loop.run(go_on())
-    return EXIT_OK if isinstance(last, Sighting) and last.verdict.is_healthy else EXIT_UNHEALTHY
+    return EXIT_OK if isinstance(last, HealthReport) and last.verdict.is_healthy else EXIT_UNHEALTHY

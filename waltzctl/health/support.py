@@ -100,16 +100,16 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     """With the name of the cluster and the moment of the look."""
     found = Bundle()
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        sighting = await poll.look()
-        snapshot = sighting.snapshot
-        found.put_json("status.json", status(sighting).document)
-        found.put_json("doctor.json", checks(diagnose(await examined(reach, sighting, seconds=seconds))).document)
+        report = await poll.report()
+        snapshot = report.snapshot
+        found.put_json("status.json", status(report).document)
+        found.put_json("doctor.json", checks(diagnose(await examined(reach, report, seconds=seconds))).document)
         for name, error in snapshot.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
         for name, described in describe(snapshot).items():
             found.put_json(f"daemons/{name}.json", described)
         history = []
-        if sighting.lost is None:
+        if report.lost is None:
             try:
                 cluster = await poll.cluster()
                 for path, document in (await metadata_tree(cluster.coordinator)).items():
@@ -118,7 +118,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
             except WaltzError as error:
                 found.missing["metadata"] = f"{error.code} {error.message}"
         else:
-            found.missing["metadata"] = f"{sighting.lost.cause.code} {sighting.lost.cause.message}"
+            found.missing["metadata"] = f"{report.lost.cause.code} {report.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
         async with Listening(snapshot.meta.key, reach.tls, seconds=seconds) as listening:
             told = await listening.listen(snapshot)
@@ -128,7 +128,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
         versions = {view.meta.name: None if view.said is None else view.said.version for view in snapshot.nodes}
         tool = {"waltzctl": version("waltzd"), "python": python_version()}
-        found.put_json("versions.json", {**tool, "daemons": versions, "collected": sighting.at, "epoch": int(time.time())})
+        found.put_json("versions.json", {**tool, "daemons": versions, "collected": report.at, "epoch": int(time.time())})
     if reach.directory is not None:
         for file in sorted(reach.directory.glob("*/*.yml")):
             try:
@@ -136,7 +136,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
             except (OSError, UnicodeDecodeError) as trouble:
                 found.missing[f"config/{file.parent.name}.yml"] = str(trouble)
     found.put_json("missing.json", {"missing": found.missing})
-    return found, snapshot.meta.name, sighting.at
+    return found, snapshot.meta.name, report.at
 
 
 def describe(found: ClusterSnapshot) -> dict[str, Any]:

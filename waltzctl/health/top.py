@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from waltzctl.health.facts import Sighting
+from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.rates import Rates, rates
 from waltzctl.shell.reach import Meant, Reach
@@ -50,26 +50,26 @@ def top(
       waltzctl top --once --every 0.5 --sort p99 -n 5 -o json
     """
     if once or output != "table":
-        found, sighting = loop.run(_twice(reach, every))
-        put(activity.top(found, sighting, sort=sort, rows_max=rows_max), output)
+        found, report = loop.run(_twice(reach, every))
+        put(activity.top(found, report, sort=sort, rows_max=rows_max), output)
         return EXIT_OK
     with Screen() as screen, suppress(KeyboardInterrupt):
         loop.run(_live(reach, every, screen, sort, rows_max))
     return EXIT_OK
 
 
-async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
+async def _twice(reach: Reach, every: float) -> tuple[Rates, HealthReport]:
     async with Poll(reach) as poll:
-        before, at = await poll.look(), time.monotonic()
+        before, at = await poll.report(), time.monotonic()
         await asyncio.sleep(every)
-        now, then = await poll.look(), time.monotonic()
+        now, then = await poll.report(), time.monotonic()
         return rates(before.snapshot, now.snapshot, then - at), now
 
 
 async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max: int | None) -> None:
-    before: tuple[Sighting, float] | None = None
+    before: tuple[HealthReport, float] | None = None
     async with Poll(reach) as poll:
-        async for now in poll.looks(every):
+        async for now in poll.reports(every):
             if isinstance(now, WaltzError):
                 before = None
                 screen.put(now, every)

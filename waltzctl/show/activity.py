@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from waltzctl.health.facts import Sighting
+from waltzctl.health.facts import HealthReport
 from waltzctl.health.probe import Probe, Probing
 from waltzctl.health.rates import PartitionRates, Rates, StorageRates, by
 from waltzctl.shell.merged_log import Line as LogLine
@@ -165,15 +165,15 @@ STORAGE_RATES: Columns[StorageRates] = (
 )
 
 
-def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) -> Listing[PartitionRates]:
-    partitions, slowed = by(sort, found.partitions), _slowed(sighting)
-    health, total, reasons = sighting.verdict.health, found.total, sighting.verdict.reasons
+def top(found: Rates, report: HealthReport, *, sort: str, rows_max: int | None) -> Listing[PartitionRates]:
+    partitions, slowed = by(sort, found.partitions), _slowed(report)
+    health, total, reasons = report.verdict.health, found.total, report.verdict.reasons
     worst = f"; {reasons[0].sentence}" if reasons else ""
     shown = {column.name: column.shown(total) for column in PARTITION_RATES}
     fed = next(column.shown(total) for column in PARTITION_RATES if column.json == "fed_per_second")
-    groups = group.totals(sighting.snapshot.groups)
+    groups = group.totals(report.snapshot.groups)
     page: list[Part] = [
-        Line(f"{health}: {sighting.verdict.sentence}{worst}", STYLES[health], "cut"),
+        Line(f"{health}: {report.verdict.sentence}{worst}", STYLES[health], "cut"),
         Line(
             f"{shown['tx/s']} tx/s, {shown['MB/s']} MB/s, commit p50 {shown['p50 ms']} ms, p99 {shown['p99 ms']} ms, "
             f"refused {shown['refused']}, fed {fed}/s",
@@ -185,7 +185,7 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
         Table(STORAGE_RATES, found.storages),
     ]
     told = {
-        "at": sighting.at,
+        "at": report.at,
         "seconds": round(found.seconds, 3),
         "verdict": str(health),
         "total": objects(PARTITION_RATES, [total])[0],
@@ -196,9 +196,9 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
     return Listing(kind="partitions", columns=PARTITION_RATES, rows=partitions, page=page, told=told)
 
 
-def _slowed(sighting: Sighting) -> list[str]:
+def _slowed(report: HealthReport) -> list[str]:
     """Names that had to wait in the last seconds, at any server."""
-    servers = sighting.facts.snapshot.servers
+    servers = report.facts.snapshot.servers
     return sorted({name for view in servers if view.said is not None for name in view.said.clients.slowed})
 
 

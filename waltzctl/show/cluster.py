@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from waltzctl.health.facts import Check, Grade, Health, Sighting
+from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.troubles import SLOW_MS
 from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, next_step, objects, pick, plain, verdict
@@ -367,14 +367,14 @@ def _number(things: Sequence[object]) -> str:
 # -- whether it is well ------------------------------------------------------------------------------------------------
 
 
-def status(found: Sighting, local: Listing[Any] | None = None) -> Listing[PartitionView]:
+def status(found: HealthReport, local: Listing[Any] | None = None) -> Listing[PartitionView]:
     """`local`: the processes of a cluster on this machine."""
     beside = Listing[Any](page=(), told={}) if local is None else local
     page, told = [*_status(found), *(beside.page or ())], {**status_json(found), **beside.document}
     return replace(partitions(found.snapshot), page=page, told=told)
 
 
-def _status(found: Sighting) -> Iterator[Part]:
+def _status(found: HealthReport) -> Iterator[Part]:
     said, seen = found.verdict, found.snapshot
     yield Line(f"{said.health}: {said.sentence}", STYLES[said.health])
     for reason in said.reasons[:REASONS_MAX]:
@@ -443,7 +443,7 @@ def _scrubbed(found: ClusterSnapshot) -> str:
     return f"{pace}{sum(scrub.done_bytes for scrub in scrubs) / total:.0%} of the first round is done" if total else ""
 
 
-def status_json(found: Sighting) -> dict[str, Any]:
+def status_json(found: HealthReport) -> dict[str, Any]:
     seen, lost = found.snapshot, found.lost
     return {
         "verdict": str(found.verdict.health),

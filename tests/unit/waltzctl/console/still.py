@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from waltzctl.console.door import Session
 from waltzctl.console.site import Site
 from waltzctl.console.watch import Point, Seen, Watch
-from waltzctl.health.facts import Facts, Sighting
+from waltzctl.health.facts import Facts, HealthReport
 from waltzctl.health.rates import rates
 from waltzctl.health.rules import diagnose, judge
 from waltzctl.shell.reach import Reach
@@ -27,11 +27,11 @@ AT = "2026-11-24T12:00:00Z"
 
 def seen_of(snapshot: ClusterSnapshot, **changes: Any) -> Seen:
     facts = Facts(snapshot=snapshot, **changes)
-    sighting = Sighting(facts=facts, verdict=judge(facts), at=AT, milliseconds=1.0)
+    report = HealthReport(facts=facts, verdict=judge(facts), at=AT, milliseconds=1.0)
     found = rates(snapshot, snapshot, 2.0)
     return Seen(
         number=1,
-        sighting=sighting,
+        report=report,
         rates=found,
         trail=(Point(at=0.0, total=found.total),),
         checks=tuple(diagnose(facts)),

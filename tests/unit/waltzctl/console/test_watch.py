@@ -12,7 +12,7 @@ import pytest
 from tests.unit.snapshots import well
 from waltzctl.console import watch as watching
 from waltzctl.console.watch import Watch
-from waltzctl.health.facts import Check, Facts, Grade, Sighting
+from waltzctl.health.facts import Check, Facts, Grade, HealthReport
 from waltzctl.health.rules import judge
 from waltzctl.shell.reach import Reach
 from waltzd.errors import CannotConnect, WaltzError
@@ -26,7 +26,7 @@ CHECK = Check(name="a check", grade=Grade.PASS, finding="all is well")
 class Poll:
     """What each look sees; the last one is seen again and again."""
 
-    sights: list[Sighting | WaltzError]
+    sights: list[HealthReport | WaltzError]
     looks: int = 0
     waits: Callable[[], Awaitable[Any]] = field(default=lambda: asyncio.sleep(0))
 
@@ -36,7 +36,7 @@ class Poll:
     async def __aexit__(self, *_: object) -> None:
         return None
 
-    async def look(self) -> Sighting:
+    async def report(self) -> HealthReport:
         self.looks += 1
         await self.waits()
         found = self.sights.pop(0) if len(self.sights) > 1 else self.sights[0]
@@ -45,9 +45,9 @@ class Poll:
         return found
 
 
-def sight(at: str = "2026-11-24T12:00:00Z") -> Sighting:
+def sight(at: str = "2026-11-24T12:00:00Z") -> HealthReport:
     facts = Facts(snapshot=well())
-    return Sighting(facts=facts, verdict=judge(facts), at=at, milliseconds=1.0)
+    return HealthReport(facts=facts, verdict=judge(facts), at=at, milliseconds=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
-def watch_of(*sights: Sighting | WaltzError, every: float = SOON) -> tuple[Watch, Poll]:
+def watch_of(*sights: HealthReport | WaltzError, every: float = SOON) -> tuple[Watch, Poll]:
     found, poll = Watch(REACH, every=every), Poll(list(sights))
     found.poll = poll  # type: ignore[assignment]
     return found, poll
@@ -102,11 +102,11 @@ def test_a_look_that_fails_keeps_what_was_seen() -> None:
             numbers = []
             while found.seen.error is None:
                 numbers.append((await found.next(found.seen.number, 60)).number)
-            assert found.seen.sighting is good
+            assert found.seen.report is good
             assert found.seen.rates is None, "of what it was a minute ago nobody wants to know now"
             assert len(found.seen.trail) == 1
             seen = await found.next(found.seen.number, 60)
-            assert (seen.error, seen.sighting and seen.sighting.at) == (None, "later")
+            assert (seen.error, seen.report and seen.report.at) == (None, "later")
             assert seen.rates is None, "there is nothing to compare it with"
 
     run(work())
