@@ -22,21 +22,21 @@ from tests.checker.recorder import payload_key
 from waltzd.cluster.groups import GroupPort
 from waltzd.errors import Displaced, WaltzError
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     MemberFrame,
-    Verb,
 )
-from waltzd.protocol.groups import Said as SaidFrame
 from waltzd.protocol.peers import AttendPort
 
-VERBS = {"ack": Verb.ACKNOWLEDGE, "nack": Verb.REFUSE, "reject": Verb.REJECT}
+VERBS = {"ack": AckKind.ACKNOWLEDGE, "nack": AckKind.REFUSE, "reject": AckKind.REJECT}
 WINDOW = 2 * 10**9
 """So long may an acknowledgement be only in an owner's memory: a second by promise, and one for a machine that does much
 else to write it."""
@@ -235,7 +235,7 @@ class Member:
                     self._notes.delivered(given)
                     stream.held.append(given)
                 stream.changed.set()
-            case Answer():
+            case AckResult():
                 words = stream.words.pop(frame.number, [])
                 answer = _answer(frame, len(words))
                 for one in words:
@@ -243,7 +243,7 @@ class Member:
                     if answer:
                         self._notes.answered(one)
                 stream.answered[frame.number] = words
-            case Kept():
+            case AcksDurable():
                 for number in [number for number in stream.answered if number <= frame.number]:
                     for word in stream.answered.pop(number):
                         if word.answer in ("taken", "done"):
@@ -317,7 +317,7 @@ class Member:
         stream.words[stream.number] = words
         await stream.link.send(
             [
-                SaidFrame(
+                Ack(
                     number=stream.number,
                     verb=VERBS[verb],
                     epoch=deliveries[0].epoch,
@@ -350,11 +350,11 @@ class WitnessedStream:
             if isinstance(frame, JoinRequest):
                 self._notes, self._partition = self._notes_of(frame.group), frame.partition
                 self._holder = self._name(frame.group, frame.partition)
-            elif isinstance(frame, SaidFrame) and frame.verb in _NAMES:
+            elif isinstance(frame, Ack) and frame.verb in _NAMES:
                 self._words[frame.number] = [self._said(frame, id) for id in _ids(frame)]
         await self._inner.send(frames)
 
-    def _said(self, frame: SaidFrame, id: int) -> Said:
+    def _said(self, frame: Ack, id: int) -> Said:
         number, verb = f"{self._holder}.{next(_counter)}", _NAMES[frame.verb]
         word = Said(self._clock(), number, self._holder, self._partition, frame.epoch, frame.tag, id, verb, self._epoch)
         self._notes.said(word)
@@ -369,14 +369,14 @@ class WitnessedStream:
                 case Deliveries():
                     for given in _given(frame, self._holder, self._partition, self._clock):
                         self._notes.delivered(given)
-                case Answer() if frame.number in self._words:
+                case AckResult() if frame.number in self._words:
                     words = self._answered[frame.number] = self._words.pop(frame.number)
                     answer = _answer(frame, len(words))
                     for word in words:
                         word.answer, word.returned = answer, self._clock()
                         if answer:
                             self._notes.answered(word)
-                case Kept():
+                case AcksDurable():
                     for number in [number for number in self._answered if number <= frame.number]:
                         for word in self._answered.pop(number):
                             if word.answer in ("taken", "done"):
@@ -389,7 +389,7 @@ class WitnessedStream:
         self._inner.cancel()
 
 
-def _ids(said: SaidFrame) -> list[int]:
+def _ids(said: Ack) -> list[int]:
     stretches = zip(said.firsts.tolist(), said.lasts.tolist(), strict=True)
     return [id for first, last in stretches for id in range(first, last + 1)]
 
@@ -404,7 +404,7 @@ def _given(frame: Deliveries, holder: str, partition: int, clock: Clock) -> list
     return found
 
 
-def _answer(answer: Answer, count: int) -> str:
+def _answer(answer: AckResult, count: int) -> str:
     """What all of them are; empty where they are not all the same."""
     if answer.is_old:
         return "old"

@@ -18,7 +18,9 @@ from tests.bench.machine import use_of
 from waltzd.cluster.groups import GroupMeta
 from waltzd.format.checksum import I64
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
     Change,
     Deliveries,
     DeliveryFrame,
@@ -26,8 +28,6 @@ from waltzd.protocol.groups import (
     JoinRequest,
     MemberFrame,
     Mode,
-    Said,
-    Verb,
 )
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.peers import AttendPort
@@ -81,7 +81,7 @@ class _Worker:
         match frame:
             case Joined():
                 self._epoch = frame.epoch
-            case Answer():
+            case AckResult():
                 self.done += frame.taken
             case Deliveries():
                 self._seen(frame.ids)
@@ -93,7 +93,9 @@ class _Worker:
                 for at in range(0, len(firsts), step):
                     self._number += 1
                     part = slice(at, at + step)
-                    answers.append(Said(self._number, Verb.ACKNOWLEDGE, self._epoch, frame.tag, firsts[part], lasts[part]))
+                    answers.append(
+                        Ack(self._number, AckKind.ACKNOWLEDGE, self._epoch, frame.tag, firsts[part], lasts[part])
+                    )
 
 
 async def acknowledgements(cluster: LocalCluster, mode: Mode, *, members: int, count: int, is_single: bool) -> None:

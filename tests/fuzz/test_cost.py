@@ -28,7 +28,7 @@ from tests.fuzz.hostile import methods
 from tests.fuzz.mutate import SEED, count, filled
 from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.errors import BadFrame, WaltzError
-from waltzd.protocol.groups import Verb
+from waltzd.protocol.groups import AckKind
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
@@ -205,7 +205,7 @@ def mounts() -> Iterator[tuple[str, bytes]]:
 def members() -> Iterator[tuple[str, bytes]]:
     yield "empty words", b"\x12\x00" * (1 << 20)
     stretch: dict[str, Any] = {"firsts": struct.pack(">q", 0), "lasts": struct.pack(">q", 1 << 60)}
-    extends = [wire.Said(number=at + 1, verb=Verb.EXTEND, epoch=1, tag=1, **stretch) for at in range(250)]
+    extends = [wire.Said(number=at + 1, verb=AckKind.EXTEND, epoch=1, tag=1, **stretch) for at in range(250)]
     yield "extends", wire.MemberFrame(said=extends).SerializeToString()
     many = struct.pack(">100000q", *range(0, 200_000, 2))
     yield "stretches", wire.MemberFrame(said=[wire.Said(number=1, verb=1, firsts=many, lasts=many)]).SerializeToString()

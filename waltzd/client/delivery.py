@@ -1,8 +1,8 @@
 """Deliveries of a consumer group, as an application has them in its hands, and what it says of them.
 
 A delivery is known by the epoch and the tag of the frame that brought it, never by its id alone: the same transaction may
-have been given to somebody else meanwhile. Acknowledgements gather in a `PendingAck` until the one before has left,
-so a thousand acknowledgements of one turn of the loop are one message, and one future."""
+have been given to somebody else meanwhile. Acknowledgements gather in a `PendingAck` until the one before has
+left, so a thousand acknowledgements of one turn of the loop are one message, and one future."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from waltzd.client.view import E_co, Transaction
 from waltzd.errors import BadArgument, DeliveryLate
-from waltzd.protocol.groups import Said, Verb
+from waltzd.protocol.groups import Ack, AckKind
 from waltzd.protocol.timelines import Lineage
 
 REASON_MAX = 4096
@@ -50,7 +50,7 @@ class DeliverySource(Protocol):
 
     async def settle(
         self,
-        verb: Verb,
+        verb: AckKind,
         deliveries: Sequence[Delivery[Any]],
         *,
         delay: float | None = None,
@@ -113,7 +113,7 @@ class Delivery(Generic[E_co]):
         self._until = until
         self._is_settled = False
         self._source = source
-        self._said: Verb | None = None
+        self._said: AckKind | None = None
         self._value: Any = None
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class Delivery(Generic[E_co]):
         Raises:
             DeliveryLate: It is in other hands, or it is not known whether this was heard: it is done again.
         """
-        await self._settle(Verb.ACKNOWLEDGE, durable=durable)
+        await self._settle(AckKind.ACKNOWLEDGE, durable=durable)
 
     async def nack(self, *, delay: float | None = None, reason: str = "") -> None:
         """It failed, and is to be tried again, by anybody. In an ordered group all that lies behind it comes again, too.
@@ -188,7 +188,7 @@ class Delivery(Generic[E_co]):
             DeliveryLate: It is in other hands already.
             BadArgument: The delay is no number from 0 to a day.
         """
-        await self._settle(Verb.REFUSE, delay=checked_delay(delay), reason=reason)
+        await self._settle(AckKind.REFUSE, delay=checked_delay(delay), reason=reason)
 
     async def reject(self, reason: str) -> None:
         """It will never be done: it is put aside at once, and operators find it with its reason. Where the group stops in
@@ -200,7 +200,7 @@ class Delivery(Generic[E_co]):
         Raises:
             DeliveryLate: It is in other hands already.
         """
-        await self._settle(Verb.REJECT, reason=reason)
+        await self._settle(AckKind.REJECT, reason=reason)
 
     async def extend(self) -> None:
         """It takes longer: its time begins anew.
@@ -208,20 +208,20 @@ class Delivery(Generic[E_co]):
         Raises:
             DeliveryLate: It is in other hands already.
         """
-        raise_late(await self._source.settle(Verb.EXTEND, [self]))
+        raise_late(await self._source.settle(AckKind.EXTEND, [self]))
 
-    async def _settle(self, verb: Verb, *, delay: float | None = None, reason: str = "", durable: bool = False) -> None:
+    async def _settle(self, verb: AckKind, *, delay: float | None = None, reason: str = "", durable: bool = False) -> None:
         if not unsettled([self], verb, durable=durable):
             return
         raise_late(await self._source.settle(verb, [self], delay=delay, reason=reason, durable=durable))
 
 
-_CALLS = {Verb.ACKNOWLEDGE: "ack", Verb.REFUSE: "nack", Verb.REJECT: "reject", Verb.EXTEND: "extend"}
+_CALLS = {AckKind.ACKNOWLEDGE: "ack", AckKind.REFUSE: "nack", AckKind.REJECT: "reject", AckKind.EXTEND: "extend"}
 
 
-def unsettled(deliveries: Sequence[Delivery[Any]], verb: Verb, *, durable: bool = False) -> list[Delivery[Any]]:
+def unsettled(deliveries: Sequence[Delivery[Any]], verb: AckKind, *, durable: bool = False) -> list[Delivery[Any]]:
     """Those of which this is still to be said: not what is settled so already."""
-    if verb is Verb.EXTEND:
+    if verb is AckKind.EXTEND:
         return list(deliveries)
     for one in deliveries:
         if one._said not in (None, verb):
@@ -256,7 +256,7 @@ class PendingAck:
 
     def __init__(
         self,
-        verb: Verb,
+        verb: AckKind,
         group_epoch: GroupEpoch,
         *,
         delay: float | None = None,
@@ -284,12 +284,12 @@ class PendingAck:
         self.is_durable = False
         """Somebody waits for that."""
 
-    def frame(self, number: int) -> Said:
+    def frame(self, number: int) -> Ack:
         """What goes out."""
         self.number = number
         ids = np.unique(np.array([one.id for one in self.deliveries], np.int64))
         breaks = np.flatnonzero(np.diff(ids) != 1) + 1
-        return Said(
+        return Ack(
             number=number,
             verb=self.verb,
             epoch=self.group_epoch.epoch,

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from waltzd.client.follower import Call, Follower
 from waltzd.client.pending import AnyRequest
 from waltzd.client.view import Transaction
-from waltzd.protocol.groups import Verb
+from waltzd.protocol.groups import AckKind
 
 
 class Instrument(Protocol):
@@ -28,7 +28,7 @@ class Instrument(Protocol):
     def delivered(self, group: str, partition: int, count: int) -> None:
         """A subscription hands out what a consumer group has given it."""
 
-    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+    def settled(self, group: str, partition: int, verb: AckKind, count: int) -> None:
         """The owner has heard what became of that."""
 
 

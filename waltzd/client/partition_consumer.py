@@ -29,18 +29,18 @@ from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NoSuchGroup, No
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.groups import (
-    Answer,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     MemberFrame,
     Mode,
     Paused,
-    Verb,
 )
 from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.timelines import Lineage
@@ -67,7 +67,7 @@ class ConsumerListener(Protocol):
         """Whether what waits will be taken, as far as one can see: then its time may begin anew."""
         ...
 
-    def told(self, consumer: PartitionConsumer, verb: Verb, count: int) -> None: ...
+    def told(self, consumer: PartitionConsumer, verb: AckKind, count: int) -> None: ...
 
 
 class PartitionConsumer:
@@ -217,7 +217,7 @@ class PartitionConsumer:
             while self._unsent and len(frames) < ACKS_MAX:
                 ack = self._unsent.popleft()
                 self._number += 1
-                if ack.verb is Verb.BEGIN:
+                if ack.verb is AckKind.BEGIN:
                     begun.append(ack)
                 else:
                     self._unanswered[self._number] = ack
@@ -252,7 +252,7 @@ class PartitionConsumer:
         self._unsent.clear()
         is_same, self._group_epoch = group_epoch == self._group_epoch, group_epoch
         for ack in again:
-            if is_same and ack.verb in (Verb.ACKNOWLEDGE, Verb.REJECT):
+            if is_same and ack.verb in (AckKind.ACKNOWLEDGE, AckKind.REJECT):
                 self._unsent.append(ack)
             else:
                 self._miss(ack, OTHER_EPOCH)
@@ -266,7 +266,7 @@ class PartitionConsumer:
             what = f"partition {self.partition}: member {self._member} of group {self.group}"
             _log.info("%s: %s %s", what, error.code, error.message)
         self.joined, self.trouble, self.paused = None, error, ""
-        for ack in [one for one in self._unsent if one.verb is Verb.BEGIN]:
+        for ack in [one for one in self._unsent if one.verb is AckKind.BEGIN]:
             self._unsent.remove(ack)
             self._done(ack, is_kept=True)
         self.drop()
@@ -287,9 +287,9 @@ class PartitionConsumer:
             match frame:
                 case Deliveries():
                     self._take_in(frame)
-                case Answer():
+                case AckResult():
                     self._answer(frame)
-                case Kept(number):
+                case AcksDurable(number):
                     self._keep(number)
                 case Paused(reason):
                     self.paused = reason
@@ -356,7 +356,7 @@ class PartitionConsumer:
         if joined is None:
             return False
         if joined.hears_begun:
-            ack = PendingAck(Verb.BEGIN, deliveries[0]._group_epoch)
+            ack = PendingAck(AckKind.BEGIN, deliveries[0]._group_epoch)
             ack.deliveries.extend(deliveries)
             self._unsent.append(ack)
             self._changed.set()
@@ -371,7 +371,7 @@ class PartitionConsumer:
 
     async def settle(
         self,
-        verb: Verb,
+        verb: AckKind,
         deliveries: Sequence[Delivery[Any]],
         *,
         delay: float | None = None,
@@ -401,20 +401,20 @@ class PartitionConsumer:
             late += [error for one, error in ack.late if any(one is own for own in mine)]
         return late
 
-    def _pending_ack(self, verb: Verb, one: Delivery[Any], delay: float | None, reason: str) -> PendingAck:
+    def _pending_ack(self, verb: AckKind, one: Delivery[Any], delay: float | None, reason: str) -> PendingAck:
         """Where it can be added: what may be said twice travels together."""
         last = self._unsent[-1] if self._unsent else None
         if (
             last is not None
             and last.parent is None
-            and verb in (Verb.ACKNOWLEDGE, Verb.EXTEND)
+            and verb in (AckKind.ACKNOWLEDGE, AckKind.EXTEND)
             and (last.verb, last.group_epoch) == (verb, one._group_epoch)
             and len(last.deliveries) < TOGETHER_MAX
         ):
             return last
         ack = PendingAck(verb, one._group_epoch, delay=delay, reason=reason)
         self._unsent.append(ack)
-        if verb in (Verb.REFUSE, Verb.REJECT) and self.is_ordered:
+        if verb in (AckKind.REFUSE, AckKind.REJECT) and self.is_ordered:
             self.holds += 1
             ack.answered.add_done_callback(lambda _: self._release_checked())
         return ack
@@ -436,7 +436,7 @@ class PartitionConsumer:
             id=one.id,
         )
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: AckResult) -> None:
         ack = self._unanswered.pop(answer.number, None)
         if ack is None:
             raise CannotConnect(f"the owner of partition {self.partition} answered what was not asked")
@@ -464,7 +464,7 @@ class PartitionConsumer:
             self._changed.set()
 
     def _settled(self, ack: PendingAck) -> None:
-        if ack.verb is Verb.EXTEND:
+        if ack.verb is AckKind.EXTEND:
             assert self.joined is not None
             until = self._loop.time() + self.joined.ack_wait_ms / 1000
             for one in ack.deliveries:
@@ -490,7 +490,7 @@ class PartitionConsumer:
         """The stream or the epoch is over, and what became of it is not known."""
         if ack.answered.done():  # somebody waits until it is written down
             self._refuse(ack, f"it was heard, but {why} before it was written down")
-        elif ack.verb is Verb.REFUSE:  # it is given out again, which is what was asked for
+        elif ack.verb is AckKind.REFUSE:  # it is given out again, which is what was asked for
             for one in ack.deliveries:
                 one._is_settled = True
             self._done(ack, is_kept=True)
@@ -529,7 +529,7 @@ class PartitionConsumer:
         if not self.queue or self.joined is None:
             self._release()
             return
-        ack = PendingAck(Verb.EXTEND, self.queue[0]._group_epoch)
+        ack = PendingAck(AckKind.EXTEND, self.queue[0]._group_epoch)
         ack.deliveries.extend(self.queue)
         self._unsent.append(ack)
         self._changed.set()
@@ -551,7 +551,7 @@ class PartitionConsumer:
             found += self.queue
         for start in range(0, len(found), TOGETHER_MAX):
             assert self._group_epoch is not None
-            ack = PendingAck(Verb.EXTEND, self._group_epoch)
+            ack = PendingAck(AckKind.EXTEND, self._group_epoch)
             ack.deliveries.extend(found[start : start + TOGETHER_MAX])
             self._unsent.append(ack)
         self._changed.set()

@@ -25,7 +25,7 @@ from waltzd.client.view import E, Serializer
 from waltzd.cluster.groups import MadeGroup
 from waltzd.errors import BadArgument, ClientClosed, NotInGroup, WaltzError
 from waltzd.protocol.channels import EVERYTHING, named_in
-from waltzd.protocol.groups import Mode, Verb
+from waltzd.protocol.groups import AckKind, Mode
 
 LOOK_SECONDS = 5.0
 """How often it is looked which partitions the channels of a group stand for."""
@@ -283,7 +283,7 @@ class Subscription(Generic[E]):
         Raises:
             DeliveryLate: Some of them were too late; all others are acknowledged.
         """
-        await self._say(Verb.ACKNOWLEDGE, deliveries, durable=durable)
+        await self._say(AckKind.ACKNOWLEDGE, deliveries, durable=durable)
 
     async def nack(self, deliveries: Sequence[Delivery[E]], *, delay: float | None = None, reason: str = "") -> None:
         """As `Delivery.nack`, for each of these.
@@ -297,7 +297,7 @@ class Subscription(Generic[E]):
             DeliveryLate: Some of them were too late.
             BadArgument: As of `Delivery.nack`.
         """
-        await self._say(Verb.REFUSE, deliveries, delay=checked_delay(delay), reason=reason)
+        await self._say(AckKind.REFUSE, deliveries, delay=checked_delay(delay), reason=reason)
 
     async def reject(self, deliveries: Sequence[Delivery[E]], reason: str) -> None:
         """As `Delivery.reject`, for each of these.
@@ -309,7 +309,7 @@ class Subscription(Generic[E]):
         Raises:
             DeliveryLate: Some of them were too late.
         """
-        await self._say(Verb.REJECT, deliveries, reason=reason)
+        await self._say(AckKind.REJECT, deliveries, reason=reason)
 
     async def extend(self, deliveries: Sequence[Delivery[E]]) -> None:
         """As `Delivery.extend`, for all of these at once.
@@ -320,11 +320,11 @@ class Subscription(Generic[E]):
         Raises:
             DeliveryLate: Some of them were too late.
         """
-        await self._say(Verb.EXTEND, deliveries)
+        await self._say(AckKind.EXTEND, deliveries)
 
     async def _say(
         self,
-        verb: Verb,
+        verb: AckKind,
         deliveries: Sequence[Delivery[E]],
         *,
         delay: float | None = None,
@@ -454,7 +454,7 @@ class Subscription(Generic[E]):
             return True
         return joined is not None and asyncio.get_running_loop().time() - self._asked < joined.ack_wait_ms / 1000
 
-    def told(self, consumer: PartitionConsumer, verb: Verb, count: int) -> None:
+    def told(self, consumer: PartitionConsumer, verb: AckKind, count: int) -> None:
         """The owner has heard it."""
         for instrument in self._host._instruments:
             instrument.settled(self.group, consumer.partition, verb, count)

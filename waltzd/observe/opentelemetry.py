@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
 from waltzd.client.pending import AnyRequest, Outcomes
-from waltzd.protocol.groups import Verb
+from waltzd.protocol.groups import AckKind
 from waltzd.protocol.locks import Committed, Rejected
 
 REMEMBERED = 10_000
@@ -59,7 +59,7 @@ class Spans:
     def delivered(self, group: str, partition: int, count: int) -> None:
         """A group has no spans of its own."""
 
-    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+    def settled(self, group: str, partition: int, verb: AckKind, count: int) -> None:
         """Neither has what becomes of deliveries."""
 
     def calling(self, partition: int, call: Call) -> Call:

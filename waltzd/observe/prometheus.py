@@ -26,14 +26,14 @@ from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, AnyRequest, Outcomes
 from waltzd.errors import BadArgument
-from waltzd.protocol.groups import Verb
+from waltzd.protocol.groups import AckKind
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
 from waltzd.protocol.locks import Committed, Reason, Rejected
 
 _BOUNDS = (*map(floatToGoString, BOUNDS), "+Inf")
 _NAMES = {IS_COMMITTED: "committed", IS_UNKNOWN: "unknown", **{int(reason): reason.name.lower() for reason in Reason}}
 NOT_SENT, CANCELLED = "not_sent", "cancelled"
-_SETTLED = {Verb.ACKNOWLEDGE: "acknowledged", Verb.REFUSE: "failed", Verb.REJECT: "rejected"}
+_SETTLED = {AckKind.ACKNOWLEDGE: "acknowledged", AckKind.REFUSE: "failed", AckKind.REJECT: "rejected"}
 OUTCOMES = (*_NAMES.values(), NOT_SENT, CANCELLED)
 
 
@@ -92,7 +92,7 @@ class Figures:
     def delivered(self, group: str, partition: int, count: int) -> None:
         self.deliveries[group, "given"] += count
 
-    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+    def settled(self, group: str, partition: int, verb: AckKind, count: int) -> None:
         if verb in _SETTLED:
             self.deliveries[group, _SETTLED[verb]] += count
 

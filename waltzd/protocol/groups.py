@@ -68,7 +68,7 @@ class JoinRequest:
     """Whether the member reports what it hands to the application. Otherwise all that it was given counts as begun."""
 
 
-class Verb(enum.IntEnum):
+class AckKind(enum.IntEnum):
     ACKNOWLEDGE = 1
     REFUSE = 2
     """It failed, and may be tried again."""
@@ -82,12 +82,12 @@ class Verb(enum.IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class Ack:
     """What a member says of deliveries."""
 
     number: int
     """Rises with each on a stream, from 1 on; the answer names it."""
-    verb: Verb
+    verb: AckKind
     epoch: int
     tag: int
     """The highest of the deliveries that it speaks of."""
@@ -104,7 +104,7 @@ class Leave:
     """It goes, and has failed in nothing: what it has is given to others."""
 
 
-MemberFrame: TypeAlias = JoinRequest | Said | Leave
+MemberFrame: TypeAlias = JoinRequest | Ack | Leave
 
 
 # -- the owner to a member ---------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Joined:
     room: int
     """So many deliveries it has at a time."""
     hears_begun: bool = False
-    """Whether the owner knows `Verb.BEGIN`."""
+    """Whether the owner knows `AckKind.BEGIN`."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of the log behind the first one."""
 
@@ -142,7 +142,7 @@ class Deliveries:
     """Back to back."""
 
 
-class Answer(NamedTuple):
+class AckResult(NamedTuple):
     """How many of the ids that a member spoke of were what."""
 
     number: int
@@ -158,7 +158,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class AcksDurable:
     """What was said up to this number is on the disks of a majority."""
 
     number: int
@@ -178,7 +178,7 @@ class Dismissed:
     error: WaltzError
 
 
-DeliveryFrame: TypeAlias = Joined | Deliveries | Answer | Kept | Paused | Dismissed
+DeliveryFrame: TypeAlias = Joined | Deliveries | AckResult | AcksDurable | Paused | Dismissed
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from waltzd.errors import BadFrame
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     MemberFrame,
     Paused,
-    Said,
-    Verb,
 )
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import column, detail_of, error_of_detail, fill, taken, to_message, to_value
@@ -39,7 +39,7 @@ def member_message(frames: Sequence[MemberFrame]) -> wire.MemberFrame:
         match frame:
             case JoinRequest():
                 message.join.CopyFrom(to_message(wire.JoinRequest, frame))
-            case Said():
+            case Ack():
                 said = message.said.add(
                     number=frame.number, verb=frame.verb, epoch=frame.epoch, tag=frame.tag, reason=frame.reason
                 )
@@ -63,12 +63,12 @@ def member_frames(message: wire.MemberFrame) -> list[MemberFrame]:
     return frames
 
 
-def _said(message: wire.Said) -> Said:
+def _said(message: wire.Said) -> Ack:
     try:
-        verb = Verb(message.verb)
+        verb = AckKind(message.verb)
     except ValueError:
         raise BadFrame(f"a member says {message.verb} of deliveries, which this version does not know") from None
-    return Said(
+    return Ack(
         number=message.number,
         verb=verb,
         epoch=message.epoch,
@@ -90,9 +90,9 @@ def delivery_message(frames: Sequence[DeliveryFrame]) -> wire.DeliveryFrame:
                 found = message.deliveries.add(epoch=frame.epoch, tag=frame.tag)
                 fill(found, frame, *_DELIVERIES)
                 found.payloads = frame.payloads if isinstance(frame.payloads, bytes) else bytes(frame.payloads)
-            case Answer():
+            case AckResult():
                 message.answers.append(to_message(wire.Answer, frame))
-            case Kept():
+            case AcksDurable():
                 message.kept = frame.number
             case Paused():
                 message.paused = frame.reason
@@ -106,9 +106,9 @@ def delivery_frames(message: wire.DeliveryFrame) -> list[DeliveryFrame]:
     if message.HasField("joined"):
         frames.append(to_value(Joined, message.joined))
     frames += map(_deliveries, message.deliveries)
-    frames += (to_value(Answer, answer) for answer in message.answers)
+    frames += (to_value(AckResult, answer) for answer in message.answers)
     if message.HasField("kept"):
-        frames.append(Kept(message.kept))
+        frames.append(AcksDurable(message.kept))
     if message.HasField("paused"):
         frames.append(Paused(message.paused))
     if message.HasField("dismissed"):

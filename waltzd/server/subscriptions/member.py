@@ -18,19 +18,19 @@ import numpy as np
 from waltzd.cluster.groups import MS_MAX
 from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     GroupMember,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     MemberFrame,
     Paused,
-    Said,
-    Verb,
 )
 from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.policy import Rights
@@ -76,8 +76,8 @@ class Attendance:
         self._epoch = place.epoch
         self._deliveries: deque[Delivery] = deque()
         """What was given to it and not sent."""
-        self._answers: list[Answer] = []
-        self._later: deque[tuple[int, Answer]] = deque()
+        self._answers: list[AckResult] = []
+        self._later: deque[tuple[int, AckResult]] = deque()
         """Answers that wait until a change is kept."""
         self._said: deque[tuple[int, int | None, int]] = deque()
         """What it said, by number; with the change that has to be kept for it, or None and the id that waits for others."""
@@ -212,7 +212,7 @@ class Attendance:
         self._answers.clear()
         self._sent.set()
         if self._kept is not None:
-            frames.append(Kept(self._kept))
+            frames.append(AcksDurable(self._kept))
             self._kept = None
         if self._paused != self._told_paused:
             self._told_paused = self._paused
@@ -297,7 +297,7 @@ class Attendance:
 
     def _take(self, frame: MemberFrame) -> None:
         match frame:
-            case Said():
+            case Ack():
                 self._hear(frame)
             case Leave():
                 self._is_leaving = True
@@ -306,23 +306,23 @@ class Attendance:
             case JoinRequest():
                 raise BadFrame("a second join request in one stream")
 
-    def _hear(self, said: Said) -> None:
+    def _hear(self, said: Ack) -> None:
         check_said(said, self._number)
         self._number = said.number
-        if said.verb is Verb.BEGIN:
+        if said.verb is AckKind.BEGIN:
             self._place.begin(self, said)
             return
         verdict, number, is_aside = self._place.said(self, said)
-        answer = Answer(said.number, *verdict)
+        answer = AckResult(said.number, *verdict)
         if is_aside:
             self._later.append((number, answer))
         else:
             self._answers.append(answer)
-        if said.verb is Verb.ACKNOWLEDGE:
+        if said.verb is AckKind.ACKNOWLEDGE:
             self.acknowledged += verdict.taken
-        elif said.verb is not Verb.EXTEND:
+        elif said.verb is not AckKind.EXTEND:
             self.failed += verdict.taken
-        unsettled = self._place.unsettled(self.name) if said.verb is Verb.ACKNOWLEDGE and verdict.taken else None
+        unsettled = self._place.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and verdict.taken else None
         until = (number, -1) if unsettled is None else (None, unsettled)
         if self._said and self._said[-1][1:] == until:  # both are kept with the same change
             self._said.pop()
@@ -375,7 +375,7 @@ def _deliveries(epoch: int, found: Sequence[tuple[Delivery, Piece]]) -> Deliveri
     )
 
 
-def check_said(said: Said, before: int) -> None:
+def check_said(said: Ack, before: int) -> None:
     """What a member says is not believed."""
     firsts, lasts = said.firsts, said.lasts
     if said.number <= before:

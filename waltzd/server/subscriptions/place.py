@@ -34,7 +34,7 @@ from waltzd.errors import (
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode, Said, Verb
+from waltzd.protocol.groups import Ack, AckKind, Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.groups.keeper import Keeper
@@ -469,25 +469,25 @@ class Place:
         """Its stream is over."""
         self._going.pop(member, None)
 
-    def begin(self, member: Attendee, said: Said) -> None:
+    def begin(self, member: Attendee, said: Ack) -> None:
         """Only this owner has to know: a change of owner is nobody's failure."""
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
             self._table.begin(member.name, said.epoch, said.tag, first, last)
 
-    def said(self, member: Attendee, said: Said) -> tuple[Verdict, int, bool]:
+    def said(self, member: Attendee, said: Ack) -> tuple[Verdict, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""
         table, now, verdict, before = self._table, self._now(), Verdict(), self._aside()
         delay = None if said.delay_ms is None else said.delay_ms / 1000
         name, epoch, tag = member.name, said.epoch, said.tag
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
             match said.verb:
-                case Verb.ACKNOWLEDGE:
+                case AckKind.ACKNOWLEDGE:
                     one = table.acknowledge(name, epoch, tag, first, last, now)
-                case Verb.REFUSE:
+                case AckKind.REFUSE:
                     one = table.refuse(name, epoch, tag, first, last, now, reason=said.reason, delay=delay)
-                case Verb.REJECT:
+                case AckKind.REJECT:
                     one = table.reject(name, epoch, tag, first, last, now, reason=said.reason)
-                case Verb.EXTEND:
+                case AckKind.EXTEND:
                     one = table.extend(name, epoch, tag, first, last, now)
             verdict = Verdict(
                 verdict.taken + one.taken,
@@ -497,11 +497,11 @@ class Place:
                 one.is_old,
             )
         is_aside, number = self._aside() != before, self._keeping.keeper.changes
-        if verdict.taken and said.verb is not Verb.EXTEND:
+        if verdict.taken and said.verb is not AckKind.EXTEND:
             number = self._keeping.changed(verdict.taken, is_urgent=is_aside)
-        if said.verb is Verb.ACKNOWLEDGE:
+        if said.verb is AckKind.ACKNOWLEDGE:
             self.acknowledged += verdict.taken
-        elif said.verb is not Verb.EXTEND:
+        elif said.verb is not AckKind.EXTEND:
             self.failed += verdict.taken
         self.touch()
         return verdict, number, is_aside

@@ -21,19 +21,19 @@ from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import CannotConnect, ClientClosed, DeliveryLate, NoSuchGroup, NotDelivered, NotReady, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     MemberFrame,
     Mode,
     Paused,
-    Said,
-    Verb,
 )
 
 MADE = 7
@@ -45,9 +45,9 @@ class Stream:
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.said: list[Said] = []
+        self.said: list[Ack] = []
         """Without `begun`."""
-        self.begun: list[Said] = []
+        self.begun: list[Ack] = []
         self.messages = 0
         self.request: JoinRequest | None = None
         self.has_left = self.is_over = False
@@ -66,9 +66,9 @@ class Stream:
                     owner = self.owner
                     joined = Joined(owner.made_at, owner.epoch, owner.mode, owner.ack_wait_ms, 100, owner.hears_begun)
                     self.push(joined)
-                case Said(verb=Verb.BEGIN):
+                case Ack(verb=AckKind.BEGIN):
                     self.begun.append(frame)
-                case Said():
+                case Ack():
                     self.said.append(frame)
                     if self.owner.answers is not None:
                         self.push(*self.owner.answers(frame))
@@ -123,7 +123,7 @@ class Owner(FakeCluster):
         self.made_at = MADE
         self.ack_wait_ms = ack_wait_ms
         self.streams: list[Stream] = []
-        self.answers: Callable[[Said], Sequence[DeliveryFrame]] | None = all_is_well
+        self.answers: Callable[[Ack], Sequence[DeliveryFrame]] | None = all_is_well
 
     def connect(self, address: str, key: Any) -> FakeServer:
         return Server(self, address)
@@ -145,12 +145,12 @@ class Server(FakeServer):
         return MadeGroup(GroupMeta(name=name, partitions=None, mode=self.cluster.mode), MADE)
 
 
-def count_of(said: Said) -> int:
+def count_of(said: Ack) -> int:
     return int((said.lasts - said.firsts + 1).sum())
 
 
-def all_is_well(said: Said) -> Sequence[DeliveryFrame]:
-    return [Answer(said.number, taken=count_of(said)), Kept(said.number)]
+def all_is_well(said: Ack) -> Sequence[DeliveryFrame]:
+    return [AckResult(said.number, taken=count_of(said)), AcksDurable(said.number)]
 
 
 def with_owner(
@@ -193,7 +193,7 @@ def test_what_is_said_in_one_turn_travels_together_as_stretches() -> None:
         await asyncio.gather(*[one.ack() for one in found])
         assert stream.messages == before + 1
         (said,) = stream.said
-        assert (said.verb, said.epoch, said.tag) == (Verb.ACKNOWLEDGE, 1, 51)
+        assert (said.verb, said.epoch, said.tag) == (AckKind.ACKNOWLEDGE, 1, 51)
         assert (said.firsts.tolist(), said.lasts.tolist()) == ([0, 60], [49, 60])
 
     with_owner(test)
@@ -208,11 +208,16 @@ def test_after_a_lost_stream_the_owner_is_asked_again_what_it_has_heard() -> Non
         stream.give(4, tag=5)
         said = [asyncio.create_task(one) for one in (first.ack(), second.nack(), third.reject("no"), fourth.extend())]
         await until(lambda: len(stream.said) == 4)
-        owner.answers = lambda one: [Answer(one.number, done=1)] if one.firsts[0] == 0 else [Answer(one.number, late=1)]
+        owner.answers = lambda one: (
+            [AckResult(one.number, done=1)] if one.firsts[0] == 0 else [AckResult(one.number, late=1)]
+        )
         stream.break_off()
         newer = await owner.stream(1)
         results = await asyncio.gather(*said, return_exceptions=True)
-        assert [(one.verb, one.firsts.tolist()) for one in newer.said] == [(Verb.ACKNOWLEDGE, [0]), (Verb.REJECT, [2])]
+        assert [(one.verb, one.firsts.tolist()) for one in newer.said] == [
+            (AckKind.ACKNOWLEDGE, [0]),
+            (AckKind.REJECT, [2]),
+        ]
         assert results[:2] == [None, None]
         assert [type(one) for one in results[2:]] == [DeliveryLate, DeliveryLate]
         await first.ack()
@@ -225,7 +230,7 @@ def test_after_a_lost_stream_the_owner_is_asked_again_what_it_has_heard() -> Non
 
 def test_in_another_epoch_nothing_that_was_said_before_counts() -> None:
     async def test(owner: Owner, subscription: Subscription[Any]) -> None:
-        owner.answers = lambda one: [Answer(one.number, taken=1)] if one.firsts[0] == 1 else []
+        owner.answers = lambda one: [AckResult(one.number, taken=1)] if one.firsts[0] == 1 else []
         stream = await owner.stream()
         stream.give(0, 1, 2, tag=3)
         first, second, third = await taken(subscription, 3)
@@ -248,11 +253,14 @@ def test_in_another_epoch_nothing_that_was_said_before_counts() -> None:
 
 def test_of_many_those_that_were_too_late_are_found_one_by_one() -> None:
     async def test(owner: Owner, subscription: Subscription[Any]) -> None:
-        def answers(said: Said) -> Sequence[DeliveryFrame]:
+        def answers(said: Ack) -> Sequence[DeliveryFrame]:
             ids = [id for first, last in zip(said.firsts, said.lasts, strict=True) for id in range(first, last + 1)]
             late = sum(id in (2, 5) for id in ids)
             unknown = sum(id == 7 for id in ids)
-            return [Answer(said.number, taken=len(ids) - late - unknown, late=late, unknown=unknown), Kept(said.number)]
+            return [
+                AckResult(said.number, taken=len(ids) - late - unknown, late=late, unknown=unknown),
+                AcksDurable(said.number),
+            ]
 
         owner.answers = answers
         stream = await owner.stream()
@@ -304,18 +312,18 @@ def test_after_a_failure_in_an_ordered_group_the_owner_says_what_comes_next(is_p
         failing = asyncio.create_task(one.nack())
         following = asyncio.create_task(taken(subscription, 1))
         await until(lambda: len(stream.said) == 1)
-        stream.push(Answer(stream.said[0].number, taken=1))
+        stream.push(AckResult(stream.said[0].number, taken=1))
         await failing
         await until(lambda: len(stream.said) == 2)
         asked = stream.said[1]
-        assert (asked.verb, asked.firsts.tolist(), asked.lasts.tolist()) == (Verb.EXTEND, [1], [2])
+        assert (asked.verb, asked.firsts.tolist(), asked.lasts.tolist()) == (AckKind.EXTEND, [1], [2])
         assert not following.done()
         if is_parked:
-            stream.push(Answer(asked.number, taken=2))
+            stream.push(AckResult(asked.number, taken=2))
             assert [one.id for one in await following] == [1]
             return
-        owner.answers = lambda one: [Answer(one.number, late=1)]
-        stream.push(Answer(asked.number, late=2))
+        owner.answers = lambda one: [AckResult(one.number, late=1)]
+        stream.push(AckResult(asked.number, late=2))
         await until(lambda: len(stream.said) == 4)
         stream.give(0, 1, tag=5, attempt=2)
         assert [(one.id, one.attempt) for one in await following] == [(0, 2)]
@@ -343,7 +351,7 @@ def test_what_waits_is_extended_while_somebody_takes_and_is_given_up_when_nobody
             (one,) = await taken(subscription, 1)
             await asyncio.sleep(0.8)
             await one.ack()
-        assert [said.firsts.tolist() for said in stream.said if said.verb is Verb.EXTEND][-1] == [2]
+        assert [said.firsts.tolist() for said in stream.said if said.verb is AckKind.EXTEND][-1] == [2]
         await asyncio.sleep(5)
         count = len(stream.said)
         await asyncio.sleep(5)
@@ -413,7 +421,7 @@ def test_what_is_handed_to_the_application_is_reported_before_and_what_waits_is_
         stream = await owner.stream()
         stream.give(0, 1, 2, tag=3)
         assert [one.id for one in await subscription.take(2)] == [0, 1]
-        assert [(one.verb, one.firsts.tolist(), one.lasts.tolist()) for one in stream.begun] == [(Verb.BEGIN, [0], [1])]
+        assert [(one.verb, one.firsts.tolist(), one.lasts.tolist()) for one in stream.begun] == [(AckKind.BEGIN, [0], [1])]
 
     with_owner(test)
 

@@ -13,20 +13,20 @@ from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import NotOwner, NotReady, WaltzError
 from waltzd.protocol.groups import (
-    Answer,
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
     Deliveries,
     DeliveryFrame,
     Dismissed,
     GroupPlace,
     Joined,
     JoinRequest,
-    Kept,
     Leave,
     Mode,
     ParkedTransaction,
     Paused,
-    Said,
-    Verb,
 )
 from waltzd.protocol.peers import AttendPort
 from waltzd.server.groups.state import Parked
@@ -53,7 +53,7 @@ class Hand:
         self.name = name
         self.given: list[Given] = []
         self.joined: Joined | None = None
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, AckResult] = {}
         self.kept_number = 0
         self.paused = ""
         self.error: WaltzError | None = None
@@ -102,9 +102,9 @@ class Hand:
                             frame.epoch,
                         )
                     )
-            case Answer():
+            case AckResult():
                 self.answers[frame.number] = frame
-            case Kept():
+            case AcksDurable():
                 self.kept_number = frame.number
             case Paused():
                 self.paused = frame.reason
@@ -137,18 +137,18 @@ class Hand:
 
     async def say(
         self,
-        verb: Verb,
+        verb: AckKind,
         *ids: int,
         epoch: int | None = None,
         tag: int | None = None,
         reason: str = "",
         delay_ms: int | None = None,
-    ) -> Answer:
+    ) -> AckResult:
         self._number += 1
         number = self._number
         column = np.array(sorted(ids), np.int64)
         highest = max((one.tag for one in self.given), default=0)
-        said = Said(
+        said = Ack(
             number=number,
             verb=verb,
             epoch=self.epoch if epoch is None else epoch,
@@ -165,8 +165,8 @@ class Hand:
             raise self.error
         return self.answers[number]
 
-    async def acknowledge(self, *ids: int) -> Answer:
-        return await self.say(Verb.ACKNOWLEDGE, *ids)
+    async def acknowledge(self, *ids: int) -> AckResult:
+        return await self.say(AckKind.ACKNOWLEDGE, *ids)
 
     async def kept(self, number: int) -> None:
         await self.until(lambda: self.kept_number >= number or self.error is not None)

@@ -10,7 +10,7 @@ from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import NotGranted
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.groups import Mode, Verb
+from waltzd.protocol.groups import AckKind, Mode
 from waltzd.server.subscriptions import member
 
 
@@ -58,7 +58,7 @@ def test_a_member_that_asks_for_more_time_without_end_waits(monkeypatch: pytest.
             assert (await a.acknowledge(*range(50))).taken == 50
             assert slept == [], "what it acknowledges was paid for"
             for _ in range(5):
-                assert (await a.say(Verb.EXTEND, *range(50, 100))).taken == 50
+                assert (await a.say(AckKind.EXTEND, *range(50, 100))).taken == 50
             await room.until(lambda: len(slept) >= 3)
             assert max(slept) > 1.0
 

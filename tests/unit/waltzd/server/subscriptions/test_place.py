@@ -32,7 +32,7 @@ from waltzd.errors import (
 )
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction, Verb
+from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.server.clients.registry import Use, who_is
@@ -119,7 +119,7 @@ def test_what_is_put_aside_is_on_disks_before_that_is_answered() -> None:
             await a.take(3)
             board, log = room.board(), room.board().group_log
             board.group_log = Away(log)
-            rejecting = asyncio.create_task(a.say(Verb.REJECT, 0, reason="it is spam"))
+            rejecting = asyncio.create_task(a.say(AckKind.REJECT, 0, reason="it is spam"))
             await room.until(lambda: len(room.parked("mailer")) == 1)
             assert (await a.acknowledge(2)).taken == 1
             assert not rejecting.done()
@@ -127,9 +127,9 @@ def test_what_is_put_aside_is_on_disks_before_that_is_answered() -> None:
             board.group_log = log
             assert (await rejecting).taken == 1
             assert [one.reason for one in await room.parked_in_log("mailer")] == ["it is spam"]
-            await a.say(Verb.REFUSE, 1, reason="once")
+            await a.say(AckKind.REFUSE, 1, reason="once")
             assert [(one.id, one.attempt) for one in await a.take(1)] == [(1, 2)]
-            await a.say(Verb.REFUSE, 1, reason="twice")
+            await a.say(AckKind.REFUSE, 1, reason="twice")
             assert await room.parked_in_log("mailer") == [Parked(1, "a", "it is spam"), Parked(2, "a", "twice")]
 
     Room.run(story)
@@ -142,7 +142,7 @@ def test_operators_replay_skip_and_reset() -> None:
         board = room.board()
         async with room.member("mailer", "a", room=2) as a:
             await a.take(2)
-            await a.say(Verb.REJECT, 0, 1, reason="later")
+            await a.say(AckKind.REJECT, 0, 1, reason="later")
             await a.take(2)
             replayed = await board.change("mailer", made_at, 0, Change.REPLAY, [0])
             assert replayed.count == 1
@@ -156,7 +156,7 @@ def test_operators_replay_skip_and_reset() -> None:
             assert isinstance(await a.dismissed(), NotReady)
         async with room.member("mailer", "a") as again:
             assert [one.id for one in await again.take(4)] == [2, 3, 4, 5]
-            assert (await again.say(Verb.ACKNOWLEDGE, 2, epoch=a.epoch)).is_old
+            assert (await again.say(AckKind.ACKNOWLEDGE, 2, epoch=a.epoch)).is_old
         assert [one.id for one in room.parked("mailer")] == [1]
         with pytest.raises(GroupBeyondLog):
             await board.change("mailer", made_at, 0, Change.SKIP, [6])
@@ -172,7 +172,7 @@ def test_a_group_that_stops_goes_on_when_an_operator_says_so() -> None:
         made_at = (await room.make("mailer", deliver_max=1, exhausted=Exhausted.STOP)).made_at
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
-            await a.say(Verb.REFUSE, 0, reason="no")
+            await a.say(AckKind.REFUSE, 0, reason="no")
             await a.until(lambda: "id 0: no" in a.paused)
             assert (await room.board().change("mailer", made_at, 0, Change.GO_ON, [])).count == 1
             assert [(one.id, one.attempt) for one in await a.take(1)] == [(0, 2)]
@@ -190,7 +190,7 @@ def test_one_member_has_an_ordered_group_and_is_told_what_is_kept_when_all_befor
             later = await a.acknowledge(2)
             first = await a.acknowledge(0)
             await room.write("index")
-            await a.say(Verb.EXTEND, 1)
+            await a.say(AckKind.EXTEND, 1)
             assert (a.kept_number, b.given) == (0, []), "2 is not done for as long as 1 is not"
             assert later.number < first.number
             last = await a.acknowledge(1)
@@ -212,7 +212,7 @@ def test_what_an_ordered_group_has_done_is_kept_when_it_is_written_and_not_befor
             board.group_log = Away(log)
             for id in (1, 0):
                 assert (await a.acknowledge(id)).taken == 1
-            last = await a.say(Verb.EXTEND, 2)
+            last = await a.say(AckKind.EXTEND, 2)
             assert (room.place("index").reach, a.kept_number) == (2, 0), "both are done, and nothing of it is written"
             board.group_log = log
             await a.kept(last.number)
@@ -259,7 +259,7 @@ def test_deliveries_are_paid_for_by_the_quota_of_bytes(monkeypatch: pytest.Monke
             monkeypatch.setattr(Use, "feed_wait", lambda self: 3600.0)
             await a.until(lambda: len(a.given) == 8)
             await a.acknowledge(*a.ids)
-            await a.say(Verb.EXTEND, 8)
+            await a.say(AckKind.EXTEND, 8)
             assert len(a.given) == 8, "the debt is not paid yet"
 
     Room.run(story)
@@ -409,7 +409,7 @@ def test_nonsense_ends_the_stream_of_who_says_it() -> None:
             await a.take(1)
             await b.take(1)
             with pytest.raises(BadFrame):
-                await a.say(Verb.ACKNOWLEDGE, -3)
+                await a.say(AckKind.ACKNOWLEDGE, -3)
             assert (await b.acknowledge(*b.ids)).taken == 1
 
     Room.run(story)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.errors import NotReady, OtherTimeline
-from waltzd.protocol.groups import Change, Verb
+from waltzd.protocol.groups import AckKind, Change
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED
 from waltzd.server.groups.ledger import made
@@ -23,7 +23,7 @@ def test_a_group_goes_over_by_itself_where_nothing_above_the_fork_was_acknowledg
         async with room.member("mailer", "a", room=100) as a:
             await a.take(10)
             await a.acknowledge(0, 1, 2, 3, 4)
-            await a.say(Verb.REJECT, 7, reason="never")
+            await a.say(AckKind.REJECT, 7, reason="never")
         timeline = await room.cluster.rescue(0, 5)
         await room.client.set_partitions([])
         await room.client.set_partitions([0])
