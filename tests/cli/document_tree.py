@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzd.cluster.cluster import Cluster
 
 Tree = dict[str, tuple[bytes, int]]

@@ -15,7 +15,7 @@ from tests.cli.replicas import make_replicas
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
 from waltzctl.main import COMMANDS
-from waltzctl.shell.reach import tls_of
+from waltzctl.shell.cluster_target import tls_of
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.errors import TlsMismatch

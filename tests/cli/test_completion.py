@@ -17,7 +17,8 @@ SHELL = [str(Path(sys.executable).with_name("waltzctl"))]
 PATIENT = [
     sys.executable,
     "-c",
-    "from waltzctl.shell import reach; reach.COMPLETION_SECONDS = 60; from waltzctl.main import main; main()",
+    "from waltzctl.shell import cluster_target; cluster_target.COMPLETION_SECONDS = 60; "
+    "from waltzctl.main import main; main()",
 ]
 """The same for somebody who waits for what a slow machine says."""
 

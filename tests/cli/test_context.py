@@ -14,7 +14,7 @@ from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from tests.process.certificates import Authority
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.reach import contexts_path
+from waltzctl.shell.cluster_target import contexts_path
 from waltzd.protocol.role import Role
 
 Tool = Callable[..., Any]

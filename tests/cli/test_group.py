@@ -30,7 +30,7 @@ def test_a_line_for_each_group(servers: Servers, waltzctl: Tool) -> None:
     assert "There are no consumer groups" in waltzctl("group", "list", *WHERE).out
     servers.put(
         3,
-        place(0, floor=89, reach=95, open=2, parked=1, is_at_work=True, in_flight=2, members=(member(), member("two"))),
+        place(0, floor=89, target=95, open=2, parked=1, is_at_work=True, in_flight=2, members=(member(), member("two"))),
         place(1, floor=50),
         place(2, is_at_work=True, in_flight=2, members=(member(),)),
     )
@@ -209,8 +209,8 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     """Each partition by its owner, behind the id that was said."""
     servers.put(
         3,
-        place(0, floor=89, reach=95, open=2, is_at_work=True, members=(member(),)),
-        place(1, stopped="id 6: no such address", floor=5, reach=59, open=4),
+        place(0, floor=89, target=95, open=2, is_at_work=True, members=(member(),)),
+        place(1, stopped="id 6: no such address", floor=5, target=59, open=4),
         partitions="0-1",
     )
     assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [

@@ -20,7 +20,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.health.probe import PAYLOAD
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzd import BlockingClient
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster

@@ -23,7 +23,7 @@ from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster

@@ -23,7 +23,7 @@ from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read, write
 

@@ -23,7 +23,7 @@ from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement import handover
 from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
 from waltzctl.shell import change
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.cluster import POLICY, Cluster

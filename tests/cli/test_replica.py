@@ -21,9 +21,9 @@ from tests.cli.outcome import refused
 from tests.cli.replicas import make_replicas
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.change import Asked, Change, Request
+from waltzctl.shell.cluster_target import resolve
 from waltzctl.shell.interruption import Interrupted
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import resolve
 from waltzctl.shell.safety import Plan
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
@@ -144,7 +144,7 @@ def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number
         raise AssertionError("nobody was told")
 
     with pytest.raises(Interrupted, match=r"What was done until now stays.* Run the same command again"):
-        Request(asked=YES, reach=resolve({"directory": str(live.directory)})).perform(prepare)
+        Request(asked=YES, target=resolve({"directory": str(live.directory)})).perform(prepare)
     entry = newest(waltzctl, live)
     assert (entry["subject"], entry["outcome"]) == (f"trial-{number}", "interrupted")
     assert entry["ended"] is not None

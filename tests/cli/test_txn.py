@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli.example import examples
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.reach import resolve, using
+from waltzctl.shell.cluster_target import resolve, using
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import FORMAT

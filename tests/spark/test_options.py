@@ -11,7 +11,7 @@ from waltz_spark.export.form import check_columns, form_of
 from waltz_spark.export.options import Asked, check_apart, check_ends
 from waltz_spark.log.decode import SCHEMA
 
-from waltzctl.shell.reach import Given
+from waltzctl.shell.cluster_target import Given
 from waltzd.errors import BadArgument, ExportGap
 
 PLAIN = [pa.int32(), pa.uint8(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us", "UTC"), pa.date32()]

@@ -27,10 +27,10 @@ from waltzctl.local_cluster.daemon import Reporter
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
+from waltzctl.shell.cluster_target import first_contact, tls_alone
 from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
 from waltzctl.shell.options import From, Output, confirmed, positive
 from waltzctl.shell.progress import Waiting
-from waltzctl.shell.reach import first_contact, tls_alone
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, put
 from waltzctl.show.terminal import count
 from waltzd.client import loop

@@ -14,9 +14,9 @@ from typer import Argument
 from waltzctl.config.policy import connected, spelled_loss
 from waltzctl.config.policy_file import exact_names, losses
 from waltzctl.shell.change import Change, Changing, Request, nothing_to_do
+from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot.attendance import attendance
@@ -32,7 +32,7 @@ Name = Annotated[str, Argument(metavar="NAME")]
 Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
 
 
-def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """Show the channels and their partitions.
 
     \b
@@ -40,7 +40,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl channel list
       waltzctl channel list -o json
     """
-    channels, _ = using(reach, lambda cluster: channels_of(cluster.coordinator))
+    channels, _ = using(target, lambda cluster: channels_of(cluster.coordinator))
     put(
         Listing(
             kind="channels",
@@ -70,7 +70,7 @@ def set_(*, name: Name, numbers: Numbers, request: Changing) -> int:
       waltzctl channel set orders 0-1 --dry-run
       waltzctl channel set orders 0-2 --yes --reason 'more room for orders'
     """
-    return _change("channel set", name, chosen(request.reach, numbers), request)
+    return _change("channel set", name, chosen(request.target, numbers), request)
 
 
 def remove(*, name: Name, request: Changing) -> int:
@@ -148,7 +148,7 @@ async def _rights(
             not_done="nothing was changed",
             next_step="take it out of the policy first, with `waltzctl policy set FILE`",
         )
-    there = await attendance(cluster, request.reach.tls)
+    there = await attendance(cluster, request.target.tls)
     live = connected(there)
     names = sorted({*exact_names(policy), *(one.name for one in live)})
     lost = losses(Policy(grants, before), Policy(grants, after), names, partitions)

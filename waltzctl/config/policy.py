@@ -15,10 +15,10 @@ from typer import Argument, Option
 
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
 from waltzctl.shell.change import Asking, Change, Request, nothing_to_do
+from waltzctl.shell.cluster_target import ClusterOptions, CommandTarget, check_name, using
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import ClusterOptions, Meant, check_name, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
@@ -39,7 +39,7 @@ STEPS_MAX = 200
 """Of a plan: the history keeps them."""
 
 
-def show(*, reach: Meant, output: AnyForm = "table") -> int:
+def show(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """Show the grants of the policy. As YAML or JSON it is a file that `waltzctl policy set` takes.
 
     \b
@@ -47,7 +47,7 @@ def show(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl policy show
       waltzctl policy show -o yaml
     """
-    document, _ = using(reach, Cluster.policy)
+    document, _ = using(target, Cluster.policy)
     put(grants(document), output)
     return EXIT_OK
 
@@ -59,7 +59,7 @@ def explain(
     file: Annotated[
         Path | None, Option("--file", dir_okay=False, metavar="FILE", help="By this file, not by the policy that counts.")
     ] = None,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """Say what an application of this name may do, in one partition or in all, and which grants say so. The name is that in
@@ -76,7 +76,7 @@ def explain(
         channels, _ = await channels_of(cluster.coordinator)
         return await cluster.meta(), (await cluster.policy())[0] if file is None else load(file).document, channels
 
-    meta, document, channels = using(reach, ask)
+    meta, document, channels = using(target, ask)
     if partition is not None:
         check_partitions([partition], meta.partitions)
     policy = None if document is None else Policy(document.grants, channels)
@@ -120,7 +120,7 @@ def set_(
         raise Misused("Name the FILE with the policy, or say --none; --channel goes with --check.")
     if is_check and file is not None:
         return _check(file, channels, output)
-    request = Request(asked=asked, reach=given.reach(), output=output)
+    request = Request(asked=asked, target=given.target(), output=output)
     return _set(file, request) if file is not None else _remove(request)
 
 
@@ -151,7 +151,7 @@ def _set(file: Path, request: Request) -> int:
         before, trouble = await _present(cluster)
         if before == found.document:
             return nothing_to_do("policy set", meta.name)
-        there = await attendance.attendance(cluster, request.reach.tls)
+        there = await attendance.attendance(cluster, request.target.tls)
         is_first = before is None and not trouble
         steps = [*trouble, *_steps(before, found.document, channels, meta.partitions, there, is_first=is_first)]
         plan = Plan(

@@ -16,9 +16,9 @@ import typer
 from typer import Option
 
 from waltzctl.console.watch import EVERY_SECONDS
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.interruption import NUMBERS
 from waltzctl.shell.options import Output
-from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, BadArgument, ConsoleExposed, PortInUse
@@ -43,7 +43,7 @@ def console(
     until_eof: Annotated[
         bool, Option("--until-eof", help="End when standard input does: for a program that starts it and may be killed.")
     ] = False,
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Show a cluster in a browser: the same as the commands show, live, and on each page the commands that say the same and
@@ -63,11 +63,13 @@ def console(
         raise BadArgument(f"--listen: {error}", not_done="the console did not start") from None
     if not place.is_loopback:
         raise ConsoleExposed(f"--listen {listen}: other machines would reach it")
-    loop.run(_serve(reach, place, may_move=listen is None, every=every, output=output, until_eof=until_eof), fast=True)
+    loop.run(_serve(target, place, may_move=listen is None, every=every, output=output, until_eof=until_eof), fast=True)
     return EXIT_OK
 
 
-async def _serve(reach: Reach, place: Address, *, may_move: bool, every: float, output: str, until_eof: bool) -> None:
+async def _serve(
+    target: ClusterTarget, place: Address, *, may_move: bool, every: float, output: str, until_eof: bool
+) -> None:
     """`may_move`: take a free port where this one is taken."""
     import uvicorn
 
@@ -86,7 +88,7 @@ async def _serve(reach: Reach, place: Address, *, may_move: bool, every: float, 
         async def main_loop(self) -> None:  # its own wakes up ten times a second, to look whether it is to end
             await ended.wait()
 
-    watch = Watch(reach, every=every)
+    watch = Watch(target, every=every)
     async with watch.running():
         with bound_socket(place, may_move=may_move) as bound:
             here = Address(place.host, bound.getsockname()[1])

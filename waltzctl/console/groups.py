@@ -9,7 +9,7 @@ from waltzctl.console.pages import ROWS, Asked, Page, Part, actions, cut, grids,
 from waltzctl.console.table import Look, Of, Tone, grid, listed
 from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
-from waltzctl.shell.reach import unknown
+from waltzctl.shell.cluster_target import unknown
 from waltzctl.show import group as show
 from waltzctl.show.group import ParkedOne
 from waltzctl.show.terminal import count
@@ -33,7 +33,7 @@ def tone_of_standing(state: str) -> Tone:
 
 
 async def groups(asked: Asked) -> Page:
-    found = await asked_for(await asked.cluster(), asked.reach.tls)
+    found = await asked_for(await asked.cluster(), asked.target.tls)
     told = show.groups(found)
     chosen, pager = cut(asked, told.rows, {})
     look = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
@@ -64,7 +64,7 @@ async def group(asked: Asked) -> Page:
     if not is_name(name):
         raise unknown("consumer group", name, ())
     cluster = await asked.cluster()
-    found, view = await one_of(cluster, asked.reach.tls, name)
+    found, view = await one_of(cluster, asked.target.tls, name)
     chosen, pager = cut(asked, view.partitions, {})
     look = Look(
         links={"partition": lambda one: of_partition(one.partition)},
@@ -116,7 +116,7 @@ async def _parked(asked: Asked, view: GroupView) -> Part:
     notes, rows = [], list[ParkedOne]()
     numbers = [one.partition for one in view.partitions]
     try:
-        rows = [ParkedOne(one) for one in await parked_in(await asked.cluster(), asked.reach, view, numbers, ROWS + 1)]
+        rows = [ParkedOne(one) for one in await parked_in(await asked.cluster(), asked.target, view, numbers, ROWS + 1)]
     except WaltzError as error:  # the rest is shown all the same
         notes = [f"what is parked is not known: {error.code} {error.message}"]
     links = dict[str, Of](id=lambda row: f"/transactions/{row.one.partition}-{row.one.id}")

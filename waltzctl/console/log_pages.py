@@ -21,7 +21,7 @@ from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
 from waltzctl.records.lock import ask, can_look, look
 from waltzctl.shell import moment
-from waltzctl.shell.reach import check_operator, unknown
+from waltzctl.shell.cluster_target import check_operator, unknown
 from waltzctl.show import records
 from waltzctl.show.records import Explained, Looked
 from waltzd import Client, Transaction
@@ -47,11 +47,11 @@ MODES = ("write", "read", "append")
 @asynccontextmanager
 async def client_of(asked: Asked) -> AsyncIterator[Client]:
     """At the servers of the last look: also while ZooKeeper does not answer."""
-    check_operator(asked.reach.tls, "read transactions")
+    check_operator(asked.target.tls, "read transactions")
     addresses = [view.meta.listen for view in asked.snapshot.servers if view.error is None]
     if not addresses:
         raise NoServerUp(f"no server of the cluster {asked.snapshot.meta.name} is up")
-    async with opened(asked.reach, addresses, seconds=CALL_SECONDS) as client:
+    async with opened(asked.target, addresses, seconds=CALL_SECONDS) as client:
         yield client
 
 
@@ -322,7 +322,7 @@ async def locks(asked: Asked) -> Page:
 
 
 async def explained(asked: Asked, partition: int, lock: Lock, mark: int | None) -> Explained:
-    owner, found = await ask(await asked.cluster(), asked.reach, partition, lock)
+    owner, found = await ask(await asked.cluster(), asked.target, partition, lock)
     looked, trouble = Looked(), None
     if can_look(found, SEARCH_MAX):
         try:

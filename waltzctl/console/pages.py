@@ -17,7 +17,7 @@ from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed,
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
-from waltzctl.shell.reach import MEANT, Reach, option, unknown
+from waltzctl.shell.cluster_target import MEANT, ClusterTarget, option, unknown
 from waltzctl.show import activity, cluster
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
@@ -59,8 +59,8 @@ class Asked:
     """Of one thing, from the path."""
 
     @property
-    def reach(self) -> Reach:
-        return self.watch.reach
+    def target(self) -> ClusterTarget:
+        return self.watch.target
 
     @property
     def report(self) -> HealthReport:
@@ -78,7 +78,7 @@ class Asked:
 
     def command(self, *words: object) -> str:
         """As it is typed, where this console was started: it means the same cluster."""
-        return shlex.join(["waltzctl", *map(str, words), *said(self.reach)])
+        return shlex.join(["waltzctl", *map(str, words), *said(self.target)])
 
     def number(self, name: str, least: int, most: int) -> int | None:
         text = self.query.get(name, "").strip()
@@ -94,11 +94,11 @@ class Asked:
 Make = Callable[[Asked], Awaitable[Page]]
 
 
-def said(reach: Reach) -> list[str]:
+def said(target: ClusterTarget) -> list[str]:
     """The options by which the cluster was named, to be said again."""
     found = []
     for name in MEANT:
-        value, origin = reach.origins.get(name, ("", ""))
+        value, origin = target.origins.get(name, ("", ""))
         if origin == option(name):
             found += [option(name), value]
     return found

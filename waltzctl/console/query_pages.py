@@ -29,7 +29,7 @@ SINCE = ("10m", "1h", "6h", "1d")
 
 async def clients(asked: Asked) -> Page:
     with_gone = asked.query.get("show") == "all"
-    found = await attendance.attendance(await asked.cluster(), asked.reach.tls, needs_answer=True)
+    found = await attendance.attendance(await asked.cluster(), asked.target.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
     chosen, pager = cut(asked, told.rows, {"show": "all"} if with_gone else {})
@@ -68,7 +68,7 @@ async def archive(asked: Asked) -> Page:
     backups = backed_up(asked.snapshot)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     backup = backups.page()
-    reach, pager = cut(asked, told.rows, {})
+    target, pager = cut(asked, told.rows, {})
     saved, _ = cut(asked, backup.rows, {})
     is_used = any(one.archive for one in told.rows)
     remarks = [] if is_used else ["Nothing is archived yet: no segment is full, or no storage has the setting archive."]
@@ -77,7 +77,7 @@ async def archive(asked: Asked) -> Page:
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),
         looks=3,
         parts=(
-            grids("archive", listed("How far archives reach", told, look, reach), remarks=remarks, has_titles=True),
+            grids("archive", listed("How far archives reach", told, look, target), remarks=remarks, has_titles=True),
             grids(
                 "backup",
                 listed("What would be lost with all storages", backup, look, saved),

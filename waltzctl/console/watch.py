@@ -19,7 +19,7 @@ from waltzctl.health.doctor import examination
 from waltzctl.health.facts import Check, HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.health.rates import PartitionRates, Rates, rates
-from waltzctl.shell.reach import Reach
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzd.errors import WaltzError
 
 EVERY_SECONDS = 2.0
@@ -62,9 +62,9 @@ class Seen:
 class Watch:
     """Use `running` around all that reads it."""
 
-    def __init__(self, reach: Reach, *, every: float = EVERY_SECONDS) -> None:
-        self.reach, self.every = reach, every
-        self.poll = Poll(reach)
+    def __init__(self, target: ClusterTarget, *, every: float = EVERY_SECONDS) -> None:
+        self.target, self.every = target, every
+        self.poll = Poll(target)
         self.seen = Seen()
         self.is_over = False
         self._viewers = 0

@@ -15,10 +15,10 @@ from waltzctl.groups.settings import ALL, Given
 from waltzctl.placement.group_log import make_group_log, plan_group_log
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.cluster_target import check_name
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.options import From
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import check_name
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
@@ -90,7 +90,7 @@ def create(
         meta, (channels, _) = await cluster.meta(), await channels_of(cluster.coordinator)
         wanted = range(meta.partitions) if parts is None else sorted(numbers_of(parts, channels))
         check_partitions(wanted, meta.partitions)
-        there = (await groups(cluster, request.reach.tls, name)).named(name)
+        there = (await groups(cluster, request.target.tls, name)).named(name)
         if there is not None:
             if dataclasses.replace(there.meta, starts=()) != plain:
                 raise NameInUse(
@@ -100,11 +100,11 @@ def create(
                     f"reset {name}`, or take another name",
                 )
             return nothing_to_do("group create", name)
-        afters = await begin.afters(wanted, cluster, request.reach, how="from")
+        afters = await begin.afters(wanted, cluster, request.target, how="from")
         starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
         if not group_log.is_there((await cluster.assignment())[0], meta):
-            storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=request.reach.tls))
+            storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=request.target.tls))
         plan = Plan(
             verb="group create",
             subject=name,
@@ -119,8 +119,8 @@ def create(
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             if storages:
                 say("making the log in which groups are kept")
-                await make_group_log(cluster, tls=request.reach.tls)
-            found = await made(cluster, request.reach.tls, say, dataclasses.replace(plain, starts=starts))
+                await make_group_log(cluster, tls=request.target.tls)
+            found = await made(cluster, request.target.tls, say, dataclasses.replace(plain, starts=starts))
             return {"name": name, "made_at": found.made_at, "is_new": found.is_new}
 
         return Change(plan=plan, do=do)
@@ -156,7 +156,7 @@ def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
         )
 
     async def prepare(cluster: Cluster) -> Change:
-        _, group = await one_of(cluster, request.reach.tls, name)
+        _, group = await one_of(cluster, request.target.tls, name)
         wanted = dataclasses.replace(group.meta, **changes)
         if wanted == group.meta:
             return nothing_to_do("group set", name)
@@ -172,9 +172,9 @@ def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
         )
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            _, now = await one_of(cluster, request.reach.tls, name)
+            _, now = await one_of(cluster, request.target.tls, name)
             meta = dataclasses.replace(now.meta, **changes)
-            await told(cluster, request.reach.tls, say, lambda admin: admin.set_group(meta, group.made_at))
+            await told(cluster, request.target.tls, say, lambda admin: admin.set_group(meta, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
@@ -193,11 +193,11 @@ def remove(*, name: GroupName, request: Changing) -> int:
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        _, group = await one_of(cluster, request.reach.tls, name)
+        _, group = await one_of(cluster, request.target.tls, name)
         plan = Plan(verb="group remove", subject=name, steps=tuple(_lost(group)), danger=Danger.TYPED)
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, request.reach.tls, say, lambda admin: admin.remove_group(name, group.made_at))
+            await told(cluster, request.target.tls, say, lambda admin: admin.remove_group(name, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
@@ -232,7 +232,7 @@ def pass_over(
         )
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, request.reach.tls, say, lambda admin: admin.pass_entry(id))
+            await told(cluster, request.target.tls, say, lambda admin: admin.pass_entry(id))
             return {"entry": id}
 
         return Change(plan=plan, do=do)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from waltzctl.shell.reach import Meant, unknown, using
+from waltzctl.shell.cluster_target import CommandTarget, unknown, using
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.groups import Groups, GroupView
@@ -22,7 +22,7 @@ from waltzd.wire.tls import Tls
 GroupName = Annotated[str, Argument(metavar="NAME")]
 
 
-def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """The consumer groups, a line each: mode, its partitions, how it is where it is worst, how many members work for it,
     its lag, what members have in their hands, and what was put aside. The lag counts transactions that are committed and
     not done; those that the filter of the group leaves out count until the group has come to them.
@@ -32,11 +32,11 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl group list
       waltzctl group list -o wide
     """
-    put(show.groups(using(reach, lambda cluster: asked(cluster, reach.tls))), output)
+    put(show.groups(using(target, lambda cluster: asked(cluster, target.tls))), output)
     return EXIT_OK
 
 
-def describe(*, name: GroupName, reach: Meant, output: AnyForm = "table") -> int:
+def describe(*, name: GroupName, target: CommandTarget, output: AnyForm = "table") -> int:
     """One consumer group: its settings, where it stands in each partition, and its members. Everything up to the floor is
     acknowledged or put aside. One that is stopped gives nothing out there until `waltzctl group resume`; one that is paused
     goes on by itself.
@@ -46,7 +46,7 @@ def describe(*, name: GroupName, reach: Meant, output: AnyForm = "table") -> int
       waltzctl group describe mailer
       waltzctl group describe mailer -o json
     """
-    found, view = using(reach, lambda cluster: one_of(cluster, reach.tls, name))
+    found, view = using(target, lambda cluster: one_of(cluster, target.tls, name))
     put(show.group(view, found), output)
     return EXIT_OK
 

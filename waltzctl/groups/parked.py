@@ -19,8 +19,8 @@ from waltzctl.groups.request import changed, told
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import Changing
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, Reach, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
@@ -48,7 +48,7 @@ def list_(
     with_payloads: Annotated[
         bool, Option("--payload", help="With the transactions themselves, read from the log.")
     ] = False,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """What a group has put aside: how often it failed, which member had it last, and why. With --payload the transactions
@@ -60,18 +60,18 @@ def list_(
       waltzctl group parked list mailer --payload -o json
     """
     if with_payloads:
-        check_operator(reach.tls, "read transactions")
+        check_operator(target.tls, "read transactions")
 
     async def ask(cluster: Cluster) -> tuple[list[ParkedOne], bool]:
-        _, group = await one_of(cluster, reach.tls, name)
-        found = await parked_in(cluster, reach, group, await chosen(cluster, group, numbers), most + 1)
+        _, group = await one_of(cluster, target.tls, name)
+        found = await parked_in(cluster, target, group, await chosen(cluster, group, numbers), most + 1)
         rows = found[:most]
         if not (with_payloads and rows):
             return list(map(ParkedOne, rows)), len(found) > most
-        async with _reader(cluster, reach) as client:
+        async with _reader(cluster, target) as client:
             return [await _read(client, one) for one in rows], len(found) > most
 
-    rows, is_more = using(reach, ask)
+    rows, is_more = using(target, ask)
     put(show.parked(name, rows, with_payloads=with_payloads, is_more=is_more), output)
     return EXIT_OK
 
@@ -104,13 +104,13 @@ def replay(
     typed = None if ids is None else _typed(ids)
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.reach.tls, name)
+        _, group = await one_of(cluster, request.target.tls, name)
         if typed is None:
             wanted = await chosen(cluster, group, numbers)
         else:
             wanted = await chosen(cluster, group, str(typed[0]))
         there: dict[int, list[int]] = {}
-        for one in await parked_in(cluster, request.reach, group, wanted, IDS_MAX):
+        for one in await parked_in(cluster, request.target, group, wanted, IDS_MAX):
             if typed is None or one.id in typed[1]:
                 there.setdefault(one.partition, []).append(one.id)
         plan = Plan(
@@ -125,7 +125,7 @@ def replay(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             change = Change.DISCARD if is_discard else Change.REPLAY
-            return {"partitions": await changed(cluster, request.reach.tls, say, group, change, there)}
+            return {"partitions": await changed(cluster, request.target.tls, say, group, change, there)}
 
         return Planned(plan=plan, do=do)
 
@@ -169,7 +169,7 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
 
 
 async def parked_in(
-    cluster: Cluster, reach: Reach, group: GroupView, wanted: Sequence[int], most: int
+    cluster: Cluster, target: ClusterTarget, group: GroupView, wanted: Sequence[int], most: int
 ) -> list[ParkedTransaction]:
     """By partition and id, so many at most."""
     found: list[ParkedTransaction] = []
@@ -182,7 +182,7 @@ async def parked_in(
             async def ask(admin: ServerAdminClient, number: int = number, after: int = after, count: int = count) -> Any:
                 return await admin.parked(group.name, number, after=after, count=count)
 
-            part = await told(cluster, reach.tls, _quietly, ask)
+            part = await told(cluster, target.tls, _quietly, ask)
             found += part.parked
             is_more = part.is_more and bool(part.parked)
             after = part.parked[-1].id if part.parked else after
@@ -194,8 +194,8 @@ def _quietly(_sentence: str, _amount: object = None, /) -> None:
 
 
 @asynccontextmanager
-async def _reader(cluster: Cluster, reach: Reach) -> AsyncIterator[Client]:
-    async with opened(reach, await addresses_of(cluster, None), seconds=ASK_SECONDS) as client:
+async def _reader(cluster: Cluster, target: ClusterTarget) -> AsyncIterator[Client]:
+    async with opened(target, await addresses_of(cluster, None), seconds=ASK_SECONDS) as client:
         yield client
 
 

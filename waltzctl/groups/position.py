@@ -19,9 +19,9 @@ from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import Changing, Request, nothing_to_do
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Reach
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
@@ -51,7 +51,7 @@ class Begin:
         said = {"last": self.is_last, "id": self.ids is not None, "time": self.time is not None}
         return [f"--{how}-{name}" for name, is_said in said.items() if is_said]
 
-    async def afters(self, numbers: Sequence[int], cluster: Cluster, reach: Reach, *, how: str) -> dict[int, int]:
+    async def afters(self, numbers: Sequence[int], cluster: Cluster, target: ClusterTarget, *, how: str) -> dict[int, int]:
         """Of each partition the id behind which it begins."""
         if self.ids is not None:
             return _ids(self.ids, numbers, f"--{how}-id")
@@ -59,7 +59,7 @@ class Begin:
             return dict.fromkeys(numbers, -1)
         time = None if self.time is None else moment.microseconds(self.time, datetime.now(UTC), f"--{how}-time")
         addresses = await addresses_of(cluster, None)
-        async with opened(reach, addresses, seconds=ASK_SECONDS) as client:
+        async with opened(target, addresses, seconds=ASK_SECONDS) as client:
             return {
                 number: await (client.end_position(number) if time is None else client.position_at(number, time))
                 for number in numbers
@@ -143,11 +143,11 @@ def reset(
         )
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.reach.tls, name)
+        _, group = await one_of(cluster, request.target.tls, name)
         wanted = await chosen(cluster, group, numbers)
         if skipped is not None:
             return _skipping(group, _ids(skipped, wanted, "--skip-to"), request)
-        afters = await begin.afters(wanted, cluster, request.reach, how="to")
+        afters = await begin.afters(wanted, cluster, request.target, how="to")
         moved = {number: after for number, after in afters.items() if not _is_there(group, number, after)}
         if not moved:
             return nothing_to_do("group reset", name)
@@ -164,7 +164,7 @@ def reset(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             wanted = {number: [after] for number, after in moved.items()}
-            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.RESET, wanted)}
+            return {"partitions": await changed(cluster, request.target.tls, say, group, Change.RESET, wanted)}
 
         return Planned(plan=plan, do=do)
 
@@ -185,7 +185,7 @@ def _skipping(group: GroupView, firsts: Mapping[int, int], request: Request) -> 
         return nothing_to_do("group reset", group.name)
 
     async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-        return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.SKIP, wanted)}
+        return {"partitions": await changed(cluster, request.target.tls, say, group, Change.SKIP, wanted)}
 
     return Planned(plan=Plan(verb="group reset", subject=group.name, steps=tuple(steps), danger=Danger.TYPED), do=do)
 
@@ -226,7 +226,7 @@ def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) ->
     """
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.reach.tls, name)
+        _, group = await one_of(cluster, request.target.tls, name)
         wanted = await chosen(cluster, group, numbers)
         stopped = [one for one in group.partitions if one.partition in wanted and one.place.stopped]
         plan = Plan(
@@ -238,7 +238,7 @@ def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) ->
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             ids: dict[int, Sequence[int]] = {one.partition: () for one in stopped}
-            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.GO_ON, ids)}
+            return {"partitions": await changed(cluster, request.target.tls, say, group, Change.GO_ON, ids)}
 
         return Planned(plan=plan, do=do)
 

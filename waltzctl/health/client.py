@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.cluster_target import CommandTarget, unknown, using
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, unknown, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import AnyForm, put
@@ -24,7 +24,7 @@ from waltzd.errors import EXIT_OK, Unfinished, WaltzError
 def list_(
     *,
     with_gone: Annotated[bool, Option("--all", help="Those that were connected lately, too.")] = False,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """The instances of applications that are connected, a line each: the name in the certificate (`anonymous` without one),
@@ -38,14 +38,15 @@ def list_(
     """
     put(
         clients(
-            using(reach, lambda cluster: attendance.attendance(cluster, reach.tls, needs_answer=True)), with_gone=with_gone
+            using(target, lambda cluster: attendance.attendance(cluster, target.tls, needs_answer=True)),
+            with_gone=with_gone,
         ),
         output,
     )
     return EXIT_OK
 
 
-def describe(*, name: Annotated[str, Argument(metavar="NAME")], reach: Meant, output: AnyForm = "table") -> int:
+def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandTarget, output: AnyForm = "table") -> int:
     """One application: when it was seen first and last, its instances, and what it uses at each server: mounts, bytes in
     flight, how long it was slowed by its quota, and how many mounts were refused to it.
 
@@ -56,11 +57,11 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], reach: Meant, ou
     """
 
     async def ask(cluster: Cluster) -> tuple[Attendance, Mapping[str, ClientMeta]]:
-        return await attendance.attendance(cluster, reach.tls, needs_answer=True), await ClientNames(
+        return await attendance.attendance(cluster, target.tls, needs_answer=True), await ClientNames(
             cluster.coordinator
         ).all()
 
-    found, kept = using(reach, ask)
+    found, kept = using(target, ask)
     names = {*kept, *(one.name for one in found.attendants)}
     if name not in names:
         raise unknown("application", name, names)
@@ -81,7 +82,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
     name, _, instance = subject.partition("/")
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await attendance.attendance(cluster, request.reach.tls, needs_answer=True)
+        found = await attendance.attendance(cluster, request.target.tls, needs_answer=True)
         steps = tuple(
             f"end the mounts of {one.name}/{one.instance} at {', '.join(one.servers)}"
             for one in found.attendants
@@ -89,7 +90,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
         )
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            ended = await attendance.disconnect(cluster, request.reach.tls, name, instance or None)
+            ended = await attendance.disconnect(cluster, request.target.tls, name, instance or None)
             silent = {server: why for server, why in ended.items() if isinstance(why, WaltzError)}
             if silent:
                 raise Unfinished(

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from waltzctl.health.facts import Check, Facts, Grade, HealthReport, ZooKeeperServer
 from waltzctl.health.poll import CALL_SECONDS, Poll, should_be_closed
 from waltzctl.health.rules import diagnose
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Timeout
-from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ServerView
@@ -34,7 +34,7 @@ ANSWER_BYTES_MAX = 4096
 DAY_SECONDS = 86_400.0
 
 
-def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "table") -> int:
+def doctor(*, seconds: Timeout = CALL_SECONDS, target: CommandTarget, output: AnyForm = "table") -> int:
     """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
     replicas may fail, lag, failure domains, ZooKeeper, and work that was forgotten. Nothing is changed.
 
@@ -45,42 +45,42 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "
       waltzctl doctor
       waltzctl doctor --timeout 10 -o json
     """
-    found = loop.run(_checks(reach, seconds))
+    found = loop.run(_checks(target, seconds))
     put(checks(found), output)
     return EXIT_UNHEALTHY if any(check.grade is Grade.FAIL for check in found) else EXIT_OK
 
 
-async def _checks(reach: Reach, seconds: float) -> list[Check]:
-    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+async def _checks(target: ClusterTarget, seconds: float) -> list[Check]:
+    async with Poll(target, seconds=seconds, aloud=True) as poll:
         report = await poll.report()
         return await examination(poll, report, seconds=seconds)
 
 
 async def examination(poll: Poll, report: HealthReport, *, seconds: float) -> list[Check]:
     """All checks of a cluster that was just looked at."""
-    facts = await examined(poll.reach, report, seconds=seconds)
-    if report.lost is None and should_be_closed(poll.reach):
+    facts = await examined(poll.target, report, seconds=seconds)
+    if report.lost is None and should_be_closed(poll.target):
         facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
     return diagnose(facts)
 
 
-async def examined(reach: Reach, report: HealthReport, *, seconds: float) -> Facts:
+async def examined(target: ClusterTarget, report: HealthReport, *, seconds: float) -> Facts:
     """The facts of a look, with those that only the doctor wants."""
-    addresses = [address.strip() for address in reach.hosts.split(",")]
-    ensemble = await asyncio.gather(*(_ask(address, reach.access.tls, seconds) for address in addresses))
+    addresses = [address.strip() for address in target.hosts.split(",")]
+    ensemble = await asyncio.gather(*(_ask(address, target.access.tls, seconds) for address in addresses))
     days: dict[str, float | None] = {}
-    if reach.tls is not None:
-        files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
+    if target.tls is not None:
+        files = [target.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
         daemons = [
             (view.meta.name, Role.SERVER if isinstance(view, ServerView) else Role.STORAGE, view.meta.admin_listen)
             for view in report.snapshot.nodes
         ]
-        days = {"waltzctl": own_days(*files), **await days_left(reach.tls, daemons, seconds=seconds)}
+        days = {"waltzctl": own_days(*files), **await days_left(target.tls, daemons, seconds=seconds)}
     return replace(
         report.facts,
         ensemble=tuple(ensemble),
         tool_version=version("waltzd"),
-        is_secured=reach.tls is not None,
+        is_secured=target.tls is not None,
         certificate_days=days,
     )
 

@@ -19,8 +19,8 @@ from typer import Option
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, first_contact, unknown
 from waltzctl.shell.merged_log import Line, merged
-from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -62,7 +62,7 @@ def events(
     ] = (),
     level: Annotated[Level, Option("--level", help="This one and what is worse.")] = "info",
     output: AnyForm = "table",
-    reach: Meant,
+    target: CommandTarget,
 ) -> int:
     """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
     said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
@@ -74,14 +74,16 @@ def events(
       waltzctl events --since 10m --level warning -o json
     """
     since_ms = int((time.time() - duration(since)) * 1000)
-    found, silent = loop.run(_once(reach, since_ms, names, level))
+    found, silent = loop.run(_once(target, since_ms, names, level))
     put(activity.events(found), output)
     activity.silent(silent)
     return EXIT_PARTIAL if silent else EXIT_OK
 
 
-async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
-    async with Poll(reach) as poll:
+async def _once(
+    target: ClusterTarget, since_ms: int, names: Sequence[str], level: str
+) -> tuple[list[Line], dict[str, WaltzError]]:
+    async with Poll(target) as poll:
         return await heard(poll, await poll.report(), since_ms, names, level)
 
 
@@ -90,7 +92,7 @@ async def heard(
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     """The lines, and who did not answer."""
     _check(report, names)
-    async with Listening(report.snapshot.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
+    async with Listening(report.snapshot.meta.key, poll.target.tls, seconds=CALL_SECONDS) as listening:
         told = await listening.listen(report.snapshot, names)
         history = await _history(poll, report)
     silent = dict(listening.silent)

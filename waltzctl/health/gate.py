@@ -17,9 +17,9 @@ from typer import Option
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.status import page
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, StorageName, unknown
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
 from waltzctl.shell.safety import without
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import printable
@@ -41,7 +41,7 @@ def wait(
         float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="How long to wait at most.")
     ] = 600.0,
     progress: ShownProgress = Shown.AUTO,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """Wait until a cluster is well, and show its status then. The end is 0 when it is HEALTHY, and 10 when the time is over
@@ -55,8 +55,8 @@ def wait(
     if not healthy:
         raise Misused("Say what to wait for: --healthy.")
     with Waiting(progress) as line:
-        found = loop.run(_until(reach, timeout, _ills, line.say))
-    put(page(reach, found), output)
+        found = loop.run(_until(target, timeout, _ills, line.say))
+    put(page(target, found), output)
     return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
 
 
@@ -73,7 +73,7 @@ def may_stop(
         Option("--timeout", min=0, max=3600, metavar="SECONDS", help="How long to wait for others; 0 looks once."),
     ] = 0.0,
     progress: ShownProgress = Shown.AUTO,
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Whether a storage may be stopped: without it every partition still has a majority of replicas that are level and
@@ -97,7 +97,7 @@ def may_stop(
         return has_no_owner(found.snapshot, name) or cannot_spare(found.snapshot, name)
 
     with Waiting(progress) as line:
-        found = loop.run(_until(reach, timeout, waits_for, line.say, is_hopeless))
+        found = loop.run(_until(target, timeout, waits_for, line.say, is_hopeless))
     if has_no_owner(found.snapshot, name):
         raise Unsafe(
             f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
@@ -161,14 +161,14 @@ def _never(_found: HealthReport) -> bool:
 
 
 async def _until(
-    reach: Reach,
+    target: ClusterTarget,
     seconds: float,
     waits_for: Callable[[HealthReport], Sequence[str]],
     say: Callable[[str], None],
     is_hopeless: Callable[[HealthReport], bool] = _never,
 ) -> HealthReport:
     """Look until there is nothing to wait for, or until the time is over; return the last look."""
-    async with Poll(reach, aloud=True) as poll:
+    async with Poll(target, aloud=True) as poll:
         ends = time.monotonic() + seconds
         async for found in poll.reports(LOOK_SECONDS):
             is_over = time.monotonic() >= ends

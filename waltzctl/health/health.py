@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from waltzctl.health.poll import Poll
 from waltzctl.health.probe import Probing, connecting, probe_all
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator
 from waltzctl.shell.numbers import chosen
-from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzd.client import loop
@@ -25,7 +25,7 @@ def health(
     seconds: Annotated[
         float, Option("--timeout", min=0.1, max=300, metavar="SECONDS", help="How long each stage may take.")
     ] = SECONDS,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """Commit a probe in every partition, or in those that are named (0-3,7 or a channel), read it back, and say how long
@@ -41,18 +41,18 @@ def health(
       waltzctl health 0-1 --no-write -o json
     """
     if not no_write:
-        check_operator(reach.tls, "commit a probe; --no-write does not need to")
-    wanted = [number for text in partitions for number in chosen(reach, text)]
-    probing, contact_ms, contact_error = loop.run(_probe(reach, wanted, seconds=seconds, is_writing=not no_write))
+        check_operator(target.tls, "commit a probe; --no-write does not need to")
+    wanted = [number for text in partitions for number in chosen(target, text)]
+    probing, contact_ms, contact_error = loop.run(_probe(target, wanted, seconds=seconds, is_writing=not no_write))
     put(activity.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
     return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY
 
 
 async def _probe(
-    reach: Reach, wanted: list[int], *, seconds: float, is_writing: bool
+    target: ClusterTarget, wanted: list[int], *, seconds: float, is_writing: bool
 ) -> tuple[Probing, float | None, WaltzError | None]:
     """With the milliseconds to the coordinator and back, or why it did not answer."""
-    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+    async with Poll(target, seconds=seconds, aloud=True) as poll:
         report = await poll.report()
         contact_ms = report.facts.coordinator_ms
         found = report.snapshot
@@ -63,6 +63,6 @@ async def _probe(
                     not_done="nothing was written",
                 )
         numbers = sorted(set(wanted)) or range(found.meta.partitions)
-        connect = connecting(reach.tls, seconds)
+        connect = connecting(target.tls, seconds)
         probing = await probe_all(found, numbers, connect, seconds=seconds, is_writing=is_writing)
     return probing, contact_ms, report.lost.cause if report.lost is not None else None

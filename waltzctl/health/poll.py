@@ -20,8 +20,8 @@ from uuid import UUID
 from waltzctl.health.facts import REPAIR, Facts, HealthReport, Lost
 from waltzctl.health.rules import judge, with_since
 from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.progress import waiting_aloud
-from waltzctl.shell.reach import Reach
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import AdminConnections, snapshot_from_daemons, take_snapshot
@@ -46,9 +46,9 @@ LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
 class Poll:
     """Use it as `async with`."""
 
-    def __init__(self, reach: Reach, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
+    def __init__(self, target: ClusterTarget, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
         """`aloud`: say on standard error what it waits for."""
-        self.reach = reach
+        self.target = target
         self._aloud = aloud
         self._seconds = seconds
         self._coordinator: ZooKeeperCoordinator | None = None
@@ -78,16 +78,16 @@ class Poll:
 
     async def _connected(self) -> ZooKeeperCoordinator:
         if self._coordinator is None:
-            if await _is_refused(self.reach.hosts, self._seconds):
+            if await _is_refused(self.target.hosts, self._seconds):
                 raise CannotConnect(
-                    f"no ZooKeeper listens at {self.reach.hosts}",
+                    f"no ZooKeeper listens at {self.target.hosts}",
                     not_done="nothing was read or changed",
                     next_step="check that ZooKeeper runs there and that its address is right",
                 )
             coordinator = ZooKeeperCoordinator(
-                self.reach.hosts, self.reach.root, self.reach.access, call_seconds=self._seconds
+                self.target.hosts, self.target.root, self.target.access, call_seconds=self._seconds
             )
-            async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.reach.hosts}" if self._aloud else ""):
+            async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.target.hosts}" if self._aloud else ""):
                 await coordinator.start()
             self._coordinator = coordinator
         return self._coordinator
@@ -97,7 +97,7 @@ class Poll:
         no other daemon is known."""
         started = time.perf_counter()
         now = _now()
-        last = self._last or await asyncio.to_thread(last_seen.load, self.reach.where)
+        last = self._last or await asyncio.to_thread(last_seen.load, self.target.where)
         lost: Lost | None = None
         coordinator_ms: float | None = None
         opened: list[str] = []
@@ -105,18 +105,18 @@ class Poll:
             cluster = await self.cluster()
             found = await take_snapshot(
                 cluster.coordinator,
-                tls=self.reach.tls,
+                tls=self.target.tls,
                 seconds=self._seconds,
                 aloud=self._aloud,
                 contacts=self._contacts,
                 documents=self._documents.read,
             )
             coordinator_ms = await _round_trip(cluster)
-            if should_be_closed(self.reach) and await cluster.coordinator.is_open(ROOT):
+            if should_be_closed(self.target) and await cluster.coordinator.is_open(ROOT):
                 opened.append(ROOT)
         except LOST as error:
             await self._documents.forget()
-            known = known_of(self.reach, last)
+            known = known_of(self.target, last)
             if known is None:
                 raise
             if known is not last:  # of a cluster that was here before
@@ -127,13 +127,13 @@ class Poll:
                 known.servers,
                 known.storages,
                 known.replicas.partitions,
-                tls=self.reach.tls,
+                tls=self.target.tls,
                 seconds=self._seconds,
             )
             owned = any(view.said.partitions for view in found.servers if view.said is not None)
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
                 raise  # there may never have been one
-        directory = self.reach.directory
+        directory = self.target.directory
         down, unlisted = ([], {}) if directory is None else processes(self._cluster_in(directory), found)
         if lost is None:  # a server that an operator took out may be down
             there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
@@ -151,7 +151,7 @@ class Poll:
         before = last.troubles if last is not None and last.meta.key == found.meta.key else {}
         reasons, troubles = with_since(verdict.reasons, before, now)
         if lost is None:
-            last = last_seen.of(self.reach.where, found, seen=now, troubles=troubles)
+            last = last_seen.of(self.target.where, found, seen=now, troubles=troubles)
         elif last is not None:
             last = replace(last, troubles=troubles)
         self._last = last
@@ -192,19 +192,19 @@ class Poll:
             await asyncio.sleep(max(0.0, every - (time.monotonic() - started)))
 
 
-def known_of(reach: Reach, last: LastSeen | None) -> LastSeen | None:
+def known_of(target: ClusterTarget, last: LastSeen | None) -> LastSeen | None:
     """The daemons to ask without the coordinator. `last`: what was seen then."""
-    blueprint = _blueprint(reach, reach.directory) if reach.directory is not None else None
+    blueprint = _blueprint(target, target.directory) if target.directory is not None else None
     return last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
 
 
-def _blueprint(reach: Reach, directory: Path) -> LastSeen:
+def _blueprint(target: ClusterTarget, directory: Path) -> LastSeen:
     """A cluster on this machine has its addresses written down."""
     blueprint = load_blueprint(directory)
     servers = [(name, *blueprint.addresses(name)) for name in blueprint.server_names]
     storages = [(name, *blueprint.addresses(name)) for name in blueprint.storage_names]
     return LastSeen(
-        where=reach.where,
+        where=target.where,
         meta=ClusterMeta(
             name="local", key=blueprint.key, partitions=blueprint.partitions, created="", format=blueprint.format
         ),
@@ -238,8 +238,8 @@ def missed(down: Sequence[str], storage_names: Sequence[str], found: ClusterSnap
     return [name for name in down if name not in storage_names or name in members]
 
 
-def should_be_closed(reach: Reach) -> bool:
-    return reach.tls is not None or reach.access.is_known
+def should_be_closed(target: ClusterTarget) -> bool:
+    return target.tls is not None or target.access.is_known
 
 
 async def _round_trip(cluster: Cluster) -> float:

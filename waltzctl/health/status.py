@@ -8,8 +8,8 @@ from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.local_cluster.show import PROCESSES, processes
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Timeout, Watch
-from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
 from waltzctl.snapshot.cluster_snapshot import PartitionView
@@ -22,7 +22,7 @@ def status(
     watch: Watch = None,
     seconds: Timeout = CALL_SECONDS,
     output: AnyForm = "table",
-    reach: Meant,
+    target: CommandTarget,
 ) -> int:
     """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
     wrong, with its cause and what to do; then servers, storages and partitions. The end is 0 when all is well, else 10.
@@ -35,28 +35,28 @@ def status(
       waltzctl status --timeout 10 -o json
     """
     if watch is None:
-        found = loop.run(_look(reach, seconds))
-        put(page(reach, found), output)
+        found = loop.run(_look(target, seconds))
+        put(page(target, found), output)
         return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
-    return _watch(reach, watch, seconds, output)
+    return _watch(target, watch, seconds, output)
 
 
-async def _look(reach: Reach, seconds: float) -> HealthReport:
-    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+async def _look(target: ClusterTarget, seconds: float) -> HealthReport:
+    async with Poll(target, seconds=seconds, aloud=True) as poll:
         return await poll.report()
 
 
-def page(reach: Reach, report: HealthReport) -> Listing[PartitionView]:
+def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
     """With the processes of a cluster on this machine."""
-    if reach.directory is None:
+    if target.directory is None:
         return cluster.status(report)
-    found = LocalCluster.find(reach.directory)
+    found = LocalCluster.find(target.directory)
     running = found.processes
     told = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
     return cluster.status(report, Listing(page=processes(running, found.blueprint.key, found.directory), told=told))
 
 
-def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
+def _watch(target: ClusterTarget, every: float, seconds: float, output: str) -> int:
     """The exit code is that of the last look."""
     last: HealthReport | WaltzError | None = None
 
@@ -64,9 +64,9 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
 
         async def go_on() -> None:
             nonlocal last
-            async with Poll(reach, seconds=seconds) as poll:
+            async with Poll(target, seconds=seconds) as poll:
                 async for last in poll.reports(every):
-                    put_again(last if isinstance(last, WaltzError) else page(reach, last), output, screen, every)
+                    put_again(last if isinstance(last, WaltzError) else page(target, last), output, screen, every)
 
         loop.run(go_on())
     return EXIT_OK if isinstance(last, HealthReport) and last.verdict.is_healthy else EXIT_UNHEALTHY

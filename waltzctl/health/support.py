@@ -31,8 +31,8 @@ from waltzctl.health.doctor import examined
 from waltzctl.health.events import Listening, history_of, told_lines
 from waltzctl.health.poll import Poll
 from waltzctl.health.rules import diagnose
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Output, Timeout
-from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.activity import events
 from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
@@ -66,7 +66,7 @@ def bundle(
         ),
     ] = None,
     seconds: Timeout = CALL_SECONDS,
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Collect all that a helper wants to see, in one archive: status, checks of the doctor, the documents in
@@ -81,7 +81,7 @@ def bundle(
       waltzctl support bundle
       waltzctl support bundle --to /tmp/bundle.tar.gz
     """
-    found, name, at = loop.run(_collect(reach, seconds))
+    found, name, at = loop.run(_collect(target, seconds))
     stamp = "".join(letter for letter in at if letter.isalnum())
     path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
     size = found.write(path)
@@ -96,14 +96,14 @@ def bundle(
     return EXIT_PARTIAL if found.missing else EXIT_OK
 
 
-async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
+async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, str]:
     """With the name of the cluster and the moment of the look."""
     found = Bundle()
-    async with Poll(reach, seconds=seconds, aloud=True) as poll:
+    async with Poll(target, seconds=seconds, aloud=True) as poll:
         report = await poll.report()
         snapshot = report.snapshot
         found.put_json("status.json", status(report).document)
-        found.put_json("doctor.json", checks(diagnose(await examined(reach, report, seconds=seconds))).document)
+        found.put_json("doctor.json", checks(diagnose(await examined(target, report, seconds=seconds))).document)
         for name, error in snapshot.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
         for name, described in describe(snapshot).items():
@@ -120,7 +120,7 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         else:
             found.missing["metadata"] = f"{report.lost.cause.code} {report.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
-        async with Listening(snapshot.meta.key, reach.tls, seconds=seconds) as listening:
+        async with Listening(snapshot.meta.key, target.tls, seconds=seconds) as listening:
             told = await listening.listen(snapshot)
         lines = told_lines(told, history, since_ms=0, level="debug")
         found.put_json("events.json", events(lines).document)
@@ -129,8 +129,8 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         versions = {view.meta.name: None if view.said is None else view.said.version for view in snapshot.nodes}
         tool = {"waltzctl": version("waltzd"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": report.at, "epoch": int(time.time())})
-    if reach.directory is not None:
-        for file in sorted(reach.directory.glob("*/*.yml")):
+    if target.directory is not None:
+        for file in sorted(target.directory.glob("*/*.yml")):
             try:
                 found.put(f"config/{file.parent.name}.yml", strip_secrets(file.read_text(encoding="utf-8")).encode())
             except (OSError, UnicodeDecodeError) as trouble:

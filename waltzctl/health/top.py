@@ -13,7 +13,7 @@ from typer import Option
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.rates import Rates, rates
-from waltzctl.shell.reach import Meant, Reach
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import Screen
@@ -36,7 +36,7 @@ def top(
     ] = EVERY_SECONDS,
     once: Annotated[bool, Option("--once", help="Look twice, show one table, and end.")] = False,
     output: AnyForm = "table",
-    reach: Meant,
+    target: CommandTarget,
 ) -> int:
     """What a cluster is doing, live until Ctrl-C: for each partition transactions and megabytes a second, how long commits
     take, how many are refused, how far the last replica is behind, and mounts; for each storage flushes a second, how long
@@ -50,25 +50,25 @@ def top(
       waltzctl top --once --every 0.5 --sort p99 -n 5 -o json
     """
     if once or output != "table":
-        found, report = loop.run(_twice(reach, every))
+        found, report = loop.run(_twice(target, every))
         put(activity.top(found, report, sort=sort, rows_max=rows_max), output)
         return EXIT_OK
     with Screen() as screen, suppress(KeyboardInterrupt):
-        loop.run(_live(reach, every, screen, sort, rows_max))
+        loop.run(_live(target, every, screen, sort, rows_max))
     return EXIT_OK
 
 
-async def _twice(reach: Reach, every: float) -> tuple[Rates, HealthReport]:
-    async with Poll(reach) as poll:
+async def _twice(target: ClusterTarget, every: float) -> tuple[Rates, HealthReport]:
+    async with Poll(target) as poll:
         before, at = await poll.report(), time.monotonic()
         await asyncio.sleep(every)
         now, then = await poll.report(), time.monotonic()
         return rates(before.snapshot, now.snapshot, then - at), now
 
 
-async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max: int | None) -> None:
+async def _live(target: ClusterTarget, every: float, screen: Screen, sort: str, rows_max: int | None) -> None:
     before: tuple[HealthReport, float] | None = None
-    async with Poll(reach) as poll:
+    async with Poll(target) as poll:
         async for now in poll.reports(every):
             if isinstance(now, WaltzError):
                 before = None

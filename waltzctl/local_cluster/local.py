@@ -54,8 +54,8 @@ from waltzctl.shell.blueprint import (
     save_lives,
     write_whole,
 )
+from waltzctl.shell.cluster_target import access_to, tls_of
 from waltzctl.shell.numbers import spell
-from waltzctl.shell.reach import access_to, tls_of
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.client import loop

@@ -31,8 +31,8 @@ from waltzctl.shell.blueprint import (
     credentials_file,
     operator_files,
 )
+from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, variable
 from waltzctl.shell.merged_log import Line as LogLine
-from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
 from waltzctl.show.activity import EVENTS
 from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream

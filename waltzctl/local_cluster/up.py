@@ -26,10 +26,10 @@ from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machi
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, LOCAL_ROOT, ClusterTarget, load_contexts, resolve, unknown
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
 from waltzctl.shell.options import Misused, Output
-from waltzctl.shell.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
@@ -458,7 +458,7 @@ def reset(
     running = LocalCluster.find(directory).running if has_blueprint else []
     plan = Plan(verb="reset", subject=str(directory), steps=_steps(directory, found, running))
     asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=None, override=None)
-    if not agree(plan, asked, _reach(directory), output):
+    if not agree(plan, asked, _target(directory), output):
         return EXIT_OK
     killed: list[str] = []
     with ending_in_order():
@@ -485,7 +485,7 @@ def _steps(directory: Path, found: Belongings, running: Sequence[str]) -> tuple[
     return tuple(steps)
 
 
-def _reach(directory: Path) -> Reach:
+def _target(directory: Path) -> ClusterTarget:
     """For the question only: a context may protect what it names."""
     named = {
         name: context
@@ -494,7 +494,9 @@ def _reach(directory: Path) -> Reach:
     }
     name = next((name for name, context in named.items() if context.protected), str(directory))
     is_protected = any(context.protected for context in named.values())
-    return Reach(hosts="", root=LOCAL_ROOT, tls=None, name=name, is_protected=is_protected, origins={}, directory=directory)
+    return ClusterTarget(
+        hosts="", root=LOCAL_ROOT, tls=None, name=name, is_protected=is_protected, origins={}, directory=directory
+    )
 
 
 def _tell(sentence: str) -> None:

@@ -32,7 +32,7 @@ WAITS = (
 
 
 def change_format(wanted: int, seconds: float | None, request: Request) -> int:
-    tls = request.reach.tls
+    tls = request.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
         found = await take_snapshot(cluster.coordinator, tls=tls)

@@ -15,9 +15,9 @@ from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import snapshot
@@ -31,7 +31,7 @@ from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, Ba
 from waltzd.format.layout import VERSIONS
 
 
-def describe(*, reach: Meant, output: AnyForm = "table") -> int:
+def describe(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
     and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
 
@@ -40,8 +40,8 @@ def describe(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
-    found = snapshot_of(reach)
-    put(snapshot(found, where=reach.where), output)
+    found = snapshot_of(target)
+    put(snapshot(found, where=target.where), output)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 
@@ -113,15 +113,15 @@ def secure(*, request: Changing) -> int:
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
     """
     if not request.asked.is_dry:
-        check_operator(request.reach.tls, "change a cluster")
-    if not request.reach.access.is_known:
+        check_operator(request.target.tls, "change a cluster")
+    if not request.target.access.is_known:
         raise BadArgument(
             "no credentials are given that the documents could belong to",
             not_done="nothing was changed",
             next_step="write a line name:password into a file that only you can read, and give it by "
             "--coordinator-credentials; the servers need the same",
         )
-    name = request.reach.access.owner.partition(":")[0]
+    name = request.target.access.owner.partition(":")[0]
 
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
@@ -168,11 +168,11 @@ def delete(
       waltzctl cluster delete --dry-run --override local --reason 'moved elsewhere' -o json
     """
 
-    reach = request.reach
+    target = request.target
 
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
-        found = await take_snapshot(cluster.coordinator, tls=reach.tls)
+        found = await take_snapshot(cluster.coordinator, tls=target.tls)
         name = found.meta.name
         await _check_rest(cluster, name)
         up = [view.meta.name for view in found.storages if view.error is None]
@@ -182,7 +182,7 @@ def delete(
             subject=name,
             steps=(
                 f"write all documents of the cluster {name} to {path}",
-                f"delete them, key {found.meta.key}, at {reach.where}",
+                f"delete them, key {found.meta.key}, at {target.where}",
             ),
             danger=Danger.TYPED,
             unsafe=(f"{', '.join(up)} still run",) if up else (),
@@ -199,7 +199,7 @@ def delete(
                 )
             _keep(path, write(saved))
             deleted = await cluster.delete()
-            last_seen.path_of(reach.where).unlink(missing_ok=True)
+            last_seen.path_of(target.where).unlink(missing_ok=True)
             return {"documents": deleted, "file": str(path)}
 
         return Change(plan=plan, do=do, is_recorded=False)
@@ -234,7 +234,7 @@ def _keep(path: Path, data: bytes) -> None:
 def history(
     *,
     newest: Annotated[int, Option("-n", "--newest", min=1, max=HISTORY_MAX, help="So many entries.")] = 20,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """Who changed what with waltzctl, when and why, and what came of it: the name in the certificate, or `unverified:` with
@@ -246,5 +246,5 @@ def history(
       waltzctl history
       waltzctl history -n 100 -o json
     """
-    put(told_history(using(reach, lambda cluster: cluster.history(newest))), output)
+    put(told_history(using(target, lambda cluster: cluster.history(newest))), output)
     return EXIT_OK

@@ -19,10 +19,10 @@ from typer import Option
 
 from waltzctl.placement.plan import Creation, assign_replicas
 from waltzctl.shell.change import NOTHING_BEGUN, who
+from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Amount, Say, Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, check_name, check_operator, first_contact, using
 from waltzctl.show.cluster import creation
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
@@ -128,7 +128,7 @@ def create(
         bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
     ] = False,
     progress: ShownProgress = Shown.AUTO,
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
@@ -145,7 +145,7 @@ def create(
         --storage one=127.0.0.1:55280,127.0.0.1:55281,rack-1
     """
     if not dry_run:
-        check_operator(reach.tls, "make a cluster")
+        check_operator(target.tls, "make a cluster")
     storages = tuple(map(storage_of, given))
     wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -153,12 +153,12 @@ def create(
     async def make(cluster: Cluster) -> Creation:
         with Waiting(progress) as line:
             return await create_cluster(
-                cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls, say=line.say, seconds=timeout
+                cluster.coordinator, wish, created=now, is_dry=dry_run, tls=target.tls, say=line.say, seconds=timeout
             )
 
     with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
-        found = using(reach, make)
-    put(creation(found, hosts=reach.hosts, root=reach.root, is_dry=dry_run), output)
+        found = using(target, make)
+    put(creation(found, hosts=target.hosts, root=target.root, is_dry=dry_run), output)
     return EXIT_OK
 
 

@@ -17,8 +17,8 @@ from waltzctl.placement.creation import check_formats, check_group, describe, re
 from waltzctl.placement.mover import Moving, change_of, situation
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.cluster_target import StorageName, known_storages, option
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import StorageName, known_storages, option
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -50,7 +50,7 @@ def add(
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --auto-assign --dry-run
     """
-    storage, tls = storage_of(given), request.reach.tls
+    storage, tls = storage_of(given), request.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, tls)
@@ -146,11 +146,11 @@ def remove(
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.reach.tls)
+        now = await situation(cluster, request.target.tls)
         if name not in now.storages and await was_taken_out(cluster, name):
             return nothing_to_do("storage remove", name)
         found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
-        return change_of(found, options, request.reach.tls)
+        return change_of(found, options, request.target.tls)
 
     return request.perform(prepare)
 
@@ -207,7 +207,7 @@ def replace_(
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --dry-run
     """
-    given, tls = storage_of(new) if "=" in new else None, request.reach.tls
+    given, tls = storage_of(new) if "=" in new else None, request.target.tls
     subject = f"{old} {new.partition('=')[0]}"
 
     async def prepare(cluster: Cluster) -> Change:
@@ -274,12 +274,12 @@ def set_(
     _check_words(given)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.reach.tls)
+        now = await situation(cluster, request.target.tls)
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
             check_addresses(now, after)
-            await check_storage(now, after, request.reach.tls)
+            await check_storage(now, after, request.target.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
             for field in given

@@ -35,10 +35,10 @@ from waltzctl.placement.restored_documents import (
 )
 from waltzctl.shell.blueprint import write_whole
 from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, check_name, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import put_json
 from waltzctl.show.terminal import count
@@ -83,7 +83,7 @@ HALF = (
 def save(
     *,
     file: Annotated[str, Argument(metavar="FILE", help="Where to; - is standard output.")],
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Write every document of a cluster, as all of them stood at one moment, into a file that proves itself. It can be put
@@ -98,8 +98,8 @@ def save(
       waltzctl cluster save-metadata waltz-metadata.jsonl
       waltzctl cluster save-metadata waltz-metadata.jsonl -o json
     """
-    check_operator(reach.tls, "read the secrets of a cluster")
-    saved = using(reach, lambda cluster: cut(cluster, moment=_now()))
+    check_operator(target.tls, "read the secrets of a cluster")
+    saved = using(target, lambda cluster: cut(cluster, moment=_now()))
     data = write(saved)
     told = {
         "cluster": saved.meta.name,
@@ -155,7 +155,7 @@ def load(
       waltzctl cluster load-metadata waltz-metadata.jsonl --dry-run
       waltzctl cluster load-metadata waltz-metadata.jsonl --yes
     """
-    tls = request.reach.tls
+    tls = request.target.tls
     check_operator(tls, "change a cluster")
     try:
         data = file.read_bytes()
@@ -172,7 +172,7 @@ def load(
     daemons = RealDaemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
-        return await loading(cluster, daemons, saved, file=str(file), added=added, where=request.reach.where, who=who(tls))
+        return await loading(cluster, daemons, saved, file=str(file), added=added, where=request.target.where, who=who(tls))
 
     return request.perform(prepare)
 
@@ -378,7 +378,7 @@ def rebuild(
         --storage one=127.0.0.1:55280,127.0.0.1:55281 \\
         --confirm trial --reason 'the disks of ZooKeeper are gone'
     """
-    tls = request.reach.tls
+    tls = request.target.tls
     check_operator(tls, "change a cluster")
     check_name(name)
     storages = {one.name: one for one in map(creation.storage_of, given)}
@@ -397,7 +397,7 @@ def rebuild(
             raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
         meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
         return await rebuilding(
-            cluster, daemons, meta, storages, replicas=replicas, where=request.reach.where, who=who(tls)
+            cluster, daemons, meta, storages, replicas=replicas, where=request.target.where, who=who(tls)
         )
 
     return request.perform(prepare)
@@ -405,7 +405,7 @@ def rebuild(
 
 async def _descriptions(storages: list[StorageMeta], request: Changing) -> dict[str, StorageDescription]:
     """Every storage, at both of its addresses."""
-    tls = request.reach.tls
+    tls = request.target.tls
     said = await creation.each(storages, lambda storage: creation.describe(storage, tls))
     found = {storage.name: one for storage, one in zip(storages, said, strict=True)}
     creation.check_apart(found)

@@ -17,9 +17,17 @@ from typer import Argument, Option
 
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.shell.change import Change, Changing, Prepare, changing
+from waltzctl.shell.cluster_target import (
+    ClusterTarget,
+    CommandTarget,
+    ServerName,
+    first_contact,
+    known_servers,
+    unknown,
+    using,
+)
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_servers, unknown, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
@@ -103,7 +111,7 @@ def spell(numbers: Collection[int]) -> str:
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
-def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
     `down`, until it is started again or taken out with `waltzctl server remove`.
 
@@ -112,7 +120,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl server list
       waltzctl server list -o json
     """
-    put(server_list(snapshot_of(reach)), output)
+    put(server_list(snapshot_of(target)), output)
     return EXIT_OK
 
 
@@ -134,7 +142,7 @@ def drain(
       waltzctl server drain server-1 --yes --reason "new memory"
       waltzctl server drain server-1 --undo
     """
-    tls = request.reach.tls
+    tls = request.target.tls
     if is_undo:
         return request.perform(_undo(server, tls, timeout, wait=wait))
 
@@ -267,7 +275,7 @@ def transfer(
       waltzctl partition transfer 0 --to server-2 --dry-run
       waltzctl partition transfer 0,1 --to server-1 --yes --reason "the new machine" -o json
     """
-    numbers = chosen(request.reach, partitions)
+    numbers = chosen(request.target, partitions)
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -278,7 +286,7 @@ def transfer(
             await save(cluster, found, after)
             to = {move["partition"]: move["to"] for move in moves}
             wanted = Handover(numbers=tuple(to), to=to)
-            tls = request.reach.tls
+            tls = request.target.tls
             return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
         return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
@@ -361,9 +369,9 @@ def preferred(
       waltzctl partition preferred 0,2 --server server-1 --yes
       waltzctl partition preferred 0,2 --clear --yes -o json
     """
-    numbers = None if partitions is None else chosen(request.reach, partitions)
+    numbers = None if partitions is None else chosen(request.target, partitions)
     if server is None and not clear:
-        return _list_preferences(request.reach, numbers, output)
+        return _list_preferences(request.target, numbers, output)
     if server is not None and clear:
         raise BadArgument("--server and --clear say different things")
     if numbers is None:
@@ -432,8 +440,8 @@ def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str
     return f"{server} has its even share without it"
 
 
-def _list_preferences(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
-    found = using(reach, Owners.of)
+def _list_preferences(target: ClusterTarget, numbers: Collection[int] | None, output: str) -> int:
+    found = using(target, Owners.of)
     found.check_partitions(numbers or (), not_done="nothing was asked")
     heads = ("servers", "by", "owner", "honoured", "why not")
     put(

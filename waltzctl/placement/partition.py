@@ -10,9 +10,9 @@ from typer import Argument, Option
 from waltzctl.placement.mover import MoveOptions, Moving, change_of, situation
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, Changing, Request
+from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused
-from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.collector import snapshot_of
@@ -21,7 +21,7 @@ from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 
-def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """All partitions of a cluster, a line each: whether it takes transactions, who owns it, where its replicas are, and
     where a move that is not over leads to.
 
@@ -30,12 +30,12 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl partition list
       waltzctl partition list -o wide
     """
-    put(partitions(snapshot_of(reach)), output)
+    put(partitions(snapshot_of(target)), output)
     return EXIT_OK
 
 
 def describe(
-    *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], reach: Meant, output: AnyForm = "table"
+    *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], target: CommandTarget, output: AnyForm = "table"
 ) -> int:
     """One partition: its owner, its session, what it waits for, and how each replica is. The end is 10 when it takes no
     transactions.
@@ -47,12 +47,12 @@ def describe(
     """
 
     async def ask(cluster: Cluster) -> tuple[Situation, Any]:
-        now = await situation(cluster, reach.tls)
+        now = await situation(cluster, target.tls)
         now.check_partitions([number])
         meta, _ = await cluster.partition(number)
         return now, meta
 
-    now, meta = using(reach, ask)
+    now, meta = using(target, ask)
     put(partition(now.found.partitions[number], meta, now.found.moves.get(number)), output)
     return EXIT_OK if now.found.partitions[number].is_open else EXIT_UNHEALTHY
 
@@ -150,14 +150,14 @@ def _relocate(
     *,
     keeps_rate: bool = False,
 ) -> int:
-    typed = chosen(request.reach, numbers) if numbers is not None else None
+    typed = chosen(request.target, numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.reach.tls)
+        now = await situation(cluster, request.target.tls)
         wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
         made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
-        return change_of(made, options, request.reach.tls)
+        return change_of(made, options, request.target.tls)
 
     return request.perform(prepare)

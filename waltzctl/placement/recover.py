@@ -19,10 +19,10 @@ from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Asked, Asking, Change, Request
+from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, known_storages
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Say
-from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
@@ -64,7 +64,7 @@ def recover(
       waltzctl storage recover storage-1 0-1 --dry-run
       waltzctl storage recover storage-1 --clean --dry-run
     """
-    request = Request(asked=asked, reach=given.reach(), output=output)
+    request = Request(asked=asked, target=given.target(), output=output)
     if is_clean and numbers is not None:
         raise Misused("--clean is for a whole storage.")
     return tidy(request, place) if is_clean else _recover(request, place, numbers, options)
@@ -137,21 +137,21 @@ def _itself(name: str, view: PartitionView) -> set[str]:
 
 
 def _recover(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
-    wanted = chosen(request.reach, numbers) if numbers is not None else None
-    asked, reach = request.asked, request.reach
+    wanted = chosen(request.target, numbers) if numbers is not None else None
+    asked, target = request.asked, request.target
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, reach.tls)
+        now = await situation(cluster, target.tls)
         now.storage(name)
         there = _replicas_of(now, name, wanted)
         standings = _standings(name, now.found, there)
         lost = [number for number, one in standings.items() if one.state is State.LOST]
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            aside = await _still_lost(cluster, reach, name, lost, asked) if lost else []
+            aside = await _still_lost(cluster, target, name, lost, asked) if lost else []
             if aside:
-                await _set_aside(now, reach, name, aside)
-            after = await _follow(cluster, reach, name, there, aside, options, say)
+                await _set_aside(now, target, name, aside)
+            after = await _follow(cluster, target, name, there, aside, options, say)
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 
@@ -190,9 +190,9 @@ def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int
     return {number: standing(name, found.partitions[number], view.replica(number)) for number in chosen}
 
 
-async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int], asked: Asked) -> list[int]:
+async def _still_lost(cluster: Cluster, target: ClusterTarget, name: str, lost: list[int], asked: Asked) -> list[int]:
     """The question may have been answered late: other replicas may be gone since, or these be well."""
-    found = await take_snapshot(cluster.coordinator, tls=reach.tls)
+    found = await take_snapshot(cluster.coordinator, tls=target.tls)
     standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, standings)
     if plan.refusals and asked.override != name:
@@ -200,8 +200,8 @@ async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int]
     return list(standings)
 
 
-async def _set_aside(now: Situation, reach: Reach, name: str, lost: list[int]) -> None:
-    async with admin_of(now, name, reach.tls) as admin:
+async def _set_aside(now: Situation, target: ClusterTarget, name: str, lost: list[int]) -> None:
+    async with admin_of(now, name, target.tls) as admin:
         results = await admin.remove_partitions(lost)
     for error in results.values():
         if error is not None and not isinstance(error, NoSuchPartition):  # none: it was done already
@@ -210,7 +210,7 @@ async def _set_aside(now: Situation, reach: Reach, name: str, lost: list[int]) -
 
 async def _follow(
     cluster: Cluster,
-    reach: Reach,
+    target: ClusterTarget,
     name: str,
     chosen: list[int],
     lost: list[int],
@@ -223,7 +223,7 @@ async def _follow(
     try:
         async with asyncio.timeout(options.timeout):
             while True:
-                found = await take_snapshot(cluster.coordinator, tls=reach.tls)
+                found = await take_snapshot(cluster.coordinator, tls=target.tls)
                 if found.storage(name).said is None:
                     waits = f"{name} does not answer"
                     say(waits)

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from waltzctl.placement.plan import crowded, reassign_replicas
+from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.progress import duration
-from waltzctl.shell.reach import unknown
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan, danger, margin, without
 from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView

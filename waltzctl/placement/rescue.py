@@ -81,10 +81,10 @@ def rescue(
       waltzctl partition rescue 0-1 --dry-run -o json
     """
 
-    wanted = chosen(request.reach, numbers)
+    wanted = chosen(request.target, numbers)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.reach.tls)
+        now = await situation(cluster, request.target.tls)
         now.check_partitions(wanted)
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
@@ -96,14 +96,14 @@ def rescue(
         scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
         if not without_archive:
             daemons, there = (
-                RealDaemons(cluster, request.reach.tls),
+                RealDaemons(cluster, request.target.tls),
                 {one.meta.name: one.meta for one in now.found.storages},
             )
             scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            storages = RealDaemons(cluster, request.reach.tls)
-            done = [await carry_out(cluster, storages, scene, who(request.reach.tls)) for scene in scenes.values()]
+            storages = RealDaemons(cluster, request.target.tls)
+            done = [await carry_out(cluster, storages, scene, who(request.target.tls)) for scene in scenes.values()]
             await _until_open(storages, closed, seconds, say)
             return {
                 "partitions": [

@@ -36,8 +36,8 @@ from waltzctl.placement.restored_documents import (
     put_back,
 )
 from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.cluster_target import check_name, check_operator
 from waltzctl.shell.progress import Amount, Say
-from waltzctl.shell.reach import check_name, check_operator
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
 from waltzd.archive.cut_point import ArchivedLog, Cut, spelled
@@ -141,7 +141,7 @@ def restore(
         --storage two=10.0.0.2:55280,10.0.0.2:55281,rack-2 \\
         --replicas 2 --confirm orders --reason 'the data centre is gone'
     """
-    tls = request.reach.tls
+    tls = request.target.tls
     check_operator(tls, "make a cluster")
     storages = {one.name: one for one in map(creation.storage_of, given)}
     if len(storages) < len(given):

@@ -32,7 +32,7 @@ def change_keep_local(wanted: str, request: Request) -> int:
         )
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await take_snapshot(cluster.coordinator, tls=request.reach.tls)
+        found = await take_snapshot(cluster.coordinator, tls=request.target.tls)
         made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:

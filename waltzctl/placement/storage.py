@@ -24,11 +24,19 @@ from typer import Argument, Option
 from waltzctl.placement.mover import admin_of, situation
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.shell.change import Asking, Change, Request
+from waltzctl.shell.cluster_target import (
+    ClusterOptions,
+    CommandTarget,
+    StorageName,
+    check_operator,
+    first_contact,
+    unknown,
+    using,
+)
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import chosen, partitions_of, spell
 from waltzctl.shell.options import From, Key, Misused, Output
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
 from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
@@ -76,7 +84,7 @@ class Place:
 
     def numbers(self, text: str) -> list[int]:
         if not self.is_address:
-            return chosen(self.given.reach(), text)
+            return chosen(self.given.target(), text)
         if named_in(text):
             raise Misused("The cluster knows what a channel is: give the name of the storage, not its address.")
         return partitions_of(text)
@@ -100,11 +108,11 @@ class Place:
         return loop.run(run())
 
     def _found(self, name: str) -> tuple[str, Tls | None]:
-        reach = self.given.reach()
-        there = using(reach, Cluster.storages)
+        target = self.given.target()
+        there = using(target, Cluster.storages)
         if name not in there:
             raise unknown("storage", name, there)
-        return there[name].admin_listen, reach.tls
+        return there[name].admin_listen, target.tls
 
 
 Placed = Annotated[Place, From(Place)]
@@ -117,7 +125,7 @@ async def _itself(_client: AdminClient, description: StorageDescription) -> Stor
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """The storages of a cluster: where they are, which group they may fail with, and how they are.
 
     \b
@@ -125,7 +133,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl storage list
       waltzctl storage list -o name
     """
-    put(storages(snapshot_of(reach)), output)
+    put(storages(snapshot_of(target)), output)
     return EXIT_OK
 
 
@@ -178,13 +186,13 @@ def tidy(request: Request, name: str) -> int:
     """`storage recover --clean`: set forgotten replicas aside, and delete what was set aside before."""
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.reach.tls)
+        now = await situation(cluster, request.target.tls)
         forgotten = _forgotten(now, name)
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now, name).set_aside]
 
         async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            async with admin_of(now, name, request.reach.tls) as admin:
+            async with admin_of(now, name, request.target.tls) as admin:
                 _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
                 deleted = await admin.delete_aside(old) if old else []
             return {
@@ -250,10 +258,10 @@ class Hand(Place):
         return self._at_once(done, act) if self.is_address else self._planned(numbers, done, plan, act)
 
     def _planned(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
-        name, reach = self.place, self.given.reach()
+        name, target = self.place, self.given.target()
 
         async def prepare(cluster: Cluster) -> Change:
-            now = await situation(cluster, reach.tls)
+            now = await situation(cluster, target.tls)
             now.storage(name)
             now.check_partitions(numbers)
             meta = now.found.meta
@@ -261,14 +269,14 @@ class Hand(Place):
                 raise ForeignCluster(f"{name} belongs to the cluster {meta.name}, {meta.key}, not to {self.key}")
 
             async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-                async with admin_of(now, name, reach.tls) as admin:
+                async with admin_of(now, name, target.tls) as admin:
                     results = await act(admin)
                 _check_all(results, done)
                 return shown_storage.results(results, done).document
 
             return Change(plan=plan(now), do=do, is_planned_again=True)
 
-        return Request(asked=self.asked, reach=reach, output=self.output).perform(prepare)
+        return Request(asked=self.asked, target=target, output=self.output).perform(prepare)
 
     def _at_once(self, done: str, act: Act) -> int:
         """Partial success is an exit code of its own."""

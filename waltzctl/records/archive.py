@@ -21,10 +21,10 @@ from typer import Argument, Option
 
 from waltzctl.placement.backup import End, MaybeEnding
 from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
-from waltzctl.shell.reach import ClusterOptions, Reach, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
@@ -89,8 +89,8 @@ def status(
         return _marks(store, end, output)
     if end.is_said:
         raise Misused("Name the STORE of which a moment is meant.")
-    reach = given.reach()
-    found = using(reach, lambda cluster: _reaching(cluster, reach))
+    target = given.target()
+    found = using(target, lambda cluster: _reaching(cluster, target))
     put(archive.reaching(found), output)
     return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
@@ -108,10 +108,10 @@ def _marks(store: str, end: End, output: str) -> int:
     return EXIT_OK
 
 
-async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
+async def _reaching(cluster: Cluster, target: ClusterTarget) -> list[Reaching]:
     from waltzctl.snapshot.collector import take_snapshot
 
-    return await reached(cluster, await take_snapshot(cluster.coordinator, tls=reach.tls))
+    return await reached(cluster, await take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:
@@ -172,7 +172,7 @@ def verify(
     def ask() -> Mapping[int, ArchiveMeta]:
         from waltzd.cluster.archives import all_archived
 
-        return using(given.reach(), lambda cluster: all_archived(cluster.coordinator))
+        return using(given.target(), lambda cluster: all_archived(cluster.coordinator))
 
     return verified(
         store, quick=quick, partitions=partitions, output=output, progress=progress, ask=ask if with_cluster else None
@@ -353,8 +353,8 @@ def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, p
     if rest and not steps:
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
-    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, asked, reach, output):
+    target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, asked, target, output):
         return EXIT_FINDINGS if rest else EXIT_OK
     for name, made in again.items():
         put_back(opened, name, made)
@@ -385,8 +385,8 @@ def _clean(store: str, asked: Asked, output: str) -> int:
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
-    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, asked, reach, output):
+    target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, asked, target, output):
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
@@ -534,8 +534,8 @@ def _sign(store: str, asked: Asked, output: str) -> int:
     unsigned = unsigned_among(bare, key, names)
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
     archive.told_strange(found)
-    reach = Reach(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
-    if not agree(plan, asked, reach, output):
+    target = ClusterTarget(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
+    if not agree(plan, asked, target, output):
         return EXIT_OK
     put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
+from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
 from waltzctl.shell.options import Watch
-from waltzctl.shell.reach import ClusterOptions, Reach, using
 from waltzctl.show.forms import AnyForm, put, put_again, screen_for
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
@@ -47,26 +47,26 @@ def status(
       waltzctl backup status --watch 5
       waltzctl backup status /mnt/archive -o json
     """
-    reach = given.reach() if store is None else None
+    target = given.target() if store is None else None
     if watch is None:
-        found = _look(store, reach)
+        found = _look(store, target)
         put(found.page(), output)
         return _code(found)
-    return _watch(store, reach, watch, output)
+    return _watch(store, target, watch, output)
 
 
 def _code(found: Backups) -> int:
     return EXIT_FINDINGS if found.is_behind(LATE_SECONDS) else EXIT_OK
 
 
-def _look(store: str | None, reach: Reach | None) -> Backups:
+def _look(store: str | None, target: ClusterTarget | None) -> Backups:
     if store is not None:
         return _in_store(store)
-    assert reach is not None
-    return using(reach, lambda cluster: _said(cluster, reach))
+    assert target is not None
+    return using(target, lambda cluster: _said(cluster, target))
 
 
-def _watch(store: str | None, reach: Reach | None, every: float, output: str) -> int:
+def _watch(store: str | None, target: ClusterTarget | None, every: float, output: str) -> int:
     """The exit code is that of the last look."""
     code = EXIT_FINDINGS
 
@@ -74,7 +74,7 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
         while True:
             found: Backups | WaltzError
             try:
-                found = _look(store, reach)
+                found = _look(store, target)
                 code = _code(found)
             except WaltzError as error:
                 found, code = error, error.exit_code
@@ -83,10 +83,10 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
     return code
 
 
-async def _said(cluster: Cluster, reach: Reach) -> Backups:
+async def _said(cluster: Cluster, target: ClusterTarget) -> Backups:
     from waltzctl.snapshot.collector import take_snapshot
 
-    return backed_up(await take_snapshot(cluster.coordinator, tls=reach.tls))
+    return backed_up(await take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 def backed_up(snapshot: ClusterSnapshot) -> Backups:

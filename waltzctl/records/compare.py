@@ -17,9 +17,9 @@ from uuid import UUID
 from typer import Argument, Option
 
 from waltzctl.records.comparison import Answers, Compared, Comparison, Question, Standing, comparison
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, unknown, using
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, Reach, check_operator, unknown, using
 from waltzctl.show.forms import AnyForm
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import (
@@ -49,7 +49,7 @@ def compare(
     seconds: Annotated[
         float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long one answer of a storage may take.")
     ] = 30.0,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
@@ -66,19 +66,19 @@ def compare(
     from waltzctl.show import records
     from waltzctl.show.forms import put
 
-    check_operator(reach.tls, "compare what replicas hold")
+    check_operator(target.tls, "compare what replicas hold")
     with Waiting(progress) as waiting:
-        found = using(reach, lambda cluster: _compare(cluster, reach, partition, names, seconds, waiting))
+        found = using(target, lambda cluster: _compare(cluster, target, partition, names, seconds, waiting))
     put(records.comparison(found), output)
     return found.exit_code
 
 
 async def _compare(
-    cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
+    cluster: Cluster, target: ClusterTarget, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
     from waltzctl.snapshot.collector import take_snapshot
 
-    snapshot = await take_snapshot(cluster.coordinator, tls=reach.tls)
+    snapshot = await take_snapshot(cluster.coordinator, tls=target.tls)
     views = _chosen(snapshot, partition, names)
     roles = snapshot.partitions[partition].replicas
     marks: dict[str, int] = {}
@@ -93,7 +93,7 @@ async def _compare(
     owned = snapshot.partitions[partition].said
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
     metas = {name: view.meta for name, view in views.items()}
-    async with _Asking(partition, snapshot.meta.key, metas, reach, seconds, waiting) as asking:
+    async with _Asking(partition, snapshot.meta.key, metas, target, seconds, waiting) as asking:
         standings = await asking.run(marks)
         ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
         differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
@@ -170,7 +170,7 @@ class _Asking:
     partition: int
     key: UUID
     metas: Mapping[str, StorageMeta]
-    reach: Reach
+    target: ClusterTarget
     seconds: float
     waiting: Waiting
     exchanges: int = 0
@@ -182,7 +182,7 @@ class _Asking:
         from waltzd.wire.storages import AdminClient
 
         for name, meta in self.metas.items():
-            admin = AdminClient(meta.admin_listen, self.key, seconds=self.seconds, tls=self.reach.tls, name=name)
+            admin = AdminClient(meta.admin_listen, self.key, seconds=self.seconds, tls=self.target.tls, name=name)
             self._admins[name] = await self._ends.enter_async_context(admin)
         return self
 
@@ -221,7 +221,7 @@ class _Asking:
         from waltzd.wire.storages import ReplicaClient
 
         meta = self.metas[name]
-        async with ReplicaClient(meta.listen, self.key, seconds=READ_SECONDS, tls=self.reach.tls, name=name) as replica:
+        async with ReplicaClient(meta.listen, self.key, seconds=READ_SECONDS, tls=self.target.tls, name=name) as replica:
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     async for run in replica.read(self.partition, id_, id_):

@@ -15,9 +15,9 @@ from typing import TypeVar
 import typer
 
 from waltzctl.health.poll import LOST, known_of
+from waltzctl.shell.cluster_target import ClusterTarget, check_operator, first_contact, using
 from waltzctl.shell.moment import Within
 from waltzctl.shell.numbers import check_partitions
-from waltzctl.shell.reach import Reach, check_operator, first_contact, using
 from waltzctl.show.terminal import printable
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import timeline_sentence
@@ -163,21 +163,21 @@ class Feed:
 
 
 def with_client(
-    reach: Reach, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
+    target: ClusterTarget, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
     typed: int | None = None, is_appending: bool = False, tells_timelines: bool = False,
 ) -> T:  # fmt: skip
     """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
     partition `typed`. `seconds`: how long to wait for a partition that is not open. `tells_timelines`: print the timelines
     of that partition to standard error."""
-    check_operator(reach.tls, "read or append transactions")
+    check_operator(target.tls, "read or append transactions")
     # The client's errors say all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
-        addresses, timelines = using(reach, lambda cluster: _contact(cluster, typed))
+        addresses, timelines = using(target, lambda cluster: _contact(cluster, typed))
         for one in timelines if tells_timelines else ():
             typer.echo(printable(f"partition {typed}, {timeline_sentence(one)}"), err=True)
     except LOST as error:
-        known = known_of(reach, last_seen.load(reach.where))
+        known = known_of(target, last_seen.load(target.where))
         if known is None or not known.servers:
             raise
         addresses = [server.listen for server in known.servers]
@@ -185,7 +185,7 @@ def with_client(
 
     async def run() -> T:
         partitions = (typed,) if is_appending and typed is not None else ()
-        async with opened(reach, addresses, feed=feed, partitions=partitions, seconds=seconds) as client:
+        async with opened(target, addresses, feed=feed, partitions=partitions, seconds=seconds) as client:
             return await action(client)
 
     return loop.run(run())
@@ -193,7 +193,12 @@ def with_client(
 
 @asynccontextmanager
 async def opened(
-    reach: Reach, addresses: Sequence[str], *, feed: Feed | None = None, partitions: Sequence[int] = (), seconds: float
+    target: ClusterTarget,
+    addresses: Sequence[str],
+    *,
+    feed: Feed | None = None,
+    partitions: Sequence[int] = (),
+    seconds: float,
 ) -> AsyncIterator[Client]:
     """A client of the servers at these addresses."""
     client = Client(
@@ -203,9 +208,9 @@ async def opened(
         settings=ClientSettings(
             submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS
         ),
-        connect=lambda address, key: ServerClient(address, key, seconds=min(seconds, CALL_SECONDS), tls=reach.tls),
+        connect=lambda address, key: ServerClient(address, key, seconds=min(seconds, CALL_SECONDS), tls=target.tls),
     )
-    async with first_contact(addresses[0], reach.tls):
+    async with first_contact(addresses[0], target.tls):
         await client.open()
     try:
         yield client

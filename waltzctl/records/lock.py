@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, using
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.options import Negative
 from waltzctl.shell.progress import waiting_aloud
-from waltzctl.shell.reach import Meant, Reach, using
 from waltzctl.show import records
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.records import Looked
@@ -59,7 +59,7 @@ def explain(
             "that marked it last.",
         ),
     ] = SEARCH_MAX,
-    reach: Meant,
+    target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
     """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
@@ -77,8 +77,8 @@ def explain(
     from waltzctl.records.append import lock_id
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
-    owner, found = using(reach, lambda cluster: ask(cluster, reach, partition, lock))
-    looked, trouble = _look(reach, partition, found, search_max)
+    owner, found = using(target, lambda cluster: ask(cluster, target, partition, lock))
+    looked, trouble = _look(target, partition, found, search_max)
     seen = found.committed if mark is None else mark
     told = records.Explained(
         partition=partition, owner=owner, lock=lock, found=found, seen=seen, looked=looked, trouble=trouble
@@ -87,9 +87,9 @@ def explain(
     return EXIT_OK
 
 
-async def ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
+async def ask(cluster: Cluster, target: ClusterTarget, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
     """The owner of the partition, and what it knows of the lock."""
-    from waltzctl.shell.reach import first_contact
+    from waltzctl.shell.cluster_target import first_contact
     from waltzd.wire.servers import ServerAdminClient
 
     meta = await cluster.meta()
@@ -101,18 +101,20 @@ async def ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tup
         said = "no server owns it" if owner is None else f"its owner {owner} is not up"
         raise PartitionsClosed(f"no server can be asked about locks of partition {partition}: {said}")
     address = servers[owner].admin_listen
-    admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=reach.tls, name=owner)
-    async with admin, first_contact(address, reach.tls):
+    admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=target.tls, name=owner)
+    async with admin, first_contact(address, target.tls):
         return owner, await admin.explain_lock(partition, lock.hash)
 
 
-def _look(reach: Reach, partition: int, found: LockExplanation, search_max: int) -> tuple[Looked, WaltzError | None]:
+def _look(
+    target: ClusterTarget, partition: int, found: LockExplanation, search_max: int
+) -> tuple[Looked, WaltzError | None]:
     from waltzctl.records.follow import with_client
 
     if not can_look(found, search_max):
         return Looked(), None
     try:
-        return with_client(reach, lambda client: look(client, partition, found, search_max), seconds=CALL_SECONDS), None
+        return with_client(target, lambda client: look(client, partition, found, search_max), seconds=CALL_SECONDS), None
     except WaltzError as error:  # the owner's answer is shown all the same
         return Looked(), error
 

@@ -15,8 +15,8 @@ from typer import Argument, Option
 
 from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
 from waltzctl.shell import moment
+from waltzctl.shell.cluster_target import CommandTarget
 from waltzctl.shell.options import OUTPUT, From, Misused, Output
-from waltzctl.shell.reach import Meant
 from waltzctl.show import records
 from waltzctl.show.forms import put
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
@@ -85,7 +85,7 @@ def get(
     with_locks: Annotated[
         bool, Option("--locks", help="With the locks of each, as far as they are kept; -o json always has them.")
     ] = False,
-    reach: Meant,
+    target: CommandTarget,
     seconds: Patience = 30.0,
     decode: Decoding = "auto",
     output: Form = "table",
@@ -124,7 +124,7 @@ def get(
         if times.is_bounded and asked[0][0] > asked[0][1]:
             typer.echo(f"Partition {partition} has no transaction of that time.", err=True)
 
-    with_client(reach, show, seconds=seconds, typed=partition, tells_timelines=output == "table")
+    with_client(target, show, seconds=seconds, typed=partition, tells_timelines=output == "table")
     return EXIT_OK
 
 
@@ -138,7 +138,7 @@ def tail(
     ] = None,
     times: Times,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
-    reach: Meant,
+    target: CommandTarget,
     seconds: Patience = 30.0,
     decode: Decoding = "auto",
     output: Form = "table",
@@ -181,7 +181,7 @@ def tail(
             typer.echo("There are no transactions of that time.", err=True)
 
     told = output == "table"
-    work = partial(with_client, reach, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
     _until_stopped(work, is_endless=follow)
     return EXIT_OK
 
@@ -212,7 +212,7 @@ def grep(
     times: Times,
     lines: Annotated[int | None, Option("-n", "--lines", min=1, metavar="N", help="Stop after so many.")] = None,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
-    reach: Meant,
+    target: CommandTarget,
     partition: Partition,
     seconds: Patience = 30.0,
     decode: Decoding = "auto",
@@ -269,7 +269,7 @@ def grep(
             typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
     told = output == "table"
-    work = partial(with_client, reach, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
     _until_stopped(work, is_endless=follow)
     return EXIT_OK
 
@@ -331,7 +331,7 @@ def append(
     seconds: Annotated[
         float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an outcome.")
     ] = 30.0,
-    reach: Meant,
+    target: CommandTarget,
     output: Output = "table",
 ) -> int:
     """Append one transaction to PARTITION, or a group of them, and say its id. The log keeps it for ever, and applications
@@ -357,10 +357,10 @@ def append(
     step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, for ever"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = Asked(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
-    if not agree(plan, asked, reach, output):
+    if not agree(plan, asked, target, output):
         return EXIT_OK
     done = with_client(
-        reach,
+        target,
         lambda client: appending.submit(
             client, partition, payloads, header=header, locks=wanted, mark=mark, is_group=is_group
         ),

@@ -25,10 +25,10 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.interruption import Interrupted, interruptible
 from waltzctl.shell.options import CHANGE, From, Output, confirmed, typed
 from waltzctl.shell.progress import Say, Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, Reach, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import put_plan, put_question
 from waltzctl.show.terminal import is_line, printable
@@ -116,26 +116,26 @@ class Request:
     """The options of every command that changes a cluster, and how it goes about it."""
 
     asked: Asking
-    reach: Meant
+    target: CommandTarget
     output: Output = "table"
 
     def perform(self, prepare: Prepare) -> int:
-        asked, reach = self.asked, self.reach
+        asked, target = self.asked, self.target
         if not asked.is_dry:
-            check_operator(reach.tls, "change a cluster")
+            check_operator(target.tls, "change a cluster")
         try:
             with interruptible(NOTHING_BEGUN):
-                change = using(reach, prepare)
+                change = using(target, prepare)
                 is_asked = change.is_change or asked.is_dry or not change.plan.steps
-                if is_asked and not agree(change.plan, asked, reach, self.output):
+                if is_asked and not agree(change.plan, asked, target, self.output):
                     if not (asked.is_dry or change.plan.steps):
-                        using(reach, lambda cluster: close_finished(cluster, change.plan, reach.tls))
+                        using(target, lambda cluster: close_finished(cluster, change.plan, target.tls))
                     return EXIT_OK
         except typer.Abort:  # also at the question, where it is the end of what is typed, too
             raise Interrupted(NOTHING_BEGUN) from None
 
         with interruptible(change.after_interruption), Waiting(asked.progress) as waiting:
-            done = using(reach, lambda cluster: carried_out(cluster, change, prepare, asked, reach.tls, waiting.say))
+            done = using(target, lambda cluster: carried_out(cluster, change, prepare, asked, target.tls, waiting.say))
         put_plan(change.plan, self.output, result="done", **done)
         return EXIT_OK
 
@@ -158,7 +158,7 @@ async def carried_out(
 # -- whether to do it --------------------------------------------------------------------------------------------------
 
 
-def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
+def agree(plan: Plan, asked: Asked, target: ClusterTarget, output: str) -> bool:
     """Whether to do it. False: nothing is to be done, and that has been said. Raises when it is refused."""
     if plan.refusals and asked.override != plan.subject:
         if asked.is_dry:
@@ -172,7 +172,7 @@ def agree(plan: Plan, asked: Asked, reach: Reach, output: str) -> bool:
         return False
     if plan.refusals and asked.reason is None:
         raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
-    _confirm(plan, asked, reach)
+    _confirm(plan, asked, target)
     return True
 
 
@@ -185,9 +185,9 @@ def _check_again(plan: Plan, asked: Asked) -> None:
         )
 
 
-def _confirm(plan: Plan, asked: Asked, reach: Reach) -> None:
-    wanted = plan.subject if plan.danger is Danger.TYPED else reach.name if reach.is_protected else None
-    if plan.danger is Danger.NONE and not reach.is_protected:
+def _confirm(plan: Plan, asked: Asked, target: ClusterTarget) -> None:
+    wanted = plan.subject if plan.danger is Danger.TYPED else target.name if target.is_protected else None
+    if plan.danger is Danger.NONE and not target.is_protected:
         return
     if (plan.subject if wanted is None else wanted) in (asked.confirm, asked.override):
         return

@@ -14,14 +14,13 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.shell.blueprint import load_blueprint
-from waltzctl.shell.options import From, Output
-from waltzctl.shell.reach import (
+from waltzctl.shell.cluster_target import (
     LOCAL_ROOT,
     ClusterOptions,
+    ClusterTarget,
     Context,
     ContextName,
     Contexts,
-    Reach,
     access_to,
     check_context,
     contexts_path,
@@ -31,6 +30,7 @@ from waltzctl.shell.reach import (
     shown_files,
     tls_of,
 )
+from waltzctl.shell.options import From, Output
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument
 
@@ -117,7 +117,7 @@ def use(
       waltzctl context use --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
     """
     if name is None:
-        return _show(given.reach(), output)
+        return _show(given.target(), output)
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
@@ -171,9 +171,9 @@ def remove(*, name: ContextName, output: Output = "table") -> int:
     return EXIT_OK
 
 
-def _show(reach: Reach, output: str) -> int:
-    rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in reach.origins.items()]
+def _show(target: ClusterTarget, output: str) -> int:
+    rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in target.origins.items()]
     columns: Columns[Any] = (Column("setting"), Column("value"), Column("said by"))
-    more = {"cluster": reach.name, "where": reach.where, "is_protected": reach.is_protected}
+    more = {"cluster": target.name, "where": target.where, "is_protected": target.is_protected}
     put(Listing(kind="settings", columns=columns, rows=rows, more=more), output)
     return EXIT_OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from waltzctl.shell.reach import Reach, using
+from waltzctl.shell.cluster_target import ClusterTarget, using
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.errors import NoSuchPartition
 from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
@@ -15,13 +15,13 @@ def partitions_of(text: str) -> list[int]:
     return list(numbers_of(text))
 
 
-def chosen(reach: Reach, text: str) -> list[int]:
+def chosen(target: ClusterTarget, text: str) -> list[int]:
     """As `partitions_of`, with channels: `0-3,orders`. The cluster is asked only where one is named."""
     if not named_in(text):
         return list(numbers_of(text, NO_CHANNELS))
     from waltzd.cluster.channels import channels_of
 
-    channels, _ = using(reach, lambda cluster: channels_of(cluster.coordinator))
+    channels, _ = using(target, lambda cluster: channels_of(cluster.coordinator))
     return list(numbers_of(text, channels))
 
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
+from waltzctl.shell.cluster_target import ClusterTarget, first_contact, using
 from waltzctl.shell.progress import waiting_aloud
-from waltzctl.shell.reach import Reach, first_contact, using
 from waltzctl.snapshot.cluster_snapshot import Call, ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzctl.snapshot.documents import Documents, read
 from waltzd.cluster.cluster import Cluster
@@ -37,9 +37,9 @@ N = TypeVar("N", ServerMeta, StorageMeta)
 C = TypeVar("C", ServerAdminClient, AdminClient)
 
 
-def snapshot_of(reach: Reach) -> ClusterSnapshot:
+def snapshot_of(target: ClusterTarget) -> ClusterSnapshot:
     """The snapshot for a command that only shows something."""
-    return using(reach, lambda cluster: take_snapshot(cluster.coordinator, tls=reach.tls))
+    return using(target, lambda cluster: take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 class AdminConnections:

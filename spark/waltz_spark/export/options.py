@@ -18,9 +18,9 @@ from typer import Option
 
 from waltz_spark.log.plan import size_of
 from waltzctl.shell import moment
+from waltzctl.shell.cluster_target import ClusterOptions
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import From
-from waltzctl.shell.reach import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
 from waltzd.protocol.channels import named_in
 
@@ -67,7 +67,7 @@ class Asked:
 
         if self.sources or not named_in(text):
             return partitions_of(text)
-        return tuple(sorted(chosen(self.cluster.reach(), text)))
+        return tuple(sorted(chosen(self.cluster.target(), text)))
 
     def origin(self) -> Origin:
         from waltz_spark.export import origin_options
@@ -84,7 +84,7 @@ class Asked:
             return origin_options.open_origin(options)
         if self.allow_uncommitted:
             raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
-        there = self.cluster.reach()
+        there = self.cluster.target()
         options = {origin_options.COORDINATOR: there.hosts, origin_options.ROOT: there.root}
         names = {"tls_certificate": origin_options.TLS_CERTIFICATE, "tls_key": origin_options.TLS_KEY,
                  "tls_ca": origin_options.TLS_CA,

@@ -12,12 +12,12 @@ from waltzctl.console.watch import Point, Seen, Watch
 from waltzctl.health.facts import Facts, HealthReport
 from waltzctl.health.rates import rates
 from waltzctl.health.rules import diagnose, judge
-from waltzctl.shell.reach import Reach
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect
 
-REACH = Reach(
+REACH = ClusterTarget(
     hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False,
     origins={"directory": ("a place", "--directory"), "root": ("/waltz", "the default")},
 )  # fmt: skip

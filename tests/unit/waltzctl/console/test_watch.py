@@ -14,10 +14,10 @@ from waltzctl.console import watch as watching
 from waltzctl.console.watch import Watch
 from waltzctl.health.facts import Check, Facts, Grade, HealthReport
 from waltzctl.health.rules import judge
-from waltzctl.shell.reach import Reach
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzd.errors import CannotConnect, WaltzError
 
-REACH = Reach(hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False, origins={})
+REACH = ClusterTarget(hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False, origins={})
 SOON = 0.001
 CHECK = Check(name="a check", grade=Grade.PASS, finding="all is well")
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.process.certificates import Authority
 from waltzctl.shell.change import Asked, Asking, agree, close_finished, recorded
+from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.options import command_of
-from waltzctl.shell.reach import Reach
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
 from waltzctl.show.change import history
 from waltzctl.show.forms import put
@@ -28,7 +28,7 @@ from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfi
 from waltzd.protocol.role import Role
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
-HERE = Reach(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})
+HERE = ClusterTarget(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})
 PROTECTED = replace(HERE, is_protected=True)
 NOTHING = Asked(is_dry=False, yes=False, confirm=None, reason=None, override=None)
 YES = replace(NOTHING, yes=True)
@@ -78,7 +78,7 @@ def test_what_can_lose_nothing_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked", "reach"),
+    ("plan", "asked", "target"),
     [
         (PLAN, YES, HERE),
         (PLAN, replace(NOTHING, confirm="s1"), HERE),
@@ -88,35 +88,35 @@ def test_what_can_lose_nothing_is_not_asked() -> None:
         (replace(PLAN, unsafe=("no",)), replace(NOTHING, override="s1", reason="it burns"), HERE),
     ],
 )
-def test_what_was_said_beforehand_is_not_asked(plan: Plan, asked: Asked, reach: Reach) -> None:
-    assert agree(plan, asked, reach, "table")
+def test_what_was_said_beforehand_is_not_asked(plan: Plan, asked: Asked, target: ClusterTarget) -> None:
+    assert agree(plan, asked, target, "table")
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked", "reach", "next_step"),
+    ("plan", "asked", "target", "next_step"),
     [
         (PLAN, NOTHING, HERE, "look at it with --dry-run, then say --yes"),
         (TYPED, YES, HERE, "look at it with --dry-run, then say --confirm s1"),
         (PLAN, YES, PROTECTED, "look at it with --dry-run, then say --confirm payments"),
     ],
 )
-def test_without_a_terminal_it_has_to_be_said(plan: Plan, asked: Asked, reach: Reach, next_step: str) -> None:
+def test_without_a_terminal_it_has_to_be_said(plan: Plan, asked: Asked, target: ClusterTarget, next_step: str) -> None:
     with pytest.raises(NotConfirmed, match="standard input is no terminal") as refused:
-        agree(plan, asked, reach, "table")
+        agree(plan, asked, target, "table")
     assert (refused.value.exit_code, refused.value.detail_next_step) == (2, next_step)
 
 
 @pytest.mark.parametrize(
-    ("plan", "reach", "wanted"), [(PLAN, HERE, "s1"), (TYPED, HERE, "s1"), (PLAN, PROTECTED, "payments")]
+    ("plan", "target", "wanted"), [(PLAN, HERE, "s1"), (TYPED, HERE, "s1"), (PLAN, PROTECTED, "payments")]
 )
-def test_another_name_is_no_agreement(plan: Plan, reach: Reach, wanted: str, typed: Typing) -> None:
+def test_another_name_is_no_agreement(plan: Plan, target: ClusterTarget, wanted: str, typed: Typing) -> None:
     typed("y\n")
     with pytest.raises(NotConfirmed, match=f"--confirm s2: what is touched is {wanted}"):
-        agree(plan, replace(NOTHING, confirm="s2"), reach, "table")
+        agree(plan, replace(NOTHING, confirm="s2"), target, "table")
 
 
 @pytest.mark.parametrize(
-    ("plan", "reach", "answer", "is_agreed"),
+    ("plan", "target", "answer", "is_agreed"),
     [
         (PLAN, HERE, "y", True),
         (PLAN, HERE, "n", False),
@@ -129,14 +129,14 @@ def test_another_name_is_no_agreement(plan: Plan, reach: Reach, wanted: str, typ
     ],
 )
 def test_somebody_is_asked(
-    plan: Plan, reach: Reach, answer: str, is_agreed: bool, typed: Typing, capsys: pytest.CaptureFixture[str]
+    plan: Plan, target: ClusterTarget, answer: str, is_agreed: bool, typed: Typing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(f"{answer}\n")
     if is_agreed:
-        assert agree(plan, NOTHING, reach, "json")
+        assert agree(plan, NOTHING, target, "json")
     else:
         with pytest.raises(NotConfirmed, match="was not agreed to"):
-            agree(plan, NOTHING, reach, "json")
+            agree(plan, NOTHING, target, "json")
     said = capsys.readouterr()
     assert said.out == "", "data is on standard output, and there is none yet"
     assert "storage remove s1\n  move 0 from s1 to s2\n" in said.err

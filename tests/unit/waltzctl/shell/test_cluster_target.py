@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from waltzctl.shell.blueprint import ZOOKEEPER, Blueprint, save_blueprint
-from waltzctl.shell.reach import (
+from waltzctl.shell.cluster_target import (
     LOCAL_DIRECTORY,
+    ClusterTarget,
     Context,
     Contexts,
-    Reach,
     contexts_path,
     load_contexts,
     resolve,
@@ -41,8 +41,8 @@ def local_cluster(directory: Path, port: int = 2181) -> str:
     return str(directory)
 
 
-def told(reach: Reach) -> tuple[str, str]:
-    return reach.hosts, reach.root
+def told(target: ClusterTarget) -> tuple[str, str]:
+    return target.hosts, target.root
 
 
 # -- who is asked first ------------------------------------------------------------------------------------------------
@@ -59,32 +59,32 @@ def test_an_option_before_a_variable_before_the_context_before_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_cluster(tmp_path / LOCAL_DIRECTORY, 1)
-    reach = resolve({})
-    assert (reach.hosts, reach.directory, reach.name) == ("127.0.0.1:1", Path(LOCAL_DIRECTORY), LOCAL_DIRECTORY)
-    assert reach.origins["directory"][1] == "the cluster that `waltzctl up` made here"
+    target = resolve({})
+    assert (target.hosts, target.directory, target.name) == ("127.0.0.1:1", Path(LOCAL_DIRECTORY), LOCAL_DIRECTORY)
+    assert target.origins["directory"][1] == "the cluster that `waltzctl up` made here"
 
     save_contexts(Contexts(current="payments", named={"payments": PAYMENTS}))
-    reach = resolve({})
-    assert (told(reach), reach.name, reach.is_protected) == (("zk:2181", "/waltz/payments"), "payments", True)
-    assert reach.origins["coordinator"] == ("zk:2181", "context payments")
-    assert reach.origins["context"] == ("payments", str(tmp_path / "contexts.yml"))
+    target = resolve({})
+    assert (told(target), target.name, target.is_protected) == (("zk:2181", "/waltz/payments"), "payments", True)
+    assert target.origins["coordinator"] == ("zk:2181", "context payments")
+    assert target.origins["context"] == ("payments", str(tmp_path / "contexts.yml"))
 
     monkeypatch.setenv("WALTZ_COORDINATOR", "variable:1")
-    reach = resolve({})
-    assert (told(reach), reach.name, reach.is_protected) == (("variable:1", "/waltz"), "variable:1/waltz", False)
-    assert reach.origins == {"coordinator": ("variable:1", "WALTZ_COORDINATOR"), "root": ("/waltz", "the default")}
+    target = resolve({})
+    assert (told(target), target.name, target.is_protected) == (("variable:1", "/waltz"), "variable:1/waltz", False)
+    assert target.origins == {"coordinator": ("variable:1", "WALTZ_COORDINATOR"), "root": ("/waltz", "the default")}
 
-    reach = resolve({"coordinator": "option:1"})
-    assert told(reach) == ("option:1", "/waltz")
-    assert reach.origins["coordinator"] == ("option:1", "--coordinator")
+    target = resolve({"coordinator": "option:1"})
+    assert told(target) == ("option:1", "/waltz")
+    assert target.origins["coordinator"] == ("option:1", "--coordinator")
 
 
 def test_each_value_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     save_contexts(Contexts(current="payments", named={"payments": PAYMENTS}))
     monkeypatch.setenv("WALTZ_ROOT", "/variable")
-    reach = resolve({})
-    assert told(reach) == ("zk:2181", "/variable")
-    assert reach.origins["root"] == ("/variable", "WALTZ_ROOT")
+    target = resolve({})
+    assert told(target) == ("zk:2181", "/variable")
+    assert target.origins["root"] == ("/variable", "WALTZ_ROOT")
     assert told(resolve({"root": "/option"})) == ("zk:2181", "/option")
 
 
@@ -93,9 +93,9 @@ def test_who_names_a_context_by_an_option_means_it(monkeypatch: pytest.MonkeyPat
     """A forgotten variable must not lead to another cluster."""
     save_contexts(Contexts(current=None, named={"payments": PAYMENTS}))
     monkeypatch.setenv(variable, "/elsewhere")
-    reach = resolve({"context": "payments"})
-    assert (told(reach), reach.is_protected) == (("zk:2181", "/waltz/payments"), True)
-    assert variable not in {origin for _, origin in reach.origins.values()}
+    target = resolve({"context": "payments"})
+    assert (told(target), target.is_protected) == (("zk:2181", "/waltz/payments"), True)
+    assert variable not in {origin for _, origin in target.origins.values()}
 
 
 def test_a_variable_names_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_a_variable_names_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = local_cluster(tmp_path / "trial", 5)
     monkeypatch.setenv("WALTZ_COORDINATOR", "variable:1")
-    reach = resolve({"directory": given})
-    assert (told(reach), reach.directory, reach.tls) == (("127.0.0.1:5", "/waltz"), Path(given), None)
-    assert reach.origins["coordinator"] == ("127.0.0.1:5", f"{given}/cluster.json")
+    target = resolve({"directory": given})
+    assert (told(target), target.directory, target.tls) == (("127.0.0.1:5", "/waltz"), Path(given), None)
+    assert target.origins["coordinator"] == ("127.0.0.1:5", f"{given}/cluster.json")
     monkeypatch.setenv("WALTZ_DIRECTORY", given)
     assert resolve({"coordinator": "option:1"}).hosts == "option:1"
     with pytest.raises(BadArgument, match="WALTZ_DIRECTORY and WALTZ_COORDINATOR name two clusters"):
@@ -121,9 +121,9 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_contexts(Contexts(current="trial", named={"trial": Context(directory=given, protected=True)}))
     monkeypatch.delenv("WALTZ_DIRECTORY")
     monkeypatch.delenv("WALTZ_COORDINATOR")
-    reach = resolve({})
-    assert (reach.name, reach.directory, reach.is_protected) == ("trial", Path(given), True)
-    assert reach.origins["directory"] == (given, "context trial")
+    target = resolve({})
+    assert (target.name, target.directory, target.is_protected) == ("trial", Path(given), True)
+    assert target.origins["directory"] == (given, "context trial")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Contexts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class ClusterTarget:
     hosts: str
     root: str
     tls: Tls | None
@@ -242,7 +242,7 @@ def save_contexts(contexts: Contexts) -> None:
 # -- from what was said to a cluster -----------------------------------------------------------------------------------
 
 
-def resolve(given: Mapping[str, str | None]) -> Reach:
+def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
     """`given`: what options said, by their names, None where they said nothing."""
     _check_options(given)
     said = _said(given)
@@ -286,8 +286,10 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
             known |= dict(zip(_ACCESS, (Verify.HOST.value, *shown, own), strict=True))
             origins |= {field: (value, f"{directory}/{BLUEPRINT}") for field, value in known.items()}
             tls, access = tls_of(*files), access_to(shown, how=Verify.HOST, credentials=own)
-        return Reach(hosts=hosts, root=LOCAL_ROOT, tls=tls, name=name or directory, is_protected=context.protected,
-                     origins=origins, directory=Path(directory), access=access)  # fmt: skip
+        return ClusterTarget(
+            hosts=hosts, root=LOCAL_ROOT, tls=tls, name=name or directory, is_protected=context.protected,
+            origins=origins, directory=Path(directory), access=access,
+        )  # fmt: skip
     assert coordinator is not None
     root = take("root")
     if root is None:
@@ -297,8 +299,10 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
     how, own_certificate, own_key, own_ca, credentials = map(take, _ACCESS)
     to_coordinator = shown_files((own_certificate, own_key, own_ca), (certificate, key, ca))
     access = access_to(to_coordinator, how=how, credentials=credentials)
-    return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
-                 is_protected=context.protected, origins=origins, access=access)  # fmt: skip
+    return ClusterTarget(
+        hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
+        is_protected=context.protected, origins=origins, access=access,
+    )  # fmt: skip
 
 
 def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
@@ -456,8 +460,8 @@ def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
     from waltzd.cluster.cluster import Cluster
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
-    async def look(reach: Reach) -> list[str]:
-        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, reach.access, call_seconds=COMPLETION_SECONDS)
+    async def look(target: ClusterTarget) -> list[str]:
+        coordinator = ZooKeeperCoordinator(target.hosts, target.root, target.access, call_seconds=COMPLETION_SECONDS)
         await coordinator.start()
         try:
             cluster = Cluster(coordinator)
@@ -496,7 +500,7 @@ class Given:
     coordinator_tls_ca: Annotated[str | None, meant("coordinator_tls_ca")] = None
     coordinator_credentials: Annotated[str | None, meant("coordinator_credentials")] = None
 
-    def reach(self) -> Reach:
+    def target(self) -> ClusterTarget:
         return resolve(vars(self))
 
     def tls(self) -> Tls | None:
@@ -505,7 +509,7 @@ class Given:
         if said is not None:
             return said
         try:
-            return self.reach().tls
+            return self.target().tls
         except NoClusterNamed:
             return None
 
@@ -527,11 +531,11 @@ def tls_alone(
 ClusterOptions = Annotated[Given, From(Given)]
 
 
-def _reach(given: ClusterOptions) -> Reach:
-    return given.reach()
+def _target(given: ClusterOptions) -> ClusterTarget:
+    return given.target()
 
 
-Meant = Annotated[Reach, From(_reach)]
+CommandTarget = Annotated[ClusterTarget, From(_target)]
 """The cluster that a command is about."""
 
 ContextName = Annotated[str, Argument(metavar="NAME", autocompletion=known_contexts)]
@@ -542,15 +546,15 @@ ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_serv
 # -- contact -----------------------------------------------------------------------------------------------------------
 
 
-def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
+def using(target: ClusterTarget, action: Callable[[Any], Awaitable[T]]) -> T:
     """Do something with the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
     from waltzd.client import loop
     from waltzd.cluster.cluster import Cluster
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     async def run() -> T:
-        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, reach.access)
-        async with waiting_aloud(lambda: f"waiting for ZooKeeper at {reach.hosts}"):
+        coordinator = ZooKeeperCoordinator(target.hosts, target.root, target.access)
+        async with waiting_aloud(lambda: f"waiting for ZooKeeper at {target.hosts}"):
             await coordinator.start()
         try:
             return await action(Cluster(coordinator))
