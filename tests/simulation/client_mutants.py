@@ -20,7 +20,7 @@ def sends_again_what_was_not_answered(patches: Patches) -> None:
 
     def link_lost(self: Outbox) -> None:
         for sent in reversed(self.sent):
-            assert sent.bundle is None
+            assert sent.batch is None
             self.waiting.extendleft(reversed(sent.requests))
         self.sent = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from waltz_spark.log.batch_segment import Bad, Batches, _Stretch
+from waltz_spark.log.batch_segment import Bad, Batches, _BatchSpan
 from waltz_spark.log.decode import BESIDE, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
@@ -164,11 +164,11 @@ def test_columns_of_heads_say_what_each_batch_says(tmp_path: Path) -> None:
         place = chance.randrange(len(raw))
         raw[place] ^= 1
         number = int(np.searchsorted(at, place, "right")) - 1
-        assert _Stretch(memoryview(raw), at, None).count <= number, "the sizes in the middle are those that were written"
+        assert _BatchSpan(memoryview(raw), at, None).count <= number, "the sizes in the middle are those that were written"
         raw[place] ^= 1
-    assert _Stretch(memoryview(raw), at, None).count == 30
-    assert _Stretch(memoryview(raw), at, (1, 0)).count == 0
-    assert _Stretch(memoryview(raw), at, (0, log.time + 1)).count == 0
+    assert _BatchSpan(memoryview(raw), at, None).count == 30
+    assert _BatchSpan(memoryview(raw), at, (1, 0)).count == 0
+    assert _BatchSpan(memoryview(raw), at, (0, log.time + 1)).count == 0
     for batch in log.batches:
         found = batch_at(memoryview(b"".join(bytes(piece) for piece in batch.pieces)), batch.head)
         assert found is not None

@@ -17,7 +17,7 @@ from waltzd.protocol.batches import ClientFrame, Introduction, Registration, Ser
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.evidence import MountEvidence
+from waltzd.server.clients.mount_audit import MountEvidence
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import ATTEND, MOUNT, Call
 from waltzd.wire.codec import client_frames, key_of, to_value, uuid_of

@@ -15,9 +15,9 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, Walt
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
-from waltzd.server.clients import evidence
+from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.evidence import MountEvidence
+from waltzd.server.clients.mount_audit import MountEvidence
 from waltzd.wire.audited import name_of
 from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
@@ -136,7 +136,7 @@ class StreamPort:
             identity = self._identity(connection)
         except NotPermitted as error:
             who = name_of(connection.identity)
-            self._auditor.note(Deed(who=who, peer=connection.peer, what=evidence.MOUNT, code=error.code))
+            self._auditor.note(Deed(who=who, peer=connection.peer, what=mount_audit.MOUNT, code=error.code))
             await self._refuse(connection, error)
             return
         mount = MountEvidence(self._auditor, who=identity, peer=connection.peer)
