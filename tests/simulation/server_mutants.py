@@ -17,7 +17,7 @@ from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.mounts import Mount
 from waltzd.server.clients.pipeline import Pipeline, _Batch
-from waltzd.server.clients.registry import Use
+from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
@@ -480,4 +480,4 @@ def keeps_the_rights_of_mounts_that_stand(patches: Patches) -> None:
 @mutant(0, 1, aim=BOUNDED)
 def forgets_quotas(patches: Patches) -> None:
     """No append waits for what its name has sent before."""
-    patches.set(Use, "wait", lambda self, batch, size: 0.0)
+    patches.set(QuotaUsage, "wait", lambda self, batch, size: 0.0)

@@ -42,7 +42,7 @@ from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
-from waltzd.server.clients.registry import Registry
+from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
@@ -357,7 +357,7 @@ class Room:
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
         self.authorizer = Authorizer.free()
-        self.registry = Registry()
+        self.registry = ClientRegistry()
         self.calls = ServerCalls(self, self.authorizer, self.registry)
         self.registered = 0
         self.epochs: dict[str, int] = {}

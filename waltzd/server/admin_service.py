@@ -16,7 +16,7 @@ from waltzd.errors import BadArgument, ForeignCluster
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, ParkedList
 from waltzd.protocol.locks import LockExplanation
-from waltzd.server.clients.registry import Registry
+from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.registration import Registration
 from waltzd.server.subscriptions.board import Board
 from waltzd.wire import wire_pb2 as wire
@@ -35,7 +35,7 @@ class ServerAdminService(Host):
         describe: Callable[[], ServerDescription],
         registration: Registration,
         explain: Explain,
-        clients: Registry,
+        clients: ClientRegistry,
         groups: Board,
     ) -> None:
         self._groups = groups
@@ -100,7 +100,7 @@ def add_admin_service(
     describe: Callable[[], ServerDescription],
     registration: Registration,
     explain: Explain,
-    clients: Registry,
+    clients: ClientRegistry,
     unready: Unready,
     groups: Board,
 ) -> None:

@@ -50,7 +50,7 @@ from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
-from waltzd.server.clients.registry import Registry
+from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
@@ -313,7 +313,7 @@ class _Daemon:
             is_gone=self._detector.is_gone,
             names=self._names,
         )
-        self.clients = Registry()
+        self.clients = ClientRegistry()
         self.groups = Board(
             ClientLog(self._group_log_client, lambda: self.owner.group_log),
             partitions=meta.partitions,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from waltzd.cluster.clients import SEEN_SECONDS, ClientNames
 from waltzd.errors import WaltzError
-from waltzd.server.clients.registry import Registry
+from waltzd.server.clients.registry import ClientRegistry
 
 log = logging.getLogger("waltz.server")
 LOOK_SECONDS = 60.0
@@ -22,7 +22,7 @@ FORGET_SECONDS = 3600.0
 
 
 class Roster:
-    def __init__(self, names: ClientNames, registry: Registry, *, is_leader: Callable[[], bool]) -> None:
+    def __init__(self, names: ClientNames, registry: ClientRegistry, *, is_leader: Callable[[], bool]) -> None:
         self._names = names
         self._registry = registry
         self._is_leader = is_leader

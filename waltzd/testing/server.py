@@ -20,7 +20,7 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
-from waltzd.server.clients.registry import Registry
+from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.election import Election
 from waltzd.server.failure_detector import FailureDetector, OpenProbe
 from waltzd.server.ownership import PartitionOwner
@@ -98,7 +98,7 @@ class LocalServer:
         )
         self.authorizer = authorizer or Authorizer.free()
         self._policy = None if authorizer is None else PolicyFollower(self._cluster, authorizer)
-        self.clients = Registry()
+        self.clients = ClientRegistry()
         self.groups: Board | None = None if reach is None else self._make_board(reach)
         if self.groups is not None:
             self.owner.needed_from = self.groups.needed_from

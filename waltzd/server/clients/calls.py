@@ -58,7 +58,7 @@ from waltzd.server.clients.authorizer import (
 )
 from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.clients.registry import REQUEST_COST, Registry, Use, Who, who_is
+from waltzd.server.clients.registry import REQUEST_COST, ClientRegistry, Principal, QuotaUsage, principal_of
 
 PLACE_COST = 32
 """Bytes that an answer takes for each partition, about."""
@@ -119,7 +119,7 @@ class Groups(Protocol):
         """As bits of one number."""
         ...
 
-    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attending:
         """`admit` is asked when nothing more is waited for, and raises why not."""
         ...
 
@@ -136,12 +136,14 @@ class NoGroups:
     def partitions_of(self, meta: GroupMeta) -> int:
         return 0
 
-    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attending:
         raise NoGroupLog("this server keeps no groups")
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner, authorizer: Authorizer, registry: Registry, groups: Groups | None = None) -> None:
+    def __init__(
+        self, owner: Owner, authorizer: Authorizer, registry: ClientRegistry, groups: Groups | None = None
+    ) -> None:
         self._owner = owner
         self._authorizer = authorizer
         self._registry = registry
@@ -158,7 +160,7 @@ class ServerCalls:
     async def _pay(self, identity: str, rights: Rights, size: int = REQUEST_COST) -> None:
         """A call counts against the quota of its name."""
         if rights.quotas is not NO_QUOTAS:
-            await self._registry.use_of(who_is(identity), rights.quotas).pay(size)
+            await self._registry.usage_of(principal_of(identity), rights.quotas).pay(size)
 
     async def located(self, identity: str = "") -> Topology:
         """The same as `locate`, paid for by what it tells."""
@@ -185,26 +187,26 @@ class ServerCalls:
         rights = self._authorizer.rights(identity)
         if rights.is_nothing:
             raise denied_all(identity)
-        use = self._registry.use_of(who_is(identity), rights.quotas)
-        await use.pay(REQUEST_COST)
-        await use.take_id()
+        usage = self._registry.usage_of(principal_of(identity), rights.quotas)
+        await usage.pay(REQUEST_COST)
+        await usage.take_id()
         number, epoch = await self._owner.register(), 0
         if introduction.is_exclusive or rights.one_instance:
-            epoch = await self._epoch(who_is(identity), identity, introduction)
+            epoch = await self._epoch(principal_of(identity), identity, introduction)
         client = client_of(number)
         return Registration(client, self._token(client, number, identity, epoch), epoch)
 
-    async def _epoch(self, who: Who, identity: str, introduction: Introduction) -> int:
+    async def _epoch(self, principal: Principal, identity: str, introduction: Introduction) -> int:
         """A new one, unless the caller has one and needs another client id only."""
-        if who.role is not Role.CLIENT:
-            raise NotPermitted(f"{who.name} has the role {who.role}; only applications have a newest instance")
+        if principal.role is not Role.CLIENT:
+            raise NotPermitted(f"{principal.name} has the role {principal.role}; only applications have a newest instance")
         before = introduction.before
         if before is None or before.epoch == 0:
-            return await self._owner.raise_epoch(who.name)
+            return await self._owner.raise_epoch(principal.name)
         self._proven(before.client, before.token, identity, before.epoch)
-        newest = await self._owner.newest_epoch(who.name)
+        newest = await self._owner.newest_epoch(principal.name)
         if newest > before.epoch:
-            raise Superseded(f"a newer instance of {who.name} was registered, with epoch {newest}", epoch=newest)
+            raise Superseded(f"a newer instance of {principal.name} was registered, with epoch {newest}", epoch=newest)
         return before.epoch
 
     def _token(self, client: int, number: int, identity: str, epoch: int) -> bytes:
@@ -242,7 +244,7 @@ class ServerCalls:
         let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
         owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
         instance. What one took before has an id up to the barrier of this mount, or never gets one."""
-        name, one_instance = who_is(identity).name, self._rights(identity, request.partition).one_instance
+        name, one_instance = principal_of(identity).name, self._rights(identity, request.partition).one_instance
         if request.epoch == 0:
             if one_instance:
                 raise Superseded(
@@ -306,15 +308,16 @@ class ServerCalls:
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
-        pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
-        await use.pay(REQUEST_COST)
+        pipeline = self._owner.pipeline(partition, None)
+        usage = self._registry.usage_of(principal_of(identity), rights.quotas)
+        await usage.pay(REQUEST_COST)
         if timeline is not None:
             last = first_id if last_id is None else last_id
             lineage = pipeline.session.lineage
             lineage.check(timeline, last, what="the reader", partition=partition, next_step=MEND_READER)
-        async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
+        async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, usage=usage)) as runs:
             async for run in runs:
-                await use.pay(len(run.data))
+                await usage.pay(len(run.data))
                 check_read(self._rights(identity, partition), partition)
                 yield run
 
@@ -332,10 +335,10 @@ class ServerCalls:
             _check_rights(self._rights(link.identity, request.partition), request)
             pipeline = self._owner.pipeline(request.partition, request.generation)
             await self._displace_older(pipeline, request, link.identity)
-            who, rights = who_is(link.identity), self._rights(link.identity, request.partition)
+            principal, rights = principal_of(link.identity), self._rights(link.identity, request.partition)
             _check_rights(rights, request)
-            use = self._registry.use_of(who, rights.quotas)
-            mount = Mount(link, request, pipeline, rights, use, lap=lap_of(number))
+            usage = self._registry.usage_of(principal, rights.quotas)
+            mount = Mount(link, request, pipeline, rights, usage, lap=lap_of(number))
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
@@ -343,8 +346,8 @@ class ServerCalls:
         # nothing was waited for since it was asked for its rights
         is_hidden = request.partition == self._owner.topology().group_log
         reviewing = nullcontext() if is_hidden else self._authorizer.reviewing(mount, link.identity)
-        with reviewing, self._registry.present(who, request, link) as presence:
-            await mount.serve(presence)
+        with reviewing, self._registry.connect(principal, request, link) as connected:
+            await mount.serve(connected)
 
     # -- consumer groups
 
@@ -372,10 +375,10 @@ class ServerCalls:
     async def attend(self, link: AttendLink) -> None:
         """Serve one member of a consumer group to its end. Raises what ended it, after the member was told."""
 
-        def admit() -> Use:
+        def admit() -> QuotaUsage:
             rights = self._authorizer.rights(link.identity)
             check_attend(rights, request.partition, request.group)
-            return self._registry.use_of(who_is(link.identity), rights.quotas)
+            return self._registry.usage_of(principal_of(link.identity), rights.quotas)
 
         try:
             found = await self._join_request(link)

@@ -14,14 +14,14 @@ from waltzd.protocol.batches import ClientFrame, Mounted, MountRequest, Refused,
 MOUNT = "Log/Mount"
 
 
-class MountEvidence:
+class MountAudit:
     def __init__(self, auditor: Auditor, *, who: str, peer: str) -> None:
         self._auditor = auditor
         self._deed = Deed(who=who or ANONYMOUS, peer=peer, what=MOUNT)
         self._is_asked = self._is_mounted = False
         self._code: str | None = None
 
-    def said(self, frames: Sequence[ClientFrame]) -> None:
+    def note_received(self, frames: Sequence[ClientFrame]) -> None:
         """By the client."""
         if self._is_asked:
             return
@@ -31,7 +31,7 @@ class MountEvidence:
                 about = f"client={frame.client} feed={frame.feed.name.lower()}"
                 self._deed = replace(self._deed, partitions=str(frame.partition), about=about)
 
-    def told(self, frames: Sequence[ServerFrame]) -> None:
+    def note_sent(self, frames: Sequence[ServerFrame]) -> None:
         """To the client."""
         if not self._is_mounted and isinstance(frames[0], Mounted):
             self._is_mounted = True
@@ -39,7 +39,7 @@ class MountEvidence:
         if isinstance(frames[-1], Refused):
             self._code = frames[-1].error.code
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         what = f"{MOUNT}/end" if self._is_mounted else MOUNT
         if self._is_mounted or self._code is not None:
             self._auditor.note(replace(self._deed, what=what, code=self._code))

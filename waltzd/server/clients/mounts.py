@@ -38,7 +38,7 @@ from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.authorizer import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
-from waltzd.server.clients.registry import Presence, Use
+from waltzd.server.clients.registry import ConnectedClient, QuotaUsage
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
 
@@ -66,11 +66,11 @@ class Mount:
         request: MountRequest,
         pipeline: Pipeline,
         rights: Rights,
-        use: Use,
+        usage: QuotaUsage,
         *,
         lap: int = 0,
     ) -> None:
-        """`use`: of the name in the client's certificate. `lap`: of its client id."""
+        """`usage`: of the name in the client's certificate. `lap`: of its client id."""
         self._partition = request.partition
         self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
         self._appends = not self._takes_feed
@@ -78,11 +78,11 @@ class Mount:
         self._rights = rights
         self._spaces = rights.locks(request.partition)
         mark = checked_mark(request, pipeline)
-        self._member = Member(request.client, request.number, mark, use, epoch=request.epoch, lap=lap)
+        self._member = Member(request.client, request.number, mark, usage, epoch=request.epoch, lap=lap)
         self._link = link
         self._pipeline = pipeline
-        self._use = use
-        self._presence: Presence
+        self._usage = usage
+        self._connected: ConnectedClient
         """From `serve` on."""
         self._cursor = Cursor(
             pipeline.session,
@@ -93,7 +93,7 @@ class Mount:
             frame_bytes=pipeline.settings.feed_frame_bytes,
             asks=request.client if request.asks else None,
         )
-        self._unanswered = Budget(pipeline.settings.mount_bytes_max, within=use.inflight)
+        self._unanswered = Budget(pipeline.settings.mount_bytes_max, within=usage.inflight)
         self._last_sequence = -1
         self._barrier = -1
         self._client_is_done = False
@@ -116,7 +116,7 @@ class Mount:
         """The policy is another one. What the client did by a right that is gone, it does no more: of what it has sent, all
         that has no id by now is not taken."""
         self._rights, self._spaces = rights, rights.locks(self._partition)
-        self._use.grant(rights.quotas)
+        self._usage.grant(rights.quotas)
         try:
             if self._appends:
                 check_append(rights, self._partition)
@@ -125,11 +125,11 @@ class Mount:
         except NotGranted as error:
             self._member.refuse(error)
 
-    async def serve(self, presence: Presence) -> None:
+    async def serve(self, connected: ConnectedClient) -> None:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
         was told."""
-        self._presence = presence
-        presence.end = self._end
+        self._connected = connected
+        connected.end = self._end
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
@@ -222,7 +222,7 @@ class Mount:
                 frames.append(feed)
                 count, size = _extent(feed)
                 self._pipeline.counters.fed(count, size)
-                self._presence.fed(count, size)
+                self._connected.fed(count, size)
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
         self._member.is_fed = self._cursor.has_room
@@ -230,7 +230,7 @@ class Mount:
 
     def _is_feed_held(self) -> bool:
         """By its quota, for some time."""
-        if self._feed_alarm is None and self._cursor.has_room and (wait := self._use.feed_wait()) > 0:
+        if self._feed_alarm is None and self._cursor.has_room and (wait := self._usage.feed_wait()) > 0:
             self._feed_alarm = asyncio.get_running_loop().call_later(wait, self._go_on_feeding)
         return self._feed_alarm is not None
 
@@ -248,7 +248,7 @@ class Mount:
                 try:
                     await self._cursor.read_cold()
                 except ArchiveAway as error:  # it passes, and the client would only mount again to wait for the same
-                    self._presence.waiting = error.message
+                    self._connected.waiting = error.message
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, ARCHIVE_SECONDS_MAX)
                     self._cold_wanted.set()
@@ -256,7 +256,7 @@ class Mount:
                 except WaltzError as error:
                     self._member.refuse(error)
                     return
-                self._presence.waiting, pause = "", ARCHIVE_SECONDS
+                self._connected.waiting, pause = "", ARCHIVE_SECONDS
                 self._member.changed.set()
 
     # -- what the client says
@@ -312,9 +312,9 @@ class Mount:
         self._pipeline.check_groups(batch)
         check_payloads(batch)
         size = batch.bytes
-        self._presence.took(len(batch), size)
-        if wait := self._use.wait(batch, size):
-            await self._use.sleep(wait)
+        self._connected.note_received(len(batch), size)
+        if wait := self._usage.wait(batch, size):
+            await self._usage.sleep(wait)
         self._last_sequence = batch.first_sequence + len(batch) - 1
         frame_cost = FRAME_COST
         await self._unanswered.take(size + frame_cost)

@@ -43,7 +43,7 @@ from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, S
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
-from waltzd.server.clients.registry import Use
+from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build, groups_of, locks_of
@@ -102,30 +102,30 @@ class Capacity:
         """One turn is one chunk from a storage, so many readers share few reads."""
         self._callers_max = callers_max
 
-    def enter(self, use: Use) -> None:
+    def enter(self, usage: QuotaUsage) -> None:
         """Raises where there is no room for one more of this name."""
-        use.check_room(self.callers, self._callers_max)
+        usage.check_room(self.callers, self._callers_max)
         self.callers += 1
-        use.callers += 1
+        usage.callers += 1
 
-    def leave(self, use: Use) -> None:
+    def leave(self, usage: QuotaUsage) -> None:
         assert self.callers > 0
         self.callers -= 1
-        use.callers -= 1
+        usage.callers -= 1
 
 
 class Member:
     """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
 
     def __init__(
-        self, client: int, number: int, mark: int, use: Use, *, epoch: int = 0, lap: int = 0, is_fed: bool = True
+        self, client: int, number: int, mark: int, usage: QuotaUsage, *, epoch: int = 0, lap: int = 0, is_fed: bool = True
     ) -> None:
         self.client = client
         self.lap = lap
         """Of its client id. A mount of a later lap is another client's."""
         self.number = number
         self.mark = mark
-        self.use = use
+        self.usage = usage
         self.epoch = epoch
         """Of its instance; 0: any number of them may live."""
         self.is_fed = is_fed
@@ -346,20 +346,20 @@ class Pipeline:
                 f"above {older.number}, the number of its mount before"
             )
         self.check_mark(member.mark)
-        self.check_epoch(member.use.who.name, member.epoch)
+        self.check_epoch(member.usage.principal.name, member.epoch)
         if not is_again:
-            self.capacity.enter(member.use)
+            self.capacity.enter(member.usage)
         self._members[member.client] = member
         if older is not None:
             if not is_again:
-                self.capacity.leave(older.use)
+                self.capacity.leave(older.usage)
             older.refuse(Displaced(f"client {member.client} has mounted the partition again"))
         return self.last_id
 
     def leave(self, member: Member) -> None:
         if self._members.get(member.client) is member:
             del self._members[member.client]
-            self.capacity.leave(member.use)
+            self.capacity.leave(member.usage)
 
     # -- instances of which only the newest may live
 
@@ -372,7 +372,7 @@ class Pipeline:
         nor of those that have none."""
         self._epochs[name] = max(epoch, self._epochs.get(name, 0))
         for member in list(self._members.values()):
-            if member.use.who.name == name and member.epoch < self._epochs[name] and (member.epoch or all_of_them):
+            if member.usage.principal.name == name and member.epoch < self._epochs[name] and (member.epoch or all_of_them):
                 member.refuse(self._superseded(name))
 
     def check_epoch(self, name: str, epoch: int) -> None:
@@ -579,9 +579,9 @@ class Pipeline:
             raise self.ended
 
     async def read(
-        self, first_id: int, last_id: int | None, *, with_locks: bool = False, use: Use | None = None
+        self, first_id: int, last_id: int | None, *, with_locks: bool = False, usage: QuotaUsage | None = None
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark of this moment. `use`: of who reads; None: we
+        """Committed records; without `last_id`, up to the high-water mark of this moment. `usage`: of who reads; None: we
         ourselves."""
         if self.ended is not None:
             raise self.ended
@@ -595,8 +595,8 @@ class Pipeline:
                 f"is {committed}",
                 high_water_mark=committed,
             )
-        if use is not None:
-            self.capacity.enter(use)
+        if usage is not None:
+            self.capacity.enter(usage)
         try:
             found = records(
                 self.session,
@@ -610,8 +610,8 @@ class Pipeline:
                 async for run in found:
                     yield run
         finally:
-            if use is not None:
-                self.capacity.leave(use)
+            if usage is not None:
+                self.capacity.leave(usage)
 
     def cold_reader(self, *, with_locks: bool = False) -> ColdReader:
         return ColdReader(self.session, self.capacity.cold_turns, self.settings.cold_chunk_bytes, with_locks=with_locks)

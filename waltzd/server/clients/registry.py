@@ -52,29 +52,29 @@ _READ = int(Mode.READ)
 
 
 @dataclass(frozen=True)
-class Who:
+class Principal:
     """Whose quota, share and epoch it is."""
 
     role: Role
     name: str
 
 
-NOBODY = Who(Role.CLIENT, ANONYMOUS)
+NOBODY = Principal(Role.CLIENT, ANONYMOUS)
 """Whoever has no certificate."""
 
 
 @lru_cache(maxsize=4096)
-def who_is(identity: str) -> Who:
+def principal_of(identity: str) -> Principal:
     """`identity`: the URI in the certificate; empty without one."""
     found = Identity.among((identity,))
-    return NOBODY if found is None else Who(found.role, found.name)
+    return NOBODY if found is None else Principal(found.role, found.name)
 
 
-class Use:
+class QuotaUsage:
     """What all mounts of a name use together, and how much of it is left."""
 
-    def __init__(self, who: Who, clock: Callable[[], float]) -> None:
-        self.who = who
+    def __init__(self, principal: Principal, clock: Callable[[], float]) -> None:
+        self.principal = principal
         self.callers = 0
         """Mounts, and reads by id that are under way."""
         self.refused_mounts = 0
@@ -112,18 +112,18 @@ class Use:
     def check_room(self, callers: int, callers_max: int) -> None:
         """Raises when it must not have one more mount."""
         most = self._quotas.mounts
-        if may_enter(self.callers, callers, callers_max, most=most, is_shared=self.who != NOBODY):
+        if may_enter(self.callers, callers, callers_max, most=most, is_shared=self.principal != NOBODY):
             return
         self.refused_mounts += 1
         if callers >= callers_max:
             raise TooManyCallers(f"this server has {callers} mounts and readers; no more are allowed")
         if most is not None and self.callers >= most:
             raise TooManyCallers(
-                f"{self.who.name} has {self.callers} mounts and readers at this server; its grants allow {most}",
+                f"{self.principal.name} has {self.callers} mounts and readers at this server; its grants allow {most}",
                 next_step="try again when others of this name have left; an operator may grant it more",
             )
         raise TooManyCallers(
-            f"{self.who.name} has {self.callers} of the {callers} mounts and readers of this server; the last of "
+            f"{self.principal.name} has {self.callers} of the {callers} mounts and readers of this server; the last of "
             f"{callers_max} are left to others"
         )
 
@@ -178,7 +178,7 @@ class Use:
             self._ids = Bucket(IDS_PER_SECOND, now, burst_seconds=IDS_AT_ONCE / IDS_PER_SECOND)
         if self._ids.wait(now) > IDS_WAIT_SECONDS:
             raise TooManyCallers(
-                f"{self.who.name} has taken more than {IDS_AT_ONCE} client ids at this server; "
+                f"{self.principal.name} has taken more than {IDS_AT_ONCE} client ids at this server; "
                 f"{IDS_PER_SECOND} a second are allowed",
                 not_done="no client id was given out",
                 next_step="keep a client open instead of making one for each piece of work; try again later",
@@ -195,10 +195,10 @@ def _bucket(rate: int | None, now: float) -> Bucket | None:
 class _Instance:
     """A process of an application, as far as it is known here."""
 
-    who: Who
+    principal: Principal
     instance: str
     since: float
-    presences: dict[Presence, None] = field(default_factory=dict)
+    connected: dict[ConnectedClient, None] = field(default_factory=dict)
     peer: str = ""
     version: str = ""
     epoch: int = 0
@@ -209,11 +209,13 @@ class _Instance:
     fed_bytes: int = 0
 
 
-class Presence:
+class ConnectedClient:
     """One mount, as the registry knows it. `end` is how it is ended from outside, and says whether it was not over."""
 
-    def __init__(self, instance: _Instance, use: Use, partition: int, link: MountLink, clock: Callable[[], float]) -> None:
-        self.use = use
+    def __init__(
+        self, instance: _Instance, usage: QuotaUsage, partition: int, link: MountLink, clock: Callable[[], float]
+    ) -> None:
+        self.usage = usage
         self.partition = partition
         self.end: Callable[[WaltzError], bool] = lambda error: False
         self.waiting = ""
@@ -222,7 +224,7 @@ class Presence:
         self._link = link
         self._clock = clock
 
-    def took(self, count: int, size: int) -> None:
+    def note_received(self, count: int, size: int) -> None:
         found = self._instance
         found.heard = self._clock()
         found.appended += count
@@ -232,7 +234,7 @@ class Presence:
         found = self._instance
         found.fed += count
         found.fed_bytes += size
-        self.use.fed(size)
+        self.usage.fed(size)
 
     @property
     def quiet_seconds(self) -> float | None:
@@ -240,10 +242,10 @@ class Presence:
         return self._link.quiet_seconds
 
 
-class Registry:
+class ClientRegistry:
     def __init__(self) -> None:
-        self._uses: dict[Who, Use] = {}
-        self._instances: dict[tuple[Who, str], _Instance] = {}
+        self._usages: dict[Principal, QuotaUsage] = {}
+        self._instances: dict[tuple[Principal, str], _Instance] = {}
         """Those that have mounts, and those that had some, the last of them at the end."""
         self.slowed_seconds = 0.0
         """Of names that nothing is kept of any more."""
@@ -256,74 +258,82 @@ class Registry:
 
     # -- what mounts do
 
-    def use_of(self, who: Who, quotas: Quotas) -> Use:
+    def usage_of(self, principal: Principal, quotas: Quotas) -> QuotaUsage:
         """`quotas`: of this moment."""
-        use = self._uses.get(who)
-        if use is None:
+        usage = self._usages.get(principal)
+        if usage is None:
             self._forget_idle()
-            use = self._uses[who] = Use(who, self._clock)
-        use.grant(quotas)
-        return use
+            usage = self._usages[principal] = QuotaUsage(principal, self._clock)
+        usage.grant(quotas)
+        return usage
 
     @contextmanager
-    def present(self, who: Who, request: MountRequest, link: MountLink) -> Iterator[Presence]:
+    def connect(self, principal: Principal, request: MountRequest, link: MountLink) -> Iterator[ConnectedClient]:
         """A mount that was let in, for as long as it stands."""
         now, name = self._clock(), request.instance or f"client {request.client}"
-        found = self._instances.setdefault((who, name), _Instance(who, name, since=now))
-        if not found.presences:
+        found = self._instances.setdefault((principal, name), _Instance(principal, name, since=now))
+        if not found.connected:
             found.since = now
         found.peer, found.version, found.heard = link.peer, request.version, now
         found.epoch = max(found.epoch, request.epoch)
-        presence = Presence(found, self._uses[who], request.partition, link, self._clock)
-        found.presences[presence] = None
+        connected = ConnectedClient(found, self._usages[principal], request.partition, link, self._clock)
+        found.connected[connected] = None
         try:
-            yield presence
+            yield connected
         finally:
-            self._leave(presence)
+            self._leave(connected)
 
-    def _leave(self, presence: Presence) -> None:
-        found = presence._instance
-        del found.presences[presence]
-        if not found.presences:
+    def _leave(self, connected: ConnectedClient) -> None:
+        found = connected._instance
+        del found.connected[connected]
+        if not found.connected:
             found.since = self._clock()
-            self._instances.pop((found.who, found.instance))
-            self._instances[found.who, found.instance] = found
+            self._instances.pop((found.principal, found.instance))
+            self._instances[found.principal, found.instance] = found
             self._forget_gone()
 
     # -- what is kept of those that are gone
 
     def _forget_gone(self) -> None:
         now = self._clock()
-        gone = [key for key, one in self._instances.items() if not one.presences]
+        gone = [key for key, one in self._instances.items() if not one.connected]
         late = [key for key in gone if now - self._instances[key].since > GONE_SECONDS]
         for key in {*late, *gone[:-GONE_MAX]}:
             del self._instances[key]
 
     def _forget_idle(self) -> None:
         """Names without mounts of which nobody would see anything."""
-        if len(self._uses) < GONE_MAX:
+        if len(self._usages) < GONE_MAX:
             return
-        kept = {who for who, _ in self._instances}
-        for who, use in [(who, use) for who, use in self._uses.items() if not use.callers and who not in kept]:
-            self.slowed_seconds += use.slowed_seconds
-            self.refused_mounts += use.refused_mounts
-            del self._uses[who]
+        kept = {principal for principal, _ in self._instances}
+        for principal, usage in [
+            (principal, usage) for principal, usage in self._usages.items() if not usage.callers and principal not in kept
+        ]:
+            self.slowed_seconds += usage.slowed_seconds
+            self.refused_mounts += usage.refused_mounts
+            del self._usages[principal]
 
     # -- what operators ask
 
     @property
     def names(self) -> list[str]:
         """Applications that are connected."""
-        return sorted({who.name for (who, _), one in self._instances.items() if one.presences and who.role is Role.CLIENT})
+        return sorted(
+            {
+                principal.name
+                for (principal, _), one in self._instances.items()
+                if one.connected and principal.role is Role.CLIENT
+            }
+        )
 
     def totals(self) -> ClientTotals:
-        now, uses = self._clock(), self._uses.values()
-        late = [use for use in uses if use.slowed_at is not None and now - use.slowed_at < SLOWED_SECONDS]
+        now, usages = self._clock(), self._usages.values()
+        late = [usage for usage in usages if usage.slowed_at is not None and now - usage.slowed_at < SLOWED_SECONDS]
         return ClientTotals(
-            instances=sum(bool(one.presences) for one in self._instances.values()),
-            slowed_ms=round(1000 * (self.slowed_seconds + sum(use.slowed_seconds for use in uses))),
-            refused_mounts=self.refused_mounts + sum(use.refused_mounts for use in uses),
-            slowed=tuple(sorted(use.who.name for use in late)[:SLOWED_MAX]),
+            instances=sum(bool(one.connected) for one in self._instances.values()),
+            slowed_ms=round(1000 * (self.slowed_seconds + sum(usage.slowed_seconds for usage in usages))),
+            refused_mounts=self.refused_mounts + sum(usage.refused_mounts for usage in usages),
+            slowed=tuple(sorted(usage.principal.name for usage in late)[:SLOWED_MAX]),
         )
 
     def describe(self) -> ClientList:
@@ -333,26 +343,26 @@ class Registry:
             clients=tuple(self._described(one, now) for one in self._instances.values()),
             names=tuple(
                 ClientUse(
-                    name=who.name,
-                    role=who.role.value,
-                    mounts=use.callers,
-                    inflight_bytes=use.inflight.used,
-                    slowed_ms=round(1000 * use.slowed_seconds),
-                    slowed_ago_ms=None if use.slowed_at is None else round(1000 * (now - use.slowed_at)),
-                    refused_mounts=use.refused_mounts,
+                    name=principal.name,
+                    role=principal.role.value,
+                    mounts=usage.callers,
+                    inflight_bytes=usage.inflight.used,
+                    slowed_ms=round(1000 * usage.slowed_seconds),
+                    slowed_ago_ms=None if usage.slowed_at is None else round(1000 * (now - usage.slowed_at)),
+                    refused_mounts=usage.refused_mounts,
                 )
-                for who, use in self._uses.items()
+                for principal, usage in self._usages.items()
             ),
         )
 
     def _described(self, one: _Instance, now: float) -> ClientInstance:
-        silences = [presence.quiet_seconds for presence in one.presences]
+        silences = [connected.quiet_seconds for connected in one.connected]
         known = [silence for silence in silences if silence is not None]
         quiet = min([now - one.heard, *known])
         state = "gone" if not silences else "hangs" if len(known) == len(silences) and quiet > HANGS_SECONDS else "live"
         return ClientInstance(
-            name=one.who.name,
-            role=one.who.role.value,
+            name=one.principal.name,
+            role=one.principal.role.value,
             instance=one.instance,
             peer=one.peer,
             version=one.version,
@@ -360,20 +370,20 @@ class Registry:
             epoch=one.epoch,
             age_ms=round(1000 * (now - one.since)),
             quiet_ms=round(1000 * quiet),
-            partitions=tuple(sorted({presence.partition for presence in one.presences})),
+            partitions=tuple(sorted({connected.partition for connected in one.connected})),
             appended=one.appended,
             appended_bytes=one.appended_bytes,
             fed=one.fed,
             fed_bytes=one.fed_bytes,
-            waiting=next((presence.waiting for presence in one.presences if presence.waiting), ""),
+            waiting=next((connected.waiting for connected in one.connected if connected.waiting), ""),
         )
 
     def disconnect(self, name: str, instance: str | None = None) -> int:
         """How many mounts were ended."""
         error = Disconnected(f"an operator has disconnected {name}{f'/{instance}' if instance else ''}")
         return sum(
-            presence.end(error)
+            connected.end(error)
             for one in self._instances.values()
-            for presence in one.presences
-            if one.who.name == name and instance in (None, one.instance)
+            for connected in one.connected
+            if one.principal.name == name and instance in (None, one.instance)
         )

@@ -17,7 +17,7 @@ from waltzd.protocol.batches import ClientFrame, Introduction, Registration, Ser
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.mount_audit import MountEvidence
+from waltzd.server.clients.mount_audit import MountAudit
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import ATTEND, MOUNT, Call
 from waltzd.wire.codec import client_frames, key_of, to_value, uuid_of
@@ -57,18 +57,18 @@ class _Link(Generic[Received, Sent]):
 
 
 class _MountLink(_Link[ClientFrame, ServerFrame]):
-    def __init__(self, context: Context, evidence: MountEvidence) -> None:
+    def __init__(self, context: Context, audit: MountAudit) -> None:
         super().__init__(context, MOUNT, client_frames)
-        self._evidence = evidence
+        self._audit = audit
 
     async def receive(self) -> Sequence[ClientFrame] | None:
         frames = await super().receive()
         if frames is not None:
-            self._evidence.said(frames)
+            self._audit.note_received(frames)
         return frames
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
-        self._evidence.told(frames)
+        self._audit.note_sent(frames)
         await super().send(frames)
 
     @property
@@ -127,13 +127,13 @@ class LogService(Host):
                 yield run
 
     async def Mount(self, request_iterator: object, context: Context) -> None:
-        evidence = MountEvidence(self._auditor, who=_identity(context), peer=peer_of(context))
+        audit = MountAudit(self._auditor, who=_identity(context), peer=peer_of(context))
         try:
-            await self._calls.mount(_MountLink(context, evidence))
+            await self._calls.mount(_MountLink(context, audit))
         except WaltzError as error:
             await abort_stream(context, error)
         finally:
-            evidence.ended()
+            audit.note_end()
 
     async def Attend(self, request_iterator: object, context: Context) -> None:
         try:

@@ -17,7 +17,7 @@ from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
 from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.mount_audit import MountEvidence
+from waltzd.server.clients.mount_audit import MountAudit
 from waltzd.wire.audited import name_of
 from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
@@ -34,9 +34,9 @@ QUIET_SECONDS = 10.0
 
 
 class _FramedLink:
-    def __init__(self, connection: Connection, identity: str, evidence: MountEvidence) -> None:
+    def __init__(self, connection: Connection, identity: str, audit: MountAudit) -> None:
         self.identity = identity
-        self._evidence = evidence
+        self._audit = audit
         self._connection = connection
         self._expected = Kind.MOUNT
         self._is_refused = False
@@ -60,11 +60,11 @@ class _FramedLink:
         if kind is not expected:
             raise BadFrame(f"a frame of the kind {kind.name} in the place of one of the kind {expected.name}")
         frames = unpacked_client_frames(content)
-        self._evidence.said(frames)
+        self._audit.note_received(frames)
         return frames
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
-        self._evidence.told(frames)
+        self._audit.note_sent(frames)
         self._is_refused = self._is_refused or isinstance(frames[-1], Refused)
         await self._connection.send(Kind.SERVER, (packed_server_frames(frames),))
 
@@ -139,13 +139,13 @@ class StreamPort:
             self._auditor.note(Deed(who=who, peer=connection.peer, what=mount_audit.MOUNT, code=error.code))
             await self._refuse(connection, error)
             return
-        mount = MountEvidence(self._auditor, who=identity, peer=connection.peer)
+        mount = MountAudit(self._auditor, who=identity, peer=connection.peer)
         try:
             await calls.mount(_FramedLink(connection, identity, mount))
         except WaltzError:  # the client was told, or has gone
             pass
         finally:
-            mount.ended()
+            mount.note_end()
             connection.close()
 
     def _identity(self, connection: Connection) -> str:

@@ -40,7 +40,7 @@ from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.clients.registry import Use
+from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.groups.ledger import PREFIX, WHOLE_GROUP, Key, Ledger, gone, lock_of, made, pass_over, passed_over
 from waltzd.server.groups.state import State
 from waltzd.server.groups.totals import totals_of
@@ -417,7 +417,7 @@ class Board:
         await found.ready()
         return found
 
-    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attendance:
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attendance:
         place = await self.place(request.group, request.partition, request.generation)
         return Attendance(link, request, place, admit(), place.pipeline.capacity)
 

@@ -36,7 +36,7 @@ from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.policy import Rights
 from waltzd.server.clients.authorizer import check_attend
 from waltzd.server.clients.pipeline import Capacity
-from waltzd.server.clients.registry import Use
+from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.quota import Bucket
 from waltzd.server.groups.table import Delivery
 from waltzd.server.subscriptions.pieces import Piece
@@ -59,7 +59,7 @@ LAST_SECONDS = 5.0
 
 
 class Attendance:
-    def __init__(self, link: AttendLink, request: JoinRequest, place: Place, use: Use, capacity: Capacity) -> None:
+    def __init__(self, link: AttendLink, request: JoinRequest, place: Place, usage: QuotaUsage, capacity: Capacity) -> None:
         """A member that joins: raises why not. `serve` must follow."""
         self.name = request.member
         self.error: WaltzError | None = None
@@ -69,7 +69,7 @@ class Attendance:
         self._partition = request.partition
         self._group = request.group
         self._place = place
-        self._use = use
+        self._usage = usage
         self._capacity = capacity
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -93,11 +93,11 @@ class Attendance:
         """While its quota holds the deliveries back."""
         self.delivered = self.acknowledged = self.failed = 0
         self._room = 0
-        capacity.enter(use)
+        capacity.enter(usage)
         try:
             self._room = place.join(self, request.room, tells_begun=request.tells_begun)
         except BaseException:
-            capacity.leave(use)
+            capacity.leave(usage)
             raise
 
     # -- what its place says -------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Attendance:
 
     def review(self, rights: Rights) -> None:
         """The policy is another one."""
-        self._use.grant(rights.quotas)
+        self._usage.grant(rights.quotas)
         try:
             check_attend(rights, self._partition, self._group)
         except NotGranted as error:
@@ -169,7 +169,7 @@ class Attendance:
         finally:
             self._place.leave(self, is_lost=not self._is_leaving)
             self._place.forget(self)
-            self._capacity.leave(self._use)
+            self._capacity.leave(self._usage)
             for task in (sending, receiving):
                 task.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
@@ -245,11 +245,11 @@ class Attendance:
         if not found:
             return None
         self.delivered += len(found)
-        self._use.fed(size)
+        self._usage.fed(size)
         return _deliveries(self._epoch, found)
 
     def _is_held(self) -> bool:
-        if self._alarm is None and (wait := self._use.feed_wait()) > 0:
+        if self._alarm is None and (wait := self._usage.feed_wait()) > 0:
             self._alarm = self._loop.call_later(wait, self._go_on)
         return self._alarm is not None
 
@@ -335,7 +335,7 @@ class Attendance:
     def describe(self) -> GroupMember:
         return GroupMember(
             name=self.name,
-            who=self._use.who.name,
+            who=self._usage.principal.name,
             peer=self._link.peer,
             in_flight=self._place.held(self.name),
             room=self._room,

@@ -12,7 +12,7 @@ from waltzd.errors import TooManyCallers, WaltzError
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import registry
-from waltzd.server.clients.registry import Use, who_is
+from waltzd.server.clients.registry import QuotaUsage, principal_of
 
 APP = Identity(KEY, Role.CLIENT, "app").uri
 OPERATOR = Identity(KEY, Role.OPERATOR, "app").uri
@@ -29,11 +29,11 @@ class Paid:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
 
-        async def pay(use: Use, size: int) -> None:
-            if use.quotas.bytes_per_second is not None:
+        async def pay(usage: QuotaUsage, size: int) -> None:
+            if usage.quotas.bytes_per_second is not None:
                 self.sizes.append(size)
 
-        monkeypatch.setattr(Use, "pay", pay)
+        monkeypatch.setattr(QuotaUsage, "pay", pay)
 
 
 def test_each_call_counts_against_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,21 +79,21 @@ def test_what_is_read_by_ids_counts_against_the_quota(monkeypatch: pytest.Monkey
 def test_a_name_that_is_in_debt_waits_and_its_rate_is_kept() -> None:
     async def test() -> None:
         now = 0.0
-        use = Use(who_is(APP), lambda: now)
-        use.grant(Quotas(bytes_per_second=Amount(100)))
+        usage = QuotaUsage(principal_of(APP), lambda: now)
+        usage.grant(Quotas(bytes_per_second=Amount(100)))
 
         async def sleep(seconds: float) -> None:
             nonlocal now
             now += seconds
 
-        use.sleep = sleep  # type: ignore[method-assign]
+        usage.sleep = sleep  # type: ignore[method-assign]
         for _ in range(20):
-            await use.pay(500)
+            await usage.pay(500)
         assert 0.9 * 19 * 5 <= now <= 20 * 5
-        use.grant(NO_QUOTAS)
+        usage.grant(NO_QUOTAS)
         before = now
-        await use.pay(1 << 30)
-        await use.pay(1)
+        await usage.pay(1 << 30)
+        await usage.pay(1)
         assert now == before
 
     asyncio.run(test())
@@ -104,10 +104,10 @@ def test_client_ids_are_not_taken_without_end(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(registry, "IDS_PER_SECOND", 1)
     monkeypatch.setattr(registry, "IDS_WAIT_SECONDS", 2.5)
 
-    async def sleep(use: Use, seconds: float) -> None:
+    async def sleep(usage: QuotaUsage, seconds: float) -> None:
         """Others register meanwhile, so no time passes."""
 
-    monkeypatch.setattr(Use, "sleep", sleep)
+    monkeypatch.setattr(QuotaUsage, "sleep", sleep)
 
     async def test(room: Room) -> None:
         room.authorizer.adopt(a_policy())

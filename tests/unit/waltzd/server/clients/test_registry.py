@@ -19,7 +19,15 @@ from waltzd.protocol.locks import Mode
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
-from waltzd.server.clients.registry import GONE_MAX, GONE_SECONDS, SLOWED_SECONDS, Registry, Use, Who, who_is
+from waltzd.server.clients.registry import (
+    GONE_MAX,
+    GONE_SECONDS,
+    SLOWED_SECONDS,
+    ClientRegistry,
+    Principal,
+    QuotaUsage,
+    principal_of,
+)
 
 KEY = mount_request().cluster_key
 ANN, BOB = (Identity(KEY, Role.CLIENT, name).uri for name in ("ann", "bob"))
@@ -44,7 +52,7 @@ def seen(room: Room, instance: str) -> ClientInstance:
     return next(one for one in room.registry.describe().clients if one.instance == instance)
 
 
-def use(room: Room, name: str) -> ClientUse:
+def usage(room: Room, name: str) -> ClientUse:
     return next(one for one in room.registry.describe().names if one.name == name)
 
 
@@ -77,11 +85,11 @@ def test_an_instance_is_live_hangs_and_is_gone() -> None:
 
 def test_what_is_kept_of_those_that_are_gone_is_bounded() -> None:
     async def test(room: Room) -> None:
-        registry, link = Registry(), (await room.mount(1)).link
-        registry.use_of(who_is(ANN), NO_QUOTAS)
-        with registry.present(who_is(ANN), mount_request(instance="stays"), link):
+        registry, link = ClientRegistry(), (await room.mount(1)).link
+        registry.usage_of(principal_of(ANN), NO_QUOTAS)
+        with registry.connect(principal_of(ANN), mount_request(instance="stays"), link):
             for number in range(GONE_MAX + 50):
-                with registry.present(who_is(ANN), mount_request(instance=f"{number}"), link):
+                with registry.connect(principal_of(ANN), mount_request(instance=f"{number}"), link):
                     pass
             found = [one.instance for one in registry.describe().clients]
         assert len(found) == GONE_MAX + 1
@@ -94,7 +102,7 @@ def test_what_is_kept_of_those_that_are_gone_is_bounded() -> None:
 def test_without_a_certificate_all_are_anonymous_and_a_client_that_says_nothing_is_its_number() -> None:
     async def test(room: Room) -> None:
         await room.mount(7)
-        assert (seen(room, "client 7").name, use(room, "anonymous").mounts) == ("anonymous", 1)
+        assert (seen(room, "client 7").name, usage(room, "anonymous").mounts) == ("anonymous", 1)
 
     timeless(test)
 
@@ -363,8 +371,8 @@ def test_a_flooder_is_slowed_to_its_quota_and_nobody_else_is() -> None:
         await flooder.until(lambda reader: len(reader.committed) == 100)
         assert 8.9 <= now() - began <= 9.1, "100,000 bytes, of which 10,000 at once"
         assert flooder.refused == {}
-        assert use(room, "ann").slowed_ms > 8000
-        assert use(room, "bob").slowed_ms == 0
+        assert usage(room, "ann").slowed_ms > 8000
+        assert usage(room, "bob").slowed_ms == 0
 
     timeless(test)
 
@@ -444,7 +452,7 @@ def test_a_name_has_no_more_mounts_than_its_quota_and_its_share() -> None:
         await room.mount(20, name="bob")
         await room.mount(20, number=2, name="bob")
         await room.mount(21, name="bob")
-        assert (use(room, "ann").mounts, use(room, "ann").refused_mounts) == (8, 1)
+        assert (usage(room, "ann").mounts, usage(room, "ann").refused_mounts) == (8, 1)
 
     timeless(test, callers_max=10)
 
@@ -476,7 +484,7 @@ def test_the_feed_waits_by_credit_and_loses_nothing() -> None:
         await reader.until(lambda reader: len(reader.ids) == 20)
         assert reader.ids == list(range(20))
         assert now() - began >= 3.0
-        assert use(room, "ann").slowed_ago_ms is not None
+        assert usage(room, "ann").slowed_ago_ms is not None
 
     timeless(test, feed_frame_bytes=5000)
 
@@ -488,7 +496,7 @@ def test_what_a_name_has_in_flight_is_bounded_over_all_its_mounts() -> None:
         for reader in mounts:
             await reader.say(batch_of(b"x" * 2000), batch_of(b"x" * 2000, first=1))
         await room.quiet()
-        assert use(room, "ann").inflight_bytes <= 3 * 3100, "one frame of each mount always may"
+        assert usage(room, "ann").inflight_bytes <= 3 * 3100, "one frame of each mount always may"
         assert len(room.session.runs) < 6
         assert sum(map(len, room.session.runs)) == 3
         for _ in range(6):
@@ -496,7 +504,7 @@ def test_what_a_name_has_in_flight_is_bounded_over_all_its_mounts() -> None:
             room.session.commit(room.pipe.last_id)
         for reader in mounts:
             await reader.until(lambda reader: len(reader.committed) == 2)
-        assert use(room, "ann").inflight_bytes == 0
+        assert usage(room, "ann").inflight_bytes == 0
 
     timeless(test, slow)
 
@@ -506,9 +514,9 @@ def test_a_mount_that_ends_gives_back_what_it_had_in_flight() -> None:
         one = await room.mount(1, name="ann")
         await one.say(batch_of(b"x" * 2000))
         await room.quiet()
-        assert use(room, "ann").inflight_bytes > 0
+        assert usage(room, "ann").inflight_bytes > 0
         await one.leave()
-        assert use(room, "ann").inflight_bytes == 0
+        assert usage(room, "ann").inflight_bytes == 0
 
     timeless(test, slow)
 
@@ -534,7 +542,7 @@ def test_a_frame_without_a_quota_costs_nothing_to_speak_of() -> None:
     def clock() -> float:
         raise AssertionError("nobody needs the time")
 
-    free = Use(who_is(ANN), clock)
+    free = QuotaUsage(principal_of(ANN), clock)
     assert free.wait(batch_of(b"x" * 100, locks=[[(1, Mode.WRITE)]]), 100) == 0
     assert free.feed_wait() == 0
 
@@ -579,10 +587,10 @@ def test_names_of_which_nothing_would_be_seen_are_forgotten_and_their_numbers_ar
         await asyncio.sleep(2 * GONE_SECONDS)
         assert room.registry.describe().clients == ()
         for number in range(GONE_MAX + 10):
-            room.registry.use_of(Who(Role.CLIENT, f"name-{number}"), NO_QUOTAS)
+            room.registry.usage_of(Principal(Role.CLIENT, f"name-{number}"), NO_QUOTAS)
         found = room.registry.describe().names
         assert len(found) <= GONE_MAX
-        assert "ann" not in {use.name for use in found}
+        assert "ann" not in {usage.name for usage in found}
         assert room.registry.totals().slowed_ms == 1000
 
     timeless(test)

@@ -35,7 +35,7 @@ from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
-from waltzd.server.clients.registry import Use, who_is
+from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import keeper, ledger
 from waltzd.server.groups.ledger import lock_of, stands
 from waltzd.server.groups.state import Parked, State
@@ -254,9 +254,9 @@ def test_deliveries_are_paid_for_by_the_quota_of_bytes(monkeypatch: pytest.Monke
         server = room.cluster._running(room.cluster.owner(0))
         async with room.member("mailer", "a", room=8) as a:
             await a.take(8)
-            use = server.clients.use_of(who_is(""), Quotas(bytes_per_second=Amount(4000)))
-            assert use.feed_wait() > 0
-            monkeypatch.setattr(Use, "feed_wait", lambda self: 3600.0)
+            usage = server.clients.usage_of(principal_of(""), Quotas(bytes_per_second=Amount(4000)))
+            assert usage.feed_wait() > 0
+            monkeypatch.setattr(QuotaUsage, "feed_wait", lambda self: 3600.0)
             await a.until(lambda: len(a.given) == 8)
             await a.acknowledge(*a.ids)
             await a.say(AckKind.EXTEND, 8)
