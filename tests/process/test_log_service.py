@@ -394,7 +394,7 @@ def test_a_client_that_does_not_read_is_bounded_and_others_go_on(caplog: pytest.
                 await stream.send([batch_of(b"good", first=done)])
                 frames = await hear(stream, Committals)
                 done += len([frame for frame in frames if isinstance(frame, Committals)])
-            assert room.session.tail.bytes <= 100_000 + 60_000, "the tail is not kept for a reader"
+            assert room.session.cache.bytes <= 100_000 + 60_000, "the tail is not kept for a reader"
             assert room.session.reads_at_once <= 1
             flooding.cancel()
             silent.cancel()

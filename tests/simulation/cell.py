@@ -181,7 +181,7 @@ class Appender:
     def append(self, count: int, *, size: int = 50) -> int:
         """The last id."""
         assert not self.is_held
-        first_id = self.session.tail.next_id
+        first_id = self.session.cache.next_id
         payloads = [f"{self.session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
         self.session.append(encode_payloads(first_id, payloads))
         return first_id + count - 1

@@ -134,7 +134,7 @@ class Course:
         if pipeline is None:
             return
         session = pipeline.session.session
-        first = pipeline.session.tail.next_id
+        first = pipeline.session.cache.next_id
         last = pipeline.append(count)
         try:
             async with asyncio.timeout(0.2):

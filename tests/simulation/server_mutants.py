@@ -117,7 +117,7 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     def make(right: Any) -> Any:
         async def stream_tail(self: ReplicaLink) -> None:
             if self.__dict__.get("was_live"):
-                self._log.core.copied(self.name, min(self._progress.sent, self._log.tail.next_id - 1))
+                self._log.core.copied(self.name, min(self._progress.sent, self._log.cache.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
@@ -131,8 +131,8 @@ def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
     """A storage has promised itself to a newer session, and the owner tells all clients that everything is committed."""
 
     def fenced(self: Log, error: StaleSession) -> None:
-        if self.marks is not None and self.tail.next_id - 1 > self.marks.committed:
-            self.marks.committed = self.tail.next_id - 1
+        if self.marks is not None and self.cache.next_id - 1 > self.marks.committed:
+            self.marks.committed = self.cache.next_id - 1
             self.commit(self.marks.committed)
         self.end(error)
 
@@ -355,7 +355,7 @@ def feeds_what_is_not_committed(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         def take(self: Cursor, committed: int) -> Any:
-            return right(self, self._session.tail.next_id - 1)
+            return right(self, self._session.cache.next_id - 1)
 
         return take
 
@@ -415,7 +415,7 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
 @mutant(2, 0, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
-    patches.set(Log, "sendable", property(lambda self: self.tail.next_id - 1))
+    patches.set(Log, "sendable", property(lambda self: self.cache.next_id - 1))
 
 
 @mutant(0, 2, aim=RENEW)

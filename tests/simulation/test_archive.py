@@ -238,7 +238,7 @@ async def test_only_what_is_committed_is_archived() -> None:
         assert (await document(c), store.operations) == (None, 0)
         for name in ("s1", "s2"):
             c.storages[name].go_on()
-        await pipeline.committed(pipeline.session.tail.next_id - 1)
+        await pipeline.committed(pipeline.session.cache.next_id - 1)
         check(c, store, await reached(c, sealed(c)[0][1]))
 
 

@@ -48,9 +48,9 @@ def format_(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _append_batch(self: Appender, count: int, *, size: int = 50) -> int:
     session = self.session
-    first_id = session.tail.next_id
+    first_id = session.cache.next_id
     payloads = [f"{session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
-    before = session.tail.end or End()
+    before = session.cache.end or End()
     time = max(before.time, round(1e6 * asyncio.get_running_loop().time()) + 1)
     session.append(
         encode_batch(

@@ -83,7 +83,7 @@ async def test_a_storage_that_comes_back_in_the_open_session_with_other_bytes_do
         calls = c.storages["s2"].calls
         assert calls is not None
         forge(c, "s2", log.session.session, 10, 4)
-        right = log.session.tail.runs_from(14, 14, 1 << 20)
+        right = log.session.cache.runs_from(14, 14, 1 << 20)
         c.replica("s2").append(log.session.session, right, -1)
         await is_out(c, owned, "s2", 14)
 

@@ -198,7 +198,7 @@ async def test_the_log_is_not_much_larger_than_what_it_says() -> None:
 
         async def write(entry: bytes) -> int:
             pipeline = await c.opened(owned)
-            first_id = pipeline.session.tail.next_id
+            first_id = pipeline.session.cache.next_id
             pipeline.session.append(encode_payloads(first_id, [entry]))
             await pipeline.committed(first_id)
             ledger.read(first_id, entry)

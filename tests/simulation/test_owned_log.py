@@ -37,9 +37,9 @@ async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_it
         c.storages["s1"].kill()
         for _ in range(50):
             await pipeline.committed(pipeline.append(40))
-        assert pipeline.session.tail.first_id > 100, "what it missed is no longer in the tail"
+        assert pipeline.session.cache.first_id > 100, "what it missed is no longer in the tail"
         await c.storages["s1"].start()
-        last_id = pipeline.session.tail.next_id - 1
+        last_id = pipeline.session.cache.next_id - 1
         await c.until(lambda: c.last_id("s1") == last_id)
         assert pipeline.ended is None, "no new session was needed"
         c.check_equal()

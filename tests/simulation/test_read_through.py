@@ -100,7 +100,7 @@ async def trimmed(store: FaultyStore) -> AsyncIterator[TrimmedCell]:
 async def read_all(log: Log, first_id: int, *, patience: int = 0, pause: float = 0) -> Run:
     """As a mount does: chunk by chunk, and waiting for what passes."""
     cold, runs = ColdReader(log, asyncio.Semaphore(1), CHUNK), []
-    until = log.tail.first_id - 1
+    until = log.cache.first_id - 1
     while first_id <= until:
         try:
             run = await cold.read(first_id, until)
@@ -137,7 +137,7 @@ async def test_what_all_storages_have_trimmed_comes_from_the_archive_up_to_the_v
             c.reads, before = 0, c.reader.counters.pieces
             run = await read_all(log, first_id)
             check(c, run)
-            assert run.last_id == log.tail.first_id - 1
+            assert run.last_id == log.cache.first_id - 1
             assert c.reads > 0, "above the floor replicas are read"
             if first_id >= floor:
                 assert c.reader.counters.pieces == before
@@ -173,7 +173,7 @@ async def test_trims_go_on_while_readers_read_and_the_store_fails(seed: int) -> 
         pipeline = await c.opened()
         await reached(c.made, await written(c.made, pipeline, 60))
         store.faults = Faults(refused=20, torn=10)
-        bounds, oldest = [first for first, _ in sealed(c.made)], pipeline.session.tail.first_id
+        bounds, oldest = [first for first, _ in sealed(c.made)], pipeline.session.cache.first_id
 
         async def trim() -> None:
             while True:
@@ -189,7 +189,7 @@ async def test_trims_go_on_while_readers_read_and_the_store_fails(seed: int) -> 
         await asyncio.gather(trimming, return_exceptions=True)
         for run in runs:
             check(c, run)
-            assert run.last_id == pipeline.session.tail.first_id - 1
+            assert run.last_id == pipeline.session.cache.first_id - 1
         assert c.reader.counters.pieces > 0
 
 
@@ -309,9 +309,9 @@ async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
 
         async def read() -> None:
             pipeline, next_id = await c.opened(owned), pick.randrange(60)
-            while not done.is_set() or next_id < pipeline.session.tail.first_id:
+            while not done.is_set() or next_id < pipeline.session.cache.first_id:
                 log = (pipeline := await c.opened(owned)).session
-                if next_id < log.tail.first_id:
+                if next_id < log.cache.first_id:
                     run = await read_some(log, next_id)
                     for number in range(len(run)):
                         record = run.record(number)
@@ -334,7 +334,7 @@ async def read_some(log: Log, first_id: int) -> Run:
     cold = ColdReader(log, asyncio.Semaphore(1), CHUNK)
     while True:
         try:
-            return await cold.read(first_id, log.tail.first_id - 1)
+            return await cold.read(first_id, log.cache.first_id - 1)
         except (ArchiveAway, ArchiveDamaged, NotReady):
             await asyncio.sleep(1)
 

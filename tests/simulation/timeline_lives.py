@@ -79,7 +79,7 @@ class Life:
     async def append(self) -> None:
         for _ in range(self.random.randrange(1, 12)):
             pipeline = await self.pipeline()
-            first_id, count = pipeline.session.tail.next_id, self.random.choice((1, 5, 20))
+            first_id, count = pipeline.session.cache.next_id, self.random.choice((1, 5, 20))
             session = pipeline.session.session
             await pipeline.committed(pipeline.append(count))
             assert first_id == len(self.acknowledged), "ids go on behind what was acknowledged"

@@ -43,7 +43,7 @@ from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import ClientRegistry
-from waltzd.server.core.tail import Tail
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
 
@@ -84,7 +84,7 @@ def batch_of(
 
 
 def piece_of(
-    tail: Tail,
+    tail: LogCache,
     payloads: Sequence[bytes],
     *,
     time: int | None,
@@ -119,7 +119,7 @@ class FakeSession(Log):
         """`end`: of the log in format 1, which this session then writes."""
         meta = PartitionMeta(generation=5, session=11, opened=11, low_mark=next_id - 1)
         super().__init__(3, meta, {}, SessionSettings(partitions=4, key=KEY), say=lambda sentence: None)
-        self.open_tail = Tail(next_id, tail_bytes, end)
+        self.open_cache = LogCache(next_id, tail_bytes, end)
         self.format = 0 if end is None else 1
         self.histories: list[LockHistory] = []
         """What replicas say of locks, the newest first."""

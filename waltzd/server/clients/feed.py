@@ -105,7 +105,7 @@ class Cursor:
             return None
         run, self._chunk = self._chunk, None
         if run is None and not self._is_cold:
-            run = self._session.tail.joined_from(self.next_id, committed, self._frame_bytes)
+            run = self._session.cache.joined_from(self.next_id, committed, self._frame_bytes)
         if run is None:
             return None
         assert run.first_id == self.next_id
@@ -132,14 +132,14 @@ class Cursor:
 
     async def read_cold(self) -> None:
         """Get the chunk that `take` gives next."""
-        self._chunk = await self._cold.read(self.next_id, self._bound(self._session.tail.first_id - 1))
+        self._chunk = await self._cold.read(self.next_id, self._bound(self._session.cache.first_id - 1))
 
     def _may_send(self, committed: int) -> bool:
         return self.has_room and self.next_id <= committed
 
     @property
     def _is_cold(self) -> bool:
-        return self.next_id < self._session.tail.first_id
+        return self.next_id < self._session.cache.first_id
 
 
 def own_heads(run: Run, client: int) -> HeadArray:
@@ -157,11 +157,11 @@ async def records(
 ) -> AsyncGenerator[Run, None]:
     """Committed records by id, in chunks."""
     while first_id <= last_id:
-        oldest = session.tail.first_id
+        oldest = session.cache.first_id
         if first_id < oldest:
             run: Run | None = await cold.read(first_id, min(last_id, oldest - 1))
         else:
-            run = session.tail.joined_from(first_id, last_id, chunk_bytes, with_locks=with_locks)
+            run = session.cache.joined_from(first_id, last_id, chunk_bytes, with_locks=with_locks)
         assert run is not None
         yield run
         first_id = run.last_id + 1

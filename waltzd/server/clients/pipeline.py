@@ -260,7 +260,7 @@ class Pipeline:
         """Outcomes up to here are with the mounts, so the feed may go as far."""
         self.ended: WaltzError | None = None
         self._locks = LockTable(settings.lock_table_size, session.low_mark)
-        self._clock = HybridClock((session.tail.end or End()).time)
+        self._clock = HybridClock((session.cache.end or End()).time)
         self._intake = Budget(settings.inflight_bytes_max)
         self._queue: deque[_Batch] = deque()
         self._flights: deque[_Flight] = deque()
@@ -325,7 +325,7 @@ class Pipeline:
     @property
     def last_id(self) -> int:
         """The highest id that was given out, committed or not."""
-        return self.session.tail.next_id - 1
+        return self.session.cache.next_id - 1
 
     def join(self, member: Member) -> int:
         """The barrier: what an earlier mount of the same client sent has an id up to here, or never gets one."""
@@ -460,7 +460,7 @@ class Pipeline:
         return taken
 
     def _step(self, items: list[_Batch]) -> None:
-        session, next_id, seen = self.session, self.session.tail.next_id, 0
+        session, next_id, seen = self.session, self.session.cache.next_id, 0
         taken: list[tuple[_Batch, Portion]] = []
         for item in items:
             portion = self._decide(item, next_id)
@@ -470,7 +470,7 @@ class Pipeline:
                 seen = max(seen, item.batch.seen_time)
         if not taken:
             return
-        first_id, portions = session.tail.next_id, [portion for _, portion in taken]
+        first_id, portions = session.cache.next_id, [portion for _, portion in taken]
         run = build(first_id, portions, partition=session.partition, generation=session.generation)
         time = self._clock.next(self._now(), seen) if session.format > 0 else 0
         for item, portion in taken:
@@ -489,7 +489,7 @@ class Pipeline:
             generation=session.generation,
             committed=session.committed,
             time=time,
-            before=session.tail.end or End(),
+            before=session.cache.end or End(),
             locks=locks_of(portions),
             follows=groups_of(portions),
             segment_bytes_max=self.settings.segment_bytes_max,
@@ -512,7 +512,7 @@ class Pipeline:
         """Make the lock table more exact by what the log says of locks, a piece at a time and in turns with readers. Where
         no replica gives it, the table stays as it is: it is right, and stricter than it need be."""
         locks, session = self._locks, self.session
-        for _ in range(LOCKS_READS_MAX if session.tail.end is not None else 0):
+        for _ in range(LOCKS_READS_MAX if session.cache.end is not None else 0):
             async with self.capacity.cold_turns:
                 try:
                     history = await session.read_locks(locks.lowest, self.settings.lock_history_bytes)
@@ -623,7 +623,7 @@ class Pipeline:
         if self.session.format == 0:
             raise NeedsBatches(f"partition {self.session.partition} writes format 0, which says nothing of time")
         committed = self.committed
-        mark, is_certain = self.session.tail.find_time(time)
+        mark, is_certain = self.session.cache.find_time(time)
         if not is_certain:
             async with self.capacity.cold_turns:
                 mark = min(mark, await self.session.find_time(time, mark))

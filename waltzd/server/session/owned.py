@@ -332,16 +332,16 @@ class OwnedLog(Generic[P]):
         session = self._session
         if session is None:
             return owned
-        log, tail = session.log, session.log.open_tail
+        log, cache = session.log, session.log.open_cache
         return replace(
             owned,
             session=log.session,
             step=str(log.core.step),
             committed=log.committed,
-            last_id=tail.next_id - 1 if tail is not None else EMPTY,
+            last_id=cache.next_id - 1 if cache is not None else EMPTY,
             low_mark=log.core.meta.low_mark,
             mounts=self._pipeline.mounts if self._pipeline is not None else 0,
-            tail_bytes=tail.bytes if tail is not None else 0,
+            tail_bytes=cache.bytes if cache is not None else 0,
             replicas=tuple(log.describe(name) for name in log.core.names),
             format=log.format,
             trouble=session.documents.trouble,
@@ -358,7 +358,7 @@ class OwnedLog(Generic[P]):
     def _ahead(self, log: Log) -> int:
         """Microseconds that the time of the log stands ahead of the clocks of its owner and storages; 0 where it does not,
         as far as clocks that are right may differ."""
-        end = log.open_tail.end if log.open_tail is not None else None
+        end = log.open_cache.end if log.open_cache is not None else None
         if end is None:
             return 0
         ahead = end.time - log.witness.bounded(self._settings.wall(), asyncio.get_running_loop().time())

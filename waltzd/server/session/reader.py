@@ -19,9 +19,9 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import LockHistory, ReplicaPort
 from waltzd.protocol.quorum import EMPTY
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.tail import Tail
 from waltzd.server.session.copier import timely
 from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 
@@ -49,7 +49,7 @@ class Reading:
     settings: SessionSettings
     core: Recovery
     marks: Marks | None
-    open_tail: Tail | None
+    open_cache: LogCache | None
     links: Mapping[str, Source]
     ended: BaseException | None
     opened_at: float
@@ -73,7 +73,7 @@ class Reading:
 
     @property
     def committed(self) -> int:
-        return self.open_tail.committed if self.open_tail is not None else EMPTY
+        return self.open_cache.committed if self.open_cache is not None else EMPTY
 
     async def read(
         self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False

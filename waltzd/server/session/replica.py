@@ -40,9 +40,9 @@ from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.clock import Witness
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
-from waltzd.server.core.tail import Tail
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.copier import Copier, SourceFailed
@@ -100,7 +100,7 @@ class Log(Reading):
         self.witness = Witness()
         self.marks: Marks | None = None
         """What is committed in the open session."""
-        self.open_tail: Tail | None = None
+        self.open_cache: LogCache | None = None
         self.format = 0
         """Of what is appended: it rises when a session opens, and never falls."""
         self.links: dict[str, ReplicaLink] = {}
@@ -133,14 +133,14 @@ class Log(Reading):
         return self.core.meta.lineage
 
     @property
-    def tail(self) -> Tail:
-        assert self.open_tail is not None, "the session is not open"
-        return self.open_tail
+    def cache(self) -> LogCache:
+        assert self.open_cache is not None, "the session is not open"
+        return self.open_cache
 
     def append(self, piece: Piece) -> None:
         """Keep it in the tail, from where the replicas get it; `on_commit` tells when it is committed."""
         assert isinstance(piece, Run) == (self.format == 0)
-        self.tail.append(piece)
+        self.cache.append(piece)
         self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
         self.send_on()
         if self.bytes > self.settings.session_bytes_max:
@@ -164,7 +164,7 @@ class Log(Reading):
     @property
     def sendable(self) -> int:
         """The last id that replicas may have."""
-        last_id = self.tail.next_id - 1
+        last_id = self.cache.next_id - 1
         return last_id if self.sending_up_to is None else min(last_id, self.sending_up_to)
 
     async def may_be_opened(self) -> None:
@@ -173,19 +173,19 @@ class Log(Reading):
             await self.decided.wait(self.decided.version)
 
     def acknowledged(self, name: str, mark: int) -> None:
-        if self.open_tail is not None and mark >= self.open_tail.next_id:
-            last_id = self.open_tail.next_id - 1
+        if self.open_cache is not None and mark >= self.open_cache.next_id:
+            last_id = self.open_cache.next_id - 1
             self.end(written_by_another(name, mark, partition=self.partition, session=self.session, last_id=last_id))
             return
         if self.marks is None:
             return
         if self.marks.acknowledge(name, mark):
             self.commit(self.marks.committed)
-        elif not self.marks.counts(name) and mark + NEAR_IDS >= self.tail.next_id:
+        elif not self.marks.counts(name) and mark + NEAR_IDS >= self.cache.next_id:
             self.decided.notify()
 
     def commit(self, mark: int) -> None:
-        self.tail.commit(mark)
+        self.cache.commit(mark)
         for listener in self._on_commit:
             listener(mark)
         self.progressed.notify()
@@ -207,13 +207,13 @@ class Log(Reading):
 
     def is_other(self, status: ReplicaStatus) -> bool:
         """Whether what a replica of this session holds last is something else than what was sent to it."""
-        tail, last_id = self.open_tail, status.last_id
-        if tail is None or self.marks is None or status.session != self.session:
+        cache, last_id = self.open_cache, status.last_id
+        if cache is None or self.marks is None or status.session != self.session:
             return False
         if status.end is not None:
-            ours = tail.end_at(last_id)
+            ours = cache.end_at(last_id)
             return ours is not None and (ours.crc, ours.time) != (status.end.crc, status.end.time)
-        records = tail.records_up_to(last_id, TAIL_RECORDS) if status.tail else None
+        records = cache.records_up_to(last_id, TAIL_RECORDS) if status.tail else None
         return records is not None and tail_hash([records]) != status.tail
 
     def diverge(self, name: str, why: str) -> None:
@@ -272,7 +272,7 @@ class Log(Reading):
         for link in links.values():
             link.cancel()  # all at once: what they were told belongs to the session before
         self.marks = None
-        end = self.tail.end_at(self.tail.committed)
+        end = self.cache.end_at(self.cache.committed)
         leaving = self.core.leaving
         self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
         self.core.leaving = leaving
@@ -309,16 +309,16 @@ class Log(Reading):
     def check(self) -> None:
         """What is true of the whole log after every event."""
         self.core.check()
-        if self.marks is None or self.open_tail is None:
+        if self.marks is None or self.open_cache is None:
             return
-        tail, last_id = self.open_tail, self.open_tail.next_id - 1
+        cache, last_id = self.open_cache, self.open_cache.next_id - 1
         self.marks.check()
-        tail.check()
-        assert tail.committed == self.marks.committed
+        cache.check()
+        assert cache.committed == self.marks.committed
         for name in self.marks.members:
             progress = self.core.progress(name)
             assert progress.sent <= last_id
-            assert progress.told <= tail.committed
+            assert progress.told <= cache.committed
             assert progress.acknowledged <= last_id
 
 
@@ -480,7 +480,7 @@ class ReplicaLink:
         while True:
             await self._wait_for_space()
             await self._catch_up()
-            await self._stream_tail()
+            await self._stream_cache()
 
     async def _ask(self) -> None:
         """Before it is opened: afterwards its promise is to us, and no longer tells to which session it had promised
@@ -619,7 +619,7 @@ class ReplicaLink:
     async def _catch_up(self) -> None:
         """Until what comes next is in the tail."""
         log = self._log
-        while self._progress.held + 1 < log.tail.first_id:
+        while self._progress.held + 1 < log.cache.first_id:
             held = self._progress.held
             self.state = State.CATCHING_UP
             last_id, sources = log.core.give(self.name, held, log.committed)
@@ -630,7 +630,7 @@ class ReplicaLink:
                 continue
             await self._copy(last_id, sources)
 
-    async def _stream_tail(self) -> None:
+    async def _stream_cache(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""
         log, status = self._log, self._progress.status
         assert status is not None
@@ -694,16 +694,16 @@ class ReplicaLink:
     @property
     def _is_behind(self) -> bool:
         """It has fallen out of the tail."""
-        return self._progress.sent + 1 < self._log.tail.first_id
+        return self._progress.sent + 1 < self._log.cache.first_id
 
     def _next(self) -> tuple[Content | None, int]:
         """What it is sent next, if there is anything, and the committed mark that it is told with it."""
-        log, tail, progress = self._log, self._log.tail, self._progress
+        log, cache, progress = self._log, self._log.cache, self._progress
         last_id, committed = log.sendable, log.committed
-        content: Content | None = tail.content_from(progress.sent + 1, last_id, FRAME_BYTES)
+        content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES)
         if content is None and progress.told < committed and self._owes_since is None:
             # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
-            content = () if log.format > 0 else tail.joined_from(max(tail.first_id, last_id), last_id, FRAME_BYTES)
+            content = () if log.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
         if content and self._owes_since is None:
             self._owes_since = asyncio.get_running_loop().time()
             log.watch()

@@ -36,9 +36,9 @@ from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.lease import OUTLASTS, Lease
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.membership import acknowledging, closing, diverging, following, joining, losing, released
 from waltzd.server.core.recovery import NEAR_IDS
-from waltzd.server.core.tail import Tail
 from waltzd.server.core.task import Level
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.documents import Documents
@@ -107,12 +107,12 @@ class Session:
             if not is_saved or wanted.opened == log.session:
                 self._take_roles()
         log.opened_at = asyncio.get_running_loop().time()
-        if log.open_tail is None:
+        if log.open_cache is None:
             end = await self._find_end()
             log.raise_end()
-            log.open_tail = Tail(log.low_mark + 1, self._settings.tail_bytes_max, end)
-        assert log.open_tail.committed == log.low_mark
-        log.rise(self.documents.format if log.open_tail.end is None else 1)
+            log.open_cache = LogCache(log.low_mark + 1, self._settings.tail_bytes_max, end)
+        assert log.open_cache.committed == log.low_mark
+        log.rise(self.documents.format if log.open_cache.end is None else 1)
         log.marks = core.marks()
         if self._settings.lease_seconds > 0:
             log.marks.lease = Lease(len(log.marks.members), self._settings.lease_seconds)
@@ -263,7 +263,7 @@ class Session:
         return None
 
     def _is_nearly_level(self, name: str) -> bool:
-        link, held, next_id = self.log.links.get(name), self.log.core.held(name), self.log.tail.next_id
+        link, held, next_id = self.log.links.get(name), self.log.core.held(name), self.log.cache.next_id
         return link is not None and link.is_readable and held < next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
@@ -335,7 +335,7 @@ class Session:
             log.core.leaving = await self.documents.read_leaving()
             clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
             try:
-                log.sending_up_to = log.tail.next_id - 1
+                log.sending_up_to = log.cache.next_id - 1
                 if not await self.drain(self._drain_seconds):
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS

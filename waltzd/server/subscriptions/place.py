@@ -299,7 +299,7 @@ class Place:
 
     def _offer(self) -> None:
         """What the log has, as far as it is in memory; the rest is read."""
-        table, tail = self._table, self.pipeline.session.tail
+        table, tail = self._table, self.pipeline.session.cache
         for id in table.again:
             piece = self._piece(id)
             if piece is None:
@@ -359,7 +359,7 @@ class Place:
     def _piece(self, id: int) -> Piece | None:
         """The records around this id, if they are in memory."""
         found = self._shelf.find(id)
-        tail = self.pipeline.session.tail
+        tail = self.pipeline.session.cache
         if found is None and tail.first_id <= id <= self.pipeline.committed:
             run = tail.runs_from(id, self.pipeline.committed, OFFER_BYTES, with_locks=self._needs_locks)[0]
             found = Piece(run)

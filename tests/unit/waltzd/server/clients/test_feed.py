@@ -13,7 +13,7 @@ from waltzd.errors import ArchiveAway, NotReady, SessionEnded
 from waltzd.format.record import HEAD_BYTES, Run, encode_payloads
 from waltzd.protocol.batches import Committals, Credit, Feed, FeedMode, HeadFeed
 from waltzd.server.clients import mounts
-from waltzd.server.core.tail import RUN_BYTES
+from waltzd.server.core.log_cache import RUN_BYTES
 
 
 def tiny_tail() -> FakeSession:
@@ -24,7 +24,7 @@ def tiny_tail() -> FakeSession:
 def filled(session: FakeSession, count: int, *, size: int = 10, runs: int = 10) -> None:
     """So many transactions in runs of ten."""
     for _ in range(0, count, runs):
-        first_id = session.tail.next_id
+        first_id = session.cache.next_id
         session.append(encode_payloads(first_id, [b"%0*d" % (size, first_id + number) for number in range(runs)]))
 
 
@@ -36,7 +36,7 @@ def payloads(first_id: int, stop: int, *, size: int = 10) -> list[bytes]:
 def test_from_storages_to_memory_without_gap_or_duplicate(mark: int) -> None:
     async def test(room: Room) -> None:
         filled(room.session, 100)
-        assert room.session.tail.first_id >= 60
+        assert room.session.cache.first_id >= 60
         one = await room.mount(mark=mark, feed=FeedMode.RECORDS)
         await one.until(lambda reader: len(reader.ids) == 99 - mark)
         filled(room.session, 20)
@@ -54,7 +54,7 @@ def test_the_boundary_itself(place: int) -> None:
 
     async def test(room: Room) -> None:
         filled(room.session, 100)
-        first_id = room.session.tail.first_id
+        first_id = room.session.cache.first_id
         one = await room.mount(mark=first_id + place - 1, feed=FeedMode.RECORDS)
         await one.until(lambda reader: bool(reader.ids) and reader.ids[-1] == 99)
         assert one.ids == list(range(first_id + place, 100))
@@ -94,10 +94,10 @@ def test_whatever_happens_each_id_comes_once_and_in_order(
         for move, amount in plan:
             match move:
                 case "append":
-                    first_id = session.tail.next_id
+                    first_id = session.cache.next_id
                     session.append(encode_payloads(first_id, [b"%010d" % (first_id + number) for number in range(amount)]))
                 case "commit":
-                    mark = min(session.committed + amount, session.tail.next_id - 1)
+                    mark = min(session.committed + amount, session.cache.next_id - 1)
                     if mark > session.committed:
                         session.commit(mark)
                 case "credit":
@@ -172,7 +172,7 @@ def test_a_reader_that_never_reads_keeps_its_place_and_no_record() -> None:
         for _ in range(100):
             filled(room.session, 100)
             await room.quiet()
-        assert room.session.tail.bytes <= 4 * (500 + RUN_BYTES), "a reader keeps nothing in the tail"
+        assert room.session.cache.bytes <= 4 * (500 + RUN_BYTES), "a reader keeps nothing in the tail"
         assert room.session.reads_at_once == 0
         assert len(room.session.reads) <= 4
         await one.until(lambda reader: len(reader.ids) == 10_000)

@@ -82,7 +82,7 @@ def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_ha
         await pipe.append(one, batch_of(b"behind it", first=1), 100)
         assert len(session.runs) == 1, "what is in flight may be joined by more"
         await room.quiet()
-        session.commit(session.tail.next_id - 1)
+        session.commit(session.cache.next_id - 1)
         pipe.join(two)
         await pipe.append(one, batch_of(b"beside", first=2), 100)
         await pipe.append(two, batch_of(b"another"), 100)

@@ -19,7 +19,7 @@ from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
 from waltzd.server.clients.pipeline import GROUPS_BYTES_MAX, STEP_BYTES_MAX, STEP_ROWS_MAX
 from waltzd.server.core.clock import AHEAD_MAX
-from waltzd.server.core.tail import RUN_BYTES
+from waltzd.server.core.log_cache import RUN_BYTES
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
 NOW = 1_000_000_000
@@ -305,9 +305,9 @@ def test_format_0_says_nothing_of_time() -> None:
 def test_the_feed_says_times_and_groups_also_from_storages(feed: FeedMode) -> None:
     async def test(room: Room) -> None:
         for number in range(20):
-            tail = room.session.tail
+            tail = room.session.cache
             room.session.append(piece_of(tail, [b"x" * 50] * 3, time=number, groups=[3] if number % 2 else ()))
-        assert room.session.tail.first_id > 20
+        assert room.session.cache.first_id > 20
         one = await room.mount(mark=-1, feed=feed)
         await one.until(lambda reader: len(reader.ids) == 60)
         times: list[int] = []
@@ -331,7 +331,7 @@ def test_the_feed_says_times_and_groups_also_from_storages(feed: FeedMode) -> No
 def test_records_are_read_with_their_locks_from_memory_and_from_storages() -> None:
     async def test(room: Room) -> None:
         for number in range(20):
-            room.session.append(piece_of(room.session.tail, [b"a", b"b"], time=1, locks=[[(number, 2)], []]))
+            room.session.append(piece_of(room.session.cache, [b"a", b"b"], time=1, locks=[[(number, 2)], []]))
         key, ids = room.topology().cluster_key, []
         async for run in room.calls.fetch(key, 3, 0, 39, with_locks=True):
             assert run.locks is not None

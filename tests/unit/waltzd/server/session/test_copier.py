@@ -16,7 +16,7 @@ from waltzd.format.batch import Batch, Piece, parse_batches
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run, encode_payloads, walk
 from waltzd.protocol.peers import Content, runs_of
-from waltzd.server.core.tail import Tail
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.session.copier import Copier, SourceFailed
 
 RECORDS, RECORD_BYTES = 4, 1_000_000
@@ -161,7 +161,7 @@ def test_a_copy_ends_when_all_of_it_was_acknowledged() -> None:
 
 def log_of(*payloads: Sequence[bytes], older: int = 0) -> list[Piece]:
     """Batches; the first pieces may be older than batches."""
-    tail = Tail(0, 1 << 30)
+    tail = LogCache(0, 1 << 30)
     found: list[Piece] = []
     for number, mine in enumerate(payloads):
         found.append(piece_of(tail, mine, time=None if number < older else 5_000_000 + number, segment_bytes_max=600))

@@ -29,7 +29,7 @@ from waltzd.format.batch import End, Piece
 from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory
-from waltzd.server.core.tail import Tail
+from waltzd.server.core.log_cache import LogCache
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.settings import SessionSettings
 
@@ -74,7 +74,7 @@ class Replicas(Log):
         settings = SessionSettings(partitions=1, key=UUID(int=1), storage_seconds=1.0)
         super().__init__(0, meta, {}, settings, say=lambda sentence: None)
         self.links = cast("dict[str, ReplicaLink]", replicas)
-        self.open_tail = Tail(100, 1)
+        self.open_cache = LogCache(100, 1)
         self.beginnings = beginnings
         for name in replicas:
             self.core.progress(name).held = 99
@@ -198,7 +198,7 @@ def sent(end: End | None) -> tuple[list[tuple[Content, int]], list[Piece]]:
         log.core.opened("a", status)
         working = asyncio.create_task(link._stream_tail())
         for number in range(2):
-            log.append(piece_of(log.tail, [b"x", b"y"], time=None if end is None else number))
+            log.append(piece_of(log.cache, [b"x", b"y"], time=None if end is None else number))
         await settle()
         stream.marks.put_nowait(3)
         await settle()
@@ -278,7 +278,7 @@ def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -
 
 
 def append(log: FakeSession, time: int) -> Piece:
-    log.append(piece_of(log.tail, [b"x"], time=time))
+    log.append(piece_of(log.cache, [b"x"], time=time))
     return log.pieces[-1]
 
 

@@ -316,7 +316,7 @@ def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by
 @pytest.mark.slow
 def test_what_has_left_the_memory_of_the_server_is_read_from_storages() -> None:
     async def story(room: Room) -> None:
-        tail = room.cluster._running(room.cluster.owner(0)).owner.pipeline(0, None).session.tail
+        tail = room.cluster._running(room.cluster.owner(0)).owner.pipeline(0, None).session.cache
         tail._bytes_max = 1 << 20
         for _ in range(10):
             await room.append(100, size=20_000)

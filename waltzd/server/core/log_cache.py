@@ -24,7 +24,7 @@ def _weight(piece: Piece) -> int:
     return (len(piece.data) if isinstance(piece, Run) else piece.size) + RUN_BYTES
 
 
-class Tail:
+class LogCache:
     def __init__(self, next_id: int, bytes_max: int, end: End | None = None) -> None:
         """`end`: where the last batch of the log ends; None where its last records are of format 0, or there are none."""
         self.next_id = next_id

@@ -12,7 +12,7 @@ from tests.unit.mounting import piece_of
 from waltzd.disk.seam import Buffer
 from waltzd.format.batch import Batch, End, Piece
 from waltzd.format.record import NO_TIME, Run, encode_payloads, join_runs
-from waltzd.server.core.tail import Tail
+from waltzd.server.core.log_cache import LogCache
 
 STEPS = st.lists(
     st.one_of(
@@ -32,7 +32,7 @@ def test_a_tail_is_a_list_whose_committed_start_may_be_gone(
     steps: list[tuple[str, object]], bytes_max: int, first_id: int
 ) -> None:
     """Runs first, and from some id on batches."""
-    tail = Tail(first_id, bytes_max)
+    tail = LogCache(first_id, bytes_max)
     records: dict[int, bytes] = {}
     pieces: list[Piece] = []
     for number, (kind, what) in enumerate(steps):
@@ -83,7 +83,7 @@ def _time(piece: Piece) -> int:
     return NO_TIME if isinstance(piece, Run) else piece.head.time
 
 
-def _sends_all(tail: Tail, pieces: list[Piece], place: int, size: int) -> None:
+def _sends_all(tail: LogCache, pieces: list[Piece], place: int, size: int) -> None:
     """A replica whose log ends where a piece ends is sent the pieces behind, batches as they are."""
     here = [piece for piece in pieces if piece.first_id >= tail.first_id]
     here = here[place * len(here) // 101 :]
@@ -106,7 +106,7 @@ def _parts(piece: Piece) -> tuple[Buffer, ...]:
     return (piece.data,) if isinstance(piece, Run) else piece.pieces
 
 
-def _finds(tail: Tail, pieces: list[Piece], time: int) -> None:
+def _finds(tail: LogCache, pieces: list[Piece], time: int) -> None:
     mark, is_certain = tail.find_time(time)
     late = [piece for piece in pieces if isinstance(piece, Batch) and piece.head.time >= time]
     if is_certain:
@@ -118,7 +118,7 @@ def _finds(tail: Tail, pieces: list[Piece], time: int) -> None:
 
 
 def test_what_is_committed_makes_room() -> None:
-    tail = Tail(0, 5000)
+    tail = LogCache(0, 5000)
     for n in range(100):
         tail.append(encode_payloads(n, [b"x" * 100]))
     assert tail.first_id == 0, "nothing is committed yet"
@@ -129,13 +129,13 @@ def test_what_is_committed_makes_room() -> None:
 
 
 def test_batches_follow_upon_each_other() -> None:
-    tail = Tail(5, 1 << 20, End(crc=77, time=50, segment_bytes=1000))
+    tail = LogCache(5, 1 << 20, End(crc=77, time=50, segment_bytes=1000))
     first = piece_of(tail, [b"a"], time=50)
     assert isinstance(first, Batch)
     assert first.head.before == 77
     tail.append(first)
     second = piece_of(tail, [b"b"], time=60)
-    for wrong in (piece_of(Tail(6, 0, End(crc=1, time=50)), [b"b"], time=60), encode_payloads(6, [b"b"])):
+    for wrong in (piece_of(LogCache(6, 0, End(crc=1, time=50)), [b"b"], time=60), encode_payloads(6, [b"b"])):
         with pytest.raises(AssertionError):
             tail.append(wrong)
     tail.append(second)
@@ -143,7 +143,7 @@ def test_batches_follow_upon_each_other() -> None:
 
 
 def test_half_of_a_batch_is_never_committed() -> None:
-    tail = Tail(0, 1 << 20, End())
+    tail = LogCache(0, 1 << 20, End())
     tail.append(piece_of(tail, [b"a", b"b"], time=1))
     tail.commit(0)
     with pytest.raises(AssertionError, match="whole"):
@@ -151,7 +151,7 @@ def test_half_of_a_batch_is_never_committed() -> None:
 
 
 def test_locks_come_with_the_records_that_are_asked_for_with_them() -> None:
-    tail = Tail(0, 1 << 20, End())
+    tail = LogCache(0, 1 << 20, End())
     for lock in range(3):
         tail.append(piece_of(tail, [b"a", b"b"], time=lock, locks=[[(lock, 2)], [(lock, 1), (99, 3)]]))
     run = tail.joined_from(1, 4, 1 << 20, with_locks=True)
@@ -165,7 +165,7 @@ def test_locks_come_with_the_records_that_are_asked_for_with_them() -> None:
 
 def test_a_replica_is_not_sent_a_batch_that_it_may_not_have_whole() -> None:
     """What came after a session began to give way waits for the next one."""
-    tail = Tail(0, 1 << 20, End())
+    tail = LogCache(0, 1 << 20, End())
     for time in range(3):
         tail.append(piece_of(tail, [b"a", b"b"], time=time))
     assert [batch.last_id for batch in tail.batches_from(0, 3, 1 << 20)] == [1, 3]
@@ -175,7 +175,7 @@ def test_a_replica_is_not_sent_a_batch_that_it_may_not_have_whole() -> None:
 
 def test_a_replica_gets_what_is_older_than_batches_by_itself() -> None:
     """A session that gives way to one of format 1 has gathered some of the format before."""
-    tail = Tail(0, 1 << 20)
+    tail = LogCache(0, 1 << 20)
     for time in (None, None, 5):
         tail.append(piece_of(tail, [b"a", b"b"], time=time))
     older, newer = tail.content_from(1, 5, 1 << 20), tail.content_from(4, 5, 1 << 20)
@@ -190,7 +190,7 @@ def test_a_replica_gets_what_is_older_than_batches_by_itself() -> None:
 
 
 def test_a_tail_knows_with_which_batch_the_log_ended_where_one_ends() -> None:
-    tail, log = Tail(3, 1 << 20), batches_of([[b"a", b"b"], [b"c"], [b"d", b"e"]], first_id=5)
+    tail, log = LogCache(3, 1 << 20), batches_of([[b"a", b"b"], [b"c"], [b"d", b"e"]], first_id=5)
     tail.append(encode_payloads(3, [b"x", b"y"]))
     for batch in log:
         tail.append(batch)
@@ -206,7 +206,7 @@ def test_a_tail_knows_with_which_batch_the_log_ended_where_one_ends() -> None:
 def test_the_last_records_up_to_an_id_are_given_where_all_of_them_are_in_the_tail(
     id_: int, count: int, first_id: int | None
 ) -> None:
-    tail = Tail(3, 1 << 20)
+    tail = LogCache(3, 1 << 20)
     tail.append(encode_payloads(3, [b"a", b"b"]))
     tail.append(encode_payloads(5, [b"c", b"d"]))
     for batch in batches_of([[b"e"]], first_id=7):
