@@ -400,7 +400,7 @@ def _given(frame: Deliveries, holder: str, partition: int, clock: Clock) -> list
     for id, attempt, header, length in columns:
         key = payload_key(bytes(frame.payloads[at : at + length]))
         at += length
-        found.append(Delivered(clock(), holder, partition, frame.epoch, frame.tag, id, attempt, key, header))
+        found.append(Delivered(clock(), holder, partition, frame.epoch, frame.tag, id, attempt, key, header, length))
     return found
 
 

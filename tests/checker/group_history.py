@@ -4,7 +4,7 @@ Each process appends to a file of its own. Times are nanoseconds of one monotoni
 one process have the same; `group_verdict` relies on nothing else. A *holder* is one life of a member: after a crash, a
 reconnection or a fail-over it is another one, also under the same name. Lines by their `type`:
 
-    delivered  at holder partition epoch tag id attempt name header
+    delivered  at holder partition epoch tag id attempt name header size
                the application was given it; `name` is the transaction's own name, which stands in its payload
     said       at number holder partition epoch tag id verb stands_in
                the application says of the delivery with this epoch and tag: ack, nack or reject; `stands_in` is the epoch
@@ -41,6 +41,8 @@ class Delivered:
     attempt: int
     name: str
     header: int = 0
+    size: int = 0
+    """Bytes of its payload."""
 
 
 @dataclass(slots=True)

@@ -89,6 +89,9 @@ class Network:
         """Messages to this one take up to so much longer; 0 for no longer."""
         self._slow[name] = seconds
 
+    def is_slow(self, name: str) -> bool:
+        return self._slow.get(name, 0.0) > 0
+
     def refuse(self, name: str) -> None:
         """Its connections break, and new ones to it are refused, though the process lives: a rule of a firewall."""
         self._refusing[name] = None

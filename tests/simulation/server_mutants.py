@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
+from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import StaleSession
 from waltzd.protocol.descriptions import ArchiveCheck
@@ -29,6 +31,7 @@ from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
 from waltzd.server.session.trimmer import Trimming
+from waltzd.server.subscriptions.member import Attendance
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -48,6 +51,10 @@ READS = Aim(
 """The old owner goes on when there is a new one, and is asked how far the log goes."""
 GRANTED = Aim(faults=("policies",), servers=1, storages=3, setup=BUSIER)
 BOUNDED = Aim(faults=("quotas",), servers=1, storages=3, setup=BUSIER)
+FED = Aim(
+    faults=("subscribers", "quotas"), servers=1, storages=3, format=1,
+    setup={**BUSIER, "members": 2, "mode": "queue"},
+)  # fmt: skip
 LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.setup, "lease_seconds": 0.25})
 
 
@@ -481,3 +488,24 @@ def keeps_the_rights_of_mounts_that_stand(patches: Patches) -> None:
 def forgets_quotas(patches: Patches) -> None:
     """No append waits for what its name has sent before."""
     patches.set(QuotaUsage, "wait", lambda self, batch, size: 0.0)
+
+
+@mutant(2, 0, aim=BOUNDED)
+def learns_of_a_policy_late(patches: Patches) -> None:
+    """A server looks at the policy every five seconds."""
+
+    def make(right: Any) -> Any:
+        async def wait(self: Cluster, seen: object | None) -> object:
+            if seen is not None:
+                await asyncio.sleep(5.0)
+            return await right(self, seen)
+
+        return wait
+
+    patches.wrap(Cluster, "wait_for_policy", make)
+
+
+@mutant(2, aim=FED)
+def gives_deliveries_beyond_the_quota(patches: Patches) -> None:
+    """What members of durable groups are given does not count."""
+    patches.set(Attendance, "_is_held", lambda self: False)

@@ -38,14 +38,14 @@ class MemberMachine(Machine):
 
     def __init__(self, world: Simulation, name: str, member: str, group: Subscribers) -> None:
         super().__init__(world, name)
-        self._member = member
+        self.member: str = member
         self._group = group
 
     async def _live(self, life: Life) -> None:
         world = self.world
         members = [
             Member(
-                self._member,
+                self.member,
                 GROUP,
                 partition,
                 key=world.meta.key,
@@ -97,7 +97,7 @@ class MemberMachine(Machine):
             world.servers[name].serving,
             world.meta.key,
             seconds=world.setup.storage_seconds,
-            identity=Identity(world.meta.key, Role.CLIENT, self._member).uri,
+            identity=Identity(world.meta.key, Role.CLIENT, self.member).uri,
         )
 
 

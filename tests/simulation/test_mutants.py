@@ -51,6 +51,7 @@ LONG = {
     "forgets quotas",
     "forgets the filter after a change of owner",
     "forgets what a lost member had",
+    "gives deliveries beyond the quota",
     "goes on behind another end",
     "goes on in a session that is over",
     "hands on a frame of the feed twice",

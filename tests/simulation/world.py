@@ -175,7 +175,7 @@ class Simulation:
             for name in OPERATORS
             if {"members", "upgrade", "rescue"} & {*self.setup.faults}
         }
-        self.subscribers = Subscribers(self) if self.setup.members else None
+        self.subscribers: Subscribers | None = Subscribers(self) if self.setup.members else None
         self.policies = Policies(self) if {"policies", "quotas"} & {*self.setup.faults} else None
         self.store: FaultyStore | None = None
         """Of the archive."""
@@ -307,6 +307,8 @@ class Simulation:
 
     def _happen(self, event: Event) -> None:
         self.say("PLAN", str(event))
+        if self.policies is not None:
+            self.policies.note(event)
         happen(self, event)
 
     def vanish(self, where: float) -> None:
