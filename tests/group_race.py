@@ -30,8 +30,8 @@ from tests.group_daemons import race_on_daemons
 from tests.group_members import CALM, GOOD, WINDOW, Clock, GroupMemory, Habits, Member, is_calm
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import WaltzError
-from waltzd.protocol.groups import Change, GroupPlace, Mode
-from waltzd.server.subscriptions.board import Board
+from waltzd.protocol.groups import Change, GroupPartitionStatus, Mode
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.testing import LocalCluster
 
 GROUP = "racers"
@@ -172,40 +172,40 @@ class Race:
 
     # -- operators
 
-    def _board(self, partition: int) -> Board | None:
+    def _coordinator(self, partition: int) -> GroupCoordinator | None:
         for server in self.cluster._living():
             if partition in server.owner.owned and server.groups is not None:
                 return server.groups
         return None
 
-    def _place(self, partition: int) -> GroupPlace | None:
-        board = self._board(partition)
-        if board is None or GROUP not in board.ledger.groups:
+    def _place(self, partition: int) -> GroupPartitionStatus | None:
+        coordinator = self._coordinator(partition)
+        if coordinator is None or GROUP not in coordinator.state_log.groups:
             return None
-        return next((one for one in board.describe(GROUP)[0].places if one.partition == partition), None)
+        return next((one for one in coordinator.describe(GROUP)[0].places if one.partition == partition), None)
 
     async def _operate(self) -> None:
         chance = self.chance
         while self.is_racing:
             await asyncio.sleep(0.4 + chance.random())
             partition = chance.randrange(self.course.partitions)
-            board, place = self._board(partition), self._place(partition)
-            if board is None or place is None or self._is_calm:
+            coordinator, place = self._coordinator(partition), self._place(partition)
+            if coordinator is None or place is None or self._is_calm:
                 continue
-            parked = [one.id for one in board.parked(GROUP, partition, None, 1000)[0]]
+            parked = [one.id for one in coordinator.parked(GROUP, partition, None, 1000)[0]]
             verb = chance.choice(("replay", "replay", "discard", "skip", "reset"))
             if verb in ("replay", "discard") and parked:
                 ids = chance.sample(parked, chance.randrange(1, len(parked) + 1))
-                await self._change(board, Changed(self.clock(), verb, partition, ids=tuple(ids)))
+                await self._change(coordinator, Changed(self.clock(), verb, partition, ids=tuple(ids)))
             elif verb in ("skip", "reset") and chance.random() < 0.2:
                 up_to = max(-1, place.floor + chance.randrange(-30, 10))
-                await self._change(board, Changed(self.clock(), verb, partition, up_to=min(up_to, place.reach)))
+                await self._change(coordinator, Changed(self.clock(), verb, partition, up_to=min(up_to, place.reach)))
 
-    async def _change(self, board: Board, change: Changed) -> None:
+    async def _change(self, coordinator: GroupCoordinator, change: Changed) -> None:
         ids = change.ids or (change.up_to,)
         try:
             async with asyncio.timeout(5):
-                done = await board.change(GROUP, self.made_at, change.partition, CHANGES[change.verb], ids)
+                done = await coordinator.change(GROUP, self.made_at, change.partition, CHANGES[change.verb], ids)
             change.returned, change.epoch = self.clock(), done.epoch
         except (WaltzError, TimeoutError):
             pass
@@ -231,9 +231,9 @@ class Race:
                 break
             await asyncio.sleep(0.05)
         for partition in ends:
-            board, place = self._board(partition), self._place(partition)
-            if board is not None and place is not None:
-                parked = {one.id: one.failures for one in board.parked(GROUP, partition, None, 1000)[0]}
+            coordinator, place = self._coordinator(partition), self._place(partition)
+            if coordinator is not None and place is not None:
+                parked = {one.id: one.failures for one in coordinator.parked(GROUP, partition, None, 1000)[0]}
                 self.history.standings[partition] = Standing(place.floor, place.stopped, parked)
 
 

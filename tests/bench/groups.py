@@ -31,9 +31,9 @@ from waltzd.protocol.groups import (
 )
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.peers import AttendPort
-from waltzd.server.groups.ledger import lock_of, stands
-from waltzd.server.groups.state import State
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import lock_of, stands
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.testing import LocalCluster
 
 BATCH = 1000
@@ -42,10 +42,10 @@ STRETCHES = 4096
 AT_ONCE = 200
 
 
-def _board(cluster: LocalCluster) -> Board:
-    board = cluster._running(cluster.owner(0)).groups
-    assert board is not None
-    return board
+def _coordinator(cluster: LocalCluster) -> GroupCoordinator:
+    coordinator = cluster._running(cluster.owner(0)).groups
+    assert coordinator is not None
+    return coordinator
 
 
 async def _join(cluster: LocalCluster, group: str, name: str, room: int) -> AttendPort:
@@ -104,9 +104,9 @@ async def acknowledgements(cluster: LocalCluster, mode: Mode, *, members: int, c
         for _ in range(count // BATCH):
             await client.append_many([bytes(SIZE)] * BATCH, partition=0)
     name = f"{mode}-{members}-{is_single}".lower()
-    board = _board(cluster)
-    made = await board.make(GroupMeta(name=name, partitions=None, mode=mode, max_in_flight=BATCH))
-    await board.change(name, made.made_at, 0, Change.RESET, [after])
+    coordinator = _coordinator(cluster)
+    made = await coordinator.make(GroupMeta(name=name, partitions=None, mode=mode, max_in_flight=BATCH))
+    await coordinator.change(name, made.made_at, 0, Change.RESET, [after])
     ports = [await _join(cluster, name, f"member-{number}", BATCH) for number in range(members)]
     workers = [_Worker(port, is_single=is_single, seen=lambda ids: None) for port in ports]
     begun, used = time.perf_counter(), time.process_time()
@@ -131,9 +131,9 @@ async def latencies(cluster: LocalCluster, seconds: float) -> None:
         arrived.update((id, now) for id in ids.tolist())
 
     async with cluster.client() as client:
-        board = _board(cluster)
-        made = await board.make(GroupMeta(name="latency", partitions=None, mode=Mode.QUEUE))
-        await board.change("latency", made.made_at, 0, Change.RESET, [await client.end_position(0)])
+        coordinator = _coordinator(cluster)
+        made = await coordinator.make(GroupMeta(name="latency", partitions=None, mode=Mode.QUEUE))
+        await coordinator.change("latency", made.made_at, 0, Change.RESET, [await client.end_position(0)])
         port = await _join(cluster, "latency", "member", 100)
         task = asyncio.create_task(_Worker(port, is_single=False, seen=seen).work())
         until = time.perf_counter() + seconds
@@ -154,22 +154,22 @@ async def latencies(cluster: LocalCluster, seconds: float) -> None:
 async def idle(groups: int, seconds: float) -> None:
     """Each group has begun in one partition, and nobody works in it."""
     async with LocalCluster(partitions=1, servers=1) as cluster:
-        board = _board(cluster)
+        coordinator = _coordinator(cluster)
         gc.collect()
         before = _rss()
-        log = board.group_log
+        log = coordinator.group_log
         for first in range(0, groups, AT_ONCE):
             names = [f"group-{number}" for number in range(first, min(groups, first + AT_ONCE))]
             found = await asyncio.gather(
-                *[board.make(GroupMeta(name=name, partitions=None, mode=Mode.QUEUE)) for name in names]
+                *[coordinator.make(GroupMeta(name=name, partitions=None, mode=Mode.QUEUE)) for name in names]
             )
             await asyncio.gather(
                 *[
-                    log.append(stands(name, 0, one.made_at, State(after=-1).snapshot()), lock_of(name, 0), -1)
+                    log.append(stands(name, 0, one.made_at, GroupState(after=-1).snapshot()), lock_of(name, 0), -1)
                     for name, one in zip(names, found, strict=True)
                 ]
             )
-        await board.level()
+        await coordinator.level()
         gc.collect()
         grown = _rss() - before
         used, begun = time.process_time(), time.perf_counter()
@@ -177,7 +177,7 @@ async def idle(groups: int, seconds: float) -> None:
         share = (time.process_time() - used) / (time.perf_counter() - begun)
         print(
             f"  {groups:,} idle groups: {100 * share:.1f} % of a core for the whole process, {grown / 1e6:.0f} MB more, "
-            f"with {board.ledger.bytes / 1e6:.1f} MB of the log in memory three times"
+            f"with {coordinator.state_log.bytes / 1e6:.1f} MB of the log in memory three times"
         )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from tests.checker.group_history import Changed, Delivered, GroupHistory, Said, Standing, Written
 from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Delivery, GroupSettings, Table, Verdict
+from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker, GroupSettings, Verdict
+from waltzd.server.groups.state import GroupState
 
 SECOND = 1_000_000_000
 WRITE_SECONDS = 1.0
@@ -39,7 +39,7 @@ class _Story:
         self.size = size
         self.log: dict[int, Written] = {}
         history.log[partition] = self.log
-        self.kept = State(after=history.starts.get(partition, -1)).snapshot()
+        self.kept = GroupState(after=history.starts.get(partition, -1)).snapshot()
         self.streams: dict[str, _Stream] = {}
         self.lives = self.numbers = 0
         self.old: list[Delivered] = []
@@ -55,9 +55,9 @@ class _Story:
     # -- the owner
 
     def take_over(self) -> None:
-        state = State.of(self.kept)
+        state = GroupState.of(self.kept)
         state.begin_epoch()
-        self.table = Table(self.settings, state)
+        self.table = DeliveryTracker(self.settings, state)
         for stream in self.streams.values():
             self.old += stream.held
         self.streams = {}
@@ -168,7 +168,7 @@ class _Story:
                 table.go_on()
             case 4 if self.chance.random() < 0.1 and self.log:
                 after, at = self.chance.randrange(-1, len(self.log)), self.at()
-                self.kept = State(after=after, epoch=state.epoch).snapshot()
+                self.kept = GroupState(after=after, epoch=state.epoch).snapshot()
                 self.take_over()
                 self.done(Changed(at, "reset", self.partition, up_to=after))
 

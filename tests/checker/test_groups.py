@@ -15,9 +15,9 @@ from tests.checker.group_twin import judge_group_slowly
 from tests.checker.group_verdict import EXPLAINED, judge_group
 from tests.checker.history import BadHistory
 from waltzd.protocol.groups import Mode
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import GroupSettings, Table, Verdict
-from waltzd.server.groups.turns import KeyedTurns, OrderedTurns, QueueTurns
+from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings, Verdict
+from waltzd.server.groups.dispatch_order import KeyedOrder, LogOrder, QueueOrder
+from waltzd.server.groups.state import GroupState
 
 
 def story(mode: Mode = Mode.KEYED) -> GroupHistory:
@@ -283,95 +283,93 @@ def test_large_histories_take_no_more_than_a_few_passes() -> None:
 
 def forgets_the_first(patch: pytest.MonkeyPatch) -> None:
     """A new owner finds the floor behind something that nobody has acknowledged."""
-    right = State.of
+    right = GroupState.of
 
-    def of(snapshot: bytes) -> State:
+    def of(snapshot: bytes) -> GroupState:
         state = right(snapshot)
         if state.open.first is not None:
             state.open.put(state.open.first, state.open.first, None)
         return state
 
-    patch.setattr(State, "of", of)
+    patch.setattr(GroupState, "of", of)
 
 
 def begins_behind_what_is_open(patch: pytest.MonkeyPatch) -> None:
-    right = Table.__init__
+    right = DeliveryTracker.__init__
 
-    def init(self: Table, settings: GroupSettings, state: State) -> None:
+    def init(self: DeliveryTracker, settings: GroupSettings, state: GroupState) -> None:
         right(self, settings, state)
         self.cursor = state.reach
 
-    patch.setattr(Table, "__init__", init)
+    patch.setattr(DeliveryTracker, "__init__", init)
 
 
 def keeps_no_failures(patch: pytest.MonkeyPatch) -> None:
-    right = State.of
+    right = GroupState.of
 
-    def of(snapshot: bytes) -> State:
+    def of(snapshot: bytes) -> GroupState:
         state = right(snapshot)
         for first, last, _ in list(state.open):
             state.open.put(first, last, 0)
         return state
 
-    patch.setattr(State, "of", of)
+    patch.setattr(GroupState, "of", of)
 
 
 def takes_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    right = Table._heard
+    right = DeliveryTracker._heard
 
-    def heard(self: Table, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], Verdict]:
+    def heard(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], Verdict]:
         return right(self, name, self.state.epoch, 1 << 40, first, last)
 
-    patch.setattr(Table, "_heard", heard)
+    patch.setattr(DeliveryTracker, "_heard", heard)
 
 
 def forgets_what_was_done(patch: pytest.MonkeyPatch) -> None:
     """A change of owner finds it open again, however long ago it was done."""
-    patch.setattr(State, "settle", lambda self, first, last: None)
+    patch.setattr(GroupState, "settle", lambda self, first, last: None)
 
 
 def never_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(State, "fail", lambda self, id: 1)
+    patch.setattr(GroupState, "fail", lambda self, id: 1)
 
 
 def parks_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = Table._fail
+    right = DeliveryTracker._fail
 
-    def fail(self: Table, id: int, reason: str, now: float, delay: float | None = None) -> None:
+    def fail(self: DeliveryTracker, id: int, reason: str, now: float, delay: float | None = None) -> None:
         if self.state.open.get(id) == 0 and self.settings.deliver_max > 1:
             self.state.fail(id)
             self._give_up(id, reason, now)
         else:
             right(self, id, reason, now, delay)
 
-    patch.setattr(Table, "_fail", fail)
+    patch.setattr(DeliveryTracker, "_fail", fail)
 
 
 def keys_do_not_wait(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KeyedTurns, "add", lambda self, id, key: self._heads.add(id, None))
+    patch.setattr(KeyedOrder, "add", lambda self, id, key: self._heads.add(id, None))
 
 
 def what_is_behind_stays_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OrderedTurns, "back", QueueTurns.back)
-    patch.setattr(OrderedTurns, "add", lambda self, id, key: QueueTurns.add(self, id, key))
+    patch.setattr(LogOrder, "back", QueueOrder.back)
+    patch.setattr(LogOrder, "add", lambda self, id, key: QueueOrder.add(self, id, key))
     for name in ("__init__", "take", "done", "wake", "waiting", "_entry"):
-        patch.setattr(
-            OrderedTurns, name, getattr(QueueTurns, name) if name != "waiting" else QueueTurns.waiting, raising=False
-        )
+        patch.setattr(LogOrder, name, getattr(QueueOrder, name) if name != "waiting" else QueueOrder.waiting, raising=False)
 
 
 def gives_one_member_all(patch: pytest.MonkeyPatch) -> None:
-    right = Table.join
+    right = DeliveryTracker.join
 
-    def join(self: Table, name: str, room: int | None = None) -> None:
+    def join(self: DeliveryTracker, name: str, room: int | None = None) -> None:
         right(self, name, room)
         self._members[name].room = 10
 
-    patch.setattr(Table, "join", join)
+    patch.setattr(DeliveryTracker, "join", join)
 
 
 def replays_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Table, "replay", Table.discard)
+    patch.setattr(DeliveryTracker, "replay", DeliveryTracker.discard)
 
 
 MISTAKES: dict[str, tuple[Mode, str, Callable[[pytest.MonkeyPatch], None]]] = {

@@ -26,7 +26,7 @@ from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotOwner, WaltzError
 from waltzd.protocol.batches import Place, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
-from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, Mode, ParkedList, ParkedTransaction
+from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPartitionStatus, Mode, ParkedList, ParkedTransaction
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.wire.codec import to_value
@@ -45,9 +45,9 @@ def meta(name: str = "mailer", **changes: Any) -> GroupMeta:
     return GroupMeta(**{"name": name, "partitions": None, "mode": Mode.QUEUE, **changes})
 
 
-def place(partition: int, floor: int = COMMITTED, **changes: Any) -> GroupPlace:
+def place(partition: int, floor: int = COMMITTED, **changes: Any) -> GroupPartitionStatus:
     fields = {"epoch": 1, "reach": floor, "floor": floor, "open": 0, "parked": 0, "stopped": ""}
-    return GroupPlace(partition=partition, **{**fields, **changes})
+    return GroupPartitionStatus(partition=partition, **{**fields, **changes})
 
 
 def member(name: str = "one", **changes: Any) -> GroupMember:
@@ -80,7 +80,7 @@ class Servers:
     tree: MemoryTree = field(default_factory=MemoryTree)
     addresses: Mapping[str, str] = field(default_factory=dict)
 
-    def put(self, made_at: int = 3, *places: GroupPlace, **changes: Any) -> None:
+    def put(self, made_at: int = 3, *places: GroupPartitionStatus, **changes: Any) -> None:
         found = meta(**changes)
         self.groups[found.name] = GroupDescription(meta=found, made_at=made_at, places=places)
 
@@ -88,10 +88,10 @@ class Servers:
         return SERVERS[partition % len(SERVERS)]
 
     def known_to(self, server: str, name: str | None) -> GroupList:
-        def seen(one: GroupPlace) -> GroupPlace:
+        def seen(one: GroupPartitionStatus) -> GroupPartitionStatus:
             if self.owner(one.partition) == server:
                 return one
-            return GroupPlace(one.partition, one.epoch, one.reach, one.floor, one.open, one.parked, one.stopped)
+            return GroupPartitionStatus(one.partition, one.epoch, one.reach, one.floor, one.open, one.parked, one.stopped)
 
         found = [one for one in self.groups.values() if name in (None, one.meta.name)]
         return GroupList(

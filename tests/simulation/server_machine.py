@@ -201,7 +201,7 @@ class ServerMachine(Machine):
                 if owned._pipeline is not None:
                     owned._pipeline.check()
             if self.server.groups is not None:
-                for place in self.server.groups.places:
+                for place in self.server.groups.active:
                     place.check()
 
     def stop(self) -> None:

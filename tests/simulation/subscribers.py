@@ -19,9 +19,9 @@ from tests.simulation.plan import Event, names
 from tests.simulation.ports import SimServerPort
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError
-from waltzd.protocol.groups import Change, Exhausted, GroupPlace, KeyedBy, Mode
+from waltzd.protocol.groups import Change, Exhausted, GroupPartitionStatus, KeyedBy, Mode
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
@@ -159,11 +159,11 @@ class Subscribers:
         for machine in self.machines.values():
             machine.start()
 
-    def _boards(self) -> list[Board]:
+    def _coordinators(self) -> list[GroupCoordinator]:
         servers = (machine.server for machine in self.world.servers.values())
         return [server.groups for server in servers if server is not None and server.groups is not None]
 
-    def _owner(self, partition: int) -> Board | None:
+    def _owner(self, partition: int) -> GroupCoordinator | None:
         for machine in self.world.servers.values():
             server = machine.server
             if (
@@ -175,11 +175,11 @@ class Subscribers:
                 return server.groups
         return None
 
-    def _place(self, partition: int) -> GroupPlace | None:
-        board = self._owner(partition)
-        if board is None or GROUP not in board.ledger.groups or board.damage is not None:
+    def _place(self, partition: int) -> GroupPartitionStatus | None:
+        coordinator = self._owner(partition)
+        if coordinator is None or GROUP not in coordinator.state_log.groups or coordinator.damage is not None:
             return None
-        described = board.describe(GROUP)[0]
+        described = coordinator.describe(GROUP)[0]
         if described.made_at != self.made_at:
             return None
         return next((one for one in described.places if one.partition == partition), None)
@@ -199,10 +199,10 @@ class Subscribers:
                 self.go_on_removing()
             return
         partition = int(event.other)
-        board, place = self._owner(partition), self._place(partition)
-        if board is None or place is None or self.made_at is None:
+        coordinator, place = self._owner(partition), self._place(partition)
+        if coordinator is None or place is None or self.made_at is None:
             return
-        parked = [one.id for one in board.parked(GROUP, partition, None, 1000)[0]]
+        parked = [one.id for one in coordinator.parked(GROUP, partition, None, 1000)[0]]
         change = Changed(self.clock(), event.what, partition)
         if event.what in ("replay", "discard"):
             if not parked:
@@ -212,15 +212,15 @@ class Subscribers:
             change.up_to = min(max(-1, place.floor + round(40 * event.amount) - 30), place.reach)
         self._changed_in[len(self.history.changed)] = self.made_at
         self.notes.changed(change)
-        life = self._life_of(board)
+        life = self._life_of(coordinator)
         if life is not None:
-            self.world.loop.run_in(life, self._change(board, change), f"an operator's {event.what}")
+            self.world.loop.run_in(life, self._change(coordinator, change), f"an operator's {event.what}")
 
-    def _life_of(self, board: Board) -> Life | None:
+    def _life_of(self, coordinator: GroupCoordinator) -> Life | None:
         return next(
             machine.life
             for machine in self.world.servers.values()
-            if machine.server is not None and machine.server.groups is board
+            if machine.server is not None and machine.server.groups is coordinator
         )
 
     def go_on_removing(self) -> None:
@@ -230,16 +230,16 @@ class Subscribers:
         life, seconds = self._removing
         if life is not None and not life.is_over:
             return
-        board = self._owner(0)
-        life = None if board is None else self._life_of(board)
+        coordinator = self._owner(0)
+        life = None if coordinator is None else self._life_of(coordinator)
         self._removing = life, seconds
-        if board is not None and life is not None:
-            self.world.loop.run_in(life, self._remove_at(board, self.made_at, seconds), "an operator's removal")
+        if coordinator is not None and life is not None:
+            self.world.loop.run_in(life, self._remove_at(coordinator, self.made_at, seconds), "an operator's removal")
 
-    async def _remove_at(self, board: Board, made_at: int, seconds: float) -> None:
+    async def _remove_at(self, coordinator: GroupCoordinator, made_at: int, seconds: float) -> None:
         while True:
             try:
-                await board.remove(GROUP, made_at)
+                await coordinator.remove(GROUP, made_at)
                 break
             except NoSuchGroup:
                 break
@@ -251,10 +251,10 @@ class Subscribers:
         self.gone_until = self.world.loop.now + seconds
         self.world.say("group", f"{made_at} is removed")
 
-    async def _change(self, board: Board, change: Changed) -> None:
+    async def _change(self, coordinator: GroupCoordinator, change: Changed) -> None:
         assert self.made_at is not None
         try:
-            done = await board.change(
+            done = await coordinator.change(
                 GROUP, self.made_at, change.partition, CHANGES[change.verb], change.ids or (change.up_to,)
             )
         except WaltzError as error:
@@ -271,13 +271,13 @@ class Subscribers:
         for partition, ids in self._written().items():
             place = self._place(partition)
             if place is None or place.floor < max(ids, default=-1) or place.unwritten:
-                troubles = [f"{board.trouble}" for board in self._boards()]
+                troubles = [f"{coordinator.trouble}" for coordinator in self._coordinators()]
                 return f"partition {partition}: {place}, and the log reaches {max(ids, default=-1)}; {troubles}"
         for partition in range(self.world.setup.partitions):
-            board, place = self._owner(partition), self._place(partition)
-            if board is None or place is None:
+            coordinator, place = self._owner(partition), self._place(partition)
+            if coordinator is None or place is None:
                 return f"partition {partition} has no owner"
-            parked = {one.id: one.failures for one in board.parked(GROUP, partition, None, 1000)[0]}
+            parked = {one.id: one.failures for one in coordinator.parked(GROUP, partition, None, 1000)[0]}
             self.history.standings[partition] = Standing(place.floor, place.stopped, parked)
         return ""
 

@@ -17,8 +17,8 @@ from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import Trimmed
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.groups import Mode
-from waltzd.server.groups.ledger import GARBAGE, SLACK_BYTES, Ledger, made, stands
-from waltzd.server.groups.state import State
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import GARBAGE, SLACK_BYTES, GroupStateLog, made, stands
 from waltzd.server.session.owned import OwnedLog
 
 SESSION_BYTES = 8_000
@@ -190,10 +190,10 @@ async def test_an_archive_that_comes_later_is_no_trouble_and_holds_up_nothing() 
 async def test_the_log_is_not_much_larger_than_what_it_says() -> None:
     """What a reader learns from the floor on is what one learned that has read everything."""
     async with cell() as c:
-        ledger, pick = Ledger(), random.Random(7)
-        owned = await c.own(settings=SMALL.of_group_log(lambda: ledger.floor))
+        state_log, pick = GroupStateLog(), random.Random(7)
+        owned = await c.own(settings=SMALL.of_group_log(lambda: state_log.floor))
         metas = [GroupMeta(name=f"group-{number}", partitions=None, mode=Mode.QUEUE) for number in range(8)]
-        states = {(meta.name, partition): State(after=-1) for meta in metas for partition in range(2)}
+        states = {(meta.name, partition): GroupState(after=-1) for meta in metas for partition in range(2)}
         made_at: dict[str, int] = {}
 
         async def write(entry: bytes) -> int:
@@ -201,36 +201,36 @@ async def test_the_log_is_not_much_larger_than_what_it_says() -> None:
             first_id = pipeline.session.cache.next_id
             pipeline.session.append(encode_payloads(first_id, [entry]))
             await pipeline.committed(first_id)
-            ledger.read(first_id, entry)
+            state_log.read(first_id, entry)
             return first_id
 
         for meta in metas:
             made_at[meta.name] = await write(made(meta))
         for step in range(3000):
             name, partition = pick.choice(list(states))
-            states[name, partition] = State(after=step)
+            states[name, partition] = GroupState(after=step)
             await write(stands(name, partition, made_at[name], states[name, partition].snapshot()))
             if step % 20 == 0:
                 await asyncio.sleep(0.5)
-            while (key := ledger.overdue) is not None:
+            while (key := state_log.overdue) is not None:
                 await write(anew(key.name, key.partition, metas, made_at, states))
         await asyncio.sleep(120)
-        live = sum(size for _, size in ledger._live.values())
+        live = sum(size for _, size in state_log._live.values())
         bound = GARBAGE * live + SLACK_BYTES
         pipeline = await c.opened(owned)
         for name in c.storages:
             replica = c.replica(name)
             kept = sum(replica.bytes_of(first) for first, _ in replica.sealed_segments())
             assert kept <= 2 * bound + SESSION_BYTES + 3 * SEGMENT_BYTES
-        again, first_id = Ledger(), max(floors(c))
+        again, first_id = GroupStateLog(), max(floors(c))
         assert first_id > 0
         async for run in pipeline.session.read(first_id, pipeline.session.committed, 1 << 20):
             for at in range(len(run)):
                 record = run.record(at)
                 again.read(record.id, record.payload)
-        assert again.groups == ledger.groups
+        assert again.groups == state_log.groups
         for name, partition in states:
-            assert again.state(name, partition) == ledger.state(name, partition) == states[name, partition]
+            assert again.state(name, partition) == state_log.state(name, partition) == states[name, partition]
 
 
 def anew(
@@ -238,7 +238,7 @@ def anew(
     partition: int,
     metas: list[GroupMeta],
     made_at: Mapping[str, int],
-    states: Mapping[tuple[str, int], State],
+    states: Mapping[tuple[str, int], GroupState],
 ) -> bytes:
     if partition >= 0:
         return stands(name, partition, made_at[name], states[name, partition].snapshot())

@@ -10,8 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Delivery, GroupSettings
+from waltzd.server.groups.delivery_tracker import Delivery, GroupSettings
+from waltzd.server.groups.state import GroupState
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Twin:
         item = self.items[id]
         return item.key is None or all(other.order >= item.order for other in self.items.values() if other.key == item.key)
 
-    def check(self, state: State) -> None:
+    def check(self, state: GroupState) -> None:
         """What is kept says the same, and nothing that is to be done lies below its floor."""
         state.check()
         found = {id: failures for first, last, failures in state.open for id in range(first, last + 1)}

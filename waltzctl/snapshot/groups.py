@@ -21,7 +21,7 @@ from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.channels import Channels, named_in, numbers_of
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
-from waltzd.protocol.groups import GroupPlace
+from waltzd.protocol.groups import GroupPartitionStatus
 from waltzd.protocol.timelines import Timeline
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls
@@ -49,7 +49,7 @@ class Standing(enum.StrEnum):
 class GroupAt:
     """A group in one partition."""
 
-    place: GroupPlace
+    place: GroupPartitionStatus
     """As its owner says; where nobody works on it, as the group log does; else where the group begins."""
     owner: str | None
     """The server that owns the partition, and says so."""
@@ -187,7 +187,7 @@ def _view(
         owner, said = owned.get(number, (None, None))
         places = {server: known[number] for server, known in of_servers.items() if number in known}
         start = meta.start(number)
-        nowhere = GroupPlace(number, epoch=0, reach=start, floor=start, open=0, parked=0, stopped="")
+        nowhere = GroupPartitionStatus(number, epoch=0, reach=start, floor=start, open=0, parked=0, stopped="")
         best = max(places.values(), key=lambda one: (one.epoch, one.is_at_work, one.reach, one.floor), default=nowhere)
         if owner is not None and owner in of_servers:
             theirs = places.get(owner, nowhere)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.document import ADDED, Document, Name, whole
-from waltzd.protocol.groups import Exhausted, GroupPlace, KeyedBy, Mode
+from waltzd.protocol.groups import Exhausted, GroupPartitionStatus, KeyedBy, Mode
 from waltzd.protocol.peers import AttendPort, ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -79,7 +79,7 @@ class GroupDescription:
 
     meta: GroupMeta
     made_at: int
-    places: tuple[GroupPlace, ...]
+    places: tuple[GroupPartitionStatus, ...]
     """Where it has begun, or is at work."""
 
 

@@ -226,7 +226,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class GroupPlace:
+class GroupPartitionStatus:
     """Where a group stands in one partition: as the group log says, or as its owner has it at work."""
 
     partition: int

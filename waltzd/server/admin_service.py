@@ -18,7 +18,7 @@ from waltzd.protocol.groups import Change, Changed, ParkedList
 from waltzd.protocol.locks import LockExplanation
 from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.registration import Registration
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import to_value
 from waltzd.wire.grpc import Server
@@ -36,7 +36,7 @@ class ServerAdminService(Host):
         registration: Registration,
         explain: Explain,
         clients: ClientRegistry,
-        groups: Board,
+        groups: GroupCoordinator,
     ) -> None:
         self._groups = groups
         self._clients = clients
@@ -102,7 +102,7 @@ def add_admin_service(
     explain: Explain,
     clients: ClientRegistry,
     unready: Unready,
-    groups: Board,
+    groups: GroupCoordinator,
 ) -> None:
     add_service(server, "ServerAdmin", ServerAdminService(describe, registration, explain, clients, groups))
     add_health(server, {SERVICE: False}, unready)

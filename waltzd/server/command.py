@@ -66,7 +66,7 @@ from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.calls import roles_at
 from waltzd.wire.grpc import Server
@@ -314,12 +314,12 @@ class _Daemon:
             names=self._names,
         )
         self.clients = ClientRegistry()
-        self.groups = Board(
+        self.groups = GroupCoordinator(
             ClientLog(self._group_log_client, lambda: self.owner.group_log),
             partitions=meta.partitions,
             find_pipeline=self.owner.pipeline,
             channels=lambda: self.authorizer.all_channels,
-            is_keeper=lambda: self.owner.group_log in self.owner.owned,
+            owns_group_log=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=end_at_once,
         )
         self.owner.needed_from = self.groups.needed_from

@@ -29,7 +29,7 @@ from waltzd.server.registration import Registration
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.tasks import tell_failure
 
@@ -99,7 +99,7 @@ class LocalServer:
         self.authorizer = authorizer or Authorizer.free()
         self._policy = None if authorizer is None else PolicyFollower(self._cluster, authorizer)
         self.clients = ClientRegistry()
-        self.groups: Board | None = None if reach is None else self._make_board(reach)
+        self.groups: GroupCoordinator | None = None if reach is None else self._make_group_coordinator(reach)
         if self.groups is not None:
             self.owner.needed_from = self.groups.needed_from
         self.calls = ServerCalls(self.owner, self.authorizer, self.clients, self.groups)
@@ -121,9 +121,9 @@ class LocalServer:
             self._tasks.append(self._task(self._policy.reconciler.run(), "policy"))
         self._hosting = self._task(self.owner.run(), "ownership")
 
-    def _make_board(self, reach: Connect) -> Board:
+    def _make_group_coordinator(self, reach: Connect) -> GroupCoordinator:
         settings = ClientSettings(instance=f"server {self.name}", close_seconds=LOG_CLOSE_SECONDS)
-        return Board(
+        return GroupCoordinator(
             ClientLog(
                 lambda: GroupLogClient([self.meta.listen], connect=reach, settings=settings),
                 lambda: self.owner.group_log,
@@ -131,7 +131,7 @@ class LocalServer:
             partitions=self.owner.meta.partitions,
             find_pipeline=self.owner.pipeline,
             channels=lambda: self.authorizer.all_channels,
-            is_keeper=lambda: self.owner.group_log in self.owner.owned,
+            owns_group_log=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=self._on_fatal,
             say=self._say,
         )

@@ -72,7 +72,7 @@ class Dropped(NamedTuple):
     """Parked transactions above the fork."""
 
 
-class State:
+class GroupState:
     __slots__ = (
         "_is_changed",
         "_released",
@@ -105,7 +105,7 @@ class State:
         self._is_changed = False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self.snapshot() == other.snapshot()
+        return isinstance(other, GroupState) and self.snapshot() == other.snapshot()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -196,7 +196,7 @@ class State:
         self.stopped = _cut(reason)
         self._is_changed = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.stopped = ""
         self._is_changed = True
 
@@ -256,7 +256,7 @@ class State:
         return data[:1] == bytes([_SNAPSHOT])
 
     @classmethod
-    def of(cls, snapshot: bytes) -> State:
+    def of(cls, snapshot: bytes) -> GroupState:
         """Raises `GroupStateDamaged` for what is no snapshot."""
         found = _read(snapshot)
         if found.kind != _SNAPSHOT:
@@ -270,7 +270,7 @@ class State:
         state._check_read()
         return state
 
-    def apply(self, data: bytes) -> State:
+    def apply(self, data: bytes) -> GroupState:
         """The state behind the next delta, or the next snapshot: another one, or this one, changed."""
         found = _read(data)
         if found.epoch < self.epoch:
@@ -279,7 +279,7 @@ class State:
                 "has written, which its lock should have refused"
             )
         if found.kind == _SNAPSHOT:
-            return State.of(data)
+            return GroupState.of(data)
         if found.timeline != self.timeline:
             raise GroupStateDamaged(
                 f"a delta of a group is of timeline {found.timeline}, and the group stands on {self.timeline}"

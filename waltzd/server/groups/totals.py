@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from heapq import nsmallest
 
-from waltzd.protocol.groups import GroupPlace, GroupTotals, GroupTrouble
-from waltzd.server.groups.ledger import Key, Ledger
-from waltzd.server.groups.state import State
+from waltzd.protocol.groups import GroupPartitionStatus, GroupTotals, GroupTrouble
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import GroupStateLog, Key
 
 TROUBLES_MAX = 20
 
 
 def totals_of(
-    ledger: Ledger,
-    at_work: Mapping[Key, GroupPlace],
+    state_log: GroupStateLog,
+    at_work: Mapping[Key, GroupPartitionStatus],
     committed_of: Callable[[int], int | None],
     trouble: str,
-    stopped_by: Callable[[Key, State], str] = lambda key, state: state.stopped,
+    stopped_by: Callable[[Key, GroupState], str] = lambda key, state: state.stopped,
 ) -> GroupTotals:
     """`committed_of`: what is committed in a partition; None where another server owns it. `trouble`: why the ledger may be
     behind. `stopped_by`: why a group that is not at work would give nothing out."""
     committed: dict[int, int | None] = {}
     members = in_flight = lags = parked_ones = stopped_ones = paused_ones = unattended = 0
     troubles: list[GroupTrouble] = []
-    for key, state in ledger.places():
+    for key, state in state_log.states():
         if key.partition not in committed:
             committed[key.partition] = committed_of(key.partition)
         end = committed[key.partition]
-        if end is None or ledger.groups.get(key.name, (None, None))[1] != key.made_at:
+        if end is None or state_log.groups.get(key.name, (None, None))[1] != key.made_at:
             continue
         place = at_work.get(key)
         if place is None:
@@ -45,7 +45,7 @@ def totals_of(
             unattended += found.is_unattended
             troubles.append(found)
     return GroupTotals(
-        groups=len(ledger.groups),
+        groups=len(state_log.groups),
         members=members,
         in_flight=in_flight,
         lag=lags,
@@ -55,7 +55,7 @@ def totals_of(
         unattended=unattended,
         troubles=tuple(nsmallest(TROUBLES_MAX, troubles, key=_worst_first)),
         trouble=trouble,
-        foreign=ledger.foreign,
+        foreign=state_log.foreign,
     )
 
 

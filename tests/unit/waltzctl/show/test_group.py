@@ -10,7 +10,7 @@ from rich.console import Console
 from waltzctl.show.group import group
 from waltzctl.snapshot.groups import GroupAt, Groups, GroupView
 from waltzd.cluster.groups import GroupMeta
-from waltzd.protocol.groups import GroupPlace, Mode
+from waltzd.protocol.groups import GroupPartitionStatus, Mode
 from waltzd.protocol.timelines import NEVER_FORKED
 
 FORKED = NEVER_FORKED.forked(
@@ -19,7 +19,7 @@ FORKED = NEVER_FORKED.forked(
 
 
 def at(partition: int, *, is_forked: bool) -> GroupAt:
-    place = GroupPlace(partition, epoch=1, reach=11, floor=11, open=0, parked=0, stopped="")
+    place = GroupPartitionStatus(partition, epoch=1, reach=11, floor=11, open=0, parked=0, stopped="")
     return GroupAt(place=place, owner="a", committed=20, timelines=FORKED.later if is_forked else ())
 
 

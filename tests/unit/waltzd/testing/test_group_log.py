@@ -19,7 +19,7 @@ from waltzd.protocol.locks import Committed, Rejected
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import pipeline
 from waltzd.server.core import archive
-from waltzd.server.groups.ledger import lock_of
+from waltzd.server.groups.state_log import lock_of
 from waltzd.server.session import settings
 from waltzd.server.session.settings import SessionSettings
 from waltzd.testing import LocalCluster

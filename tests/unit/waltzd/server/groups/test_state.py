@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.errors import GroupStateDamaged
-from waltzd.server.groups.state import FAILURES_MAX, TEXT_BYTES_MAX, Parked, State
+from waltzd.server.groups.state import FAILURES_MAX, TEXT_BYTES_MAX, GroupState, Parked
 
 
-def grown(after: int = 4) -> State:
+def grown(after: int = 4) -> GroupState:
     """Of ids 5 to 14: 6 was left out by a filter, 7 and 8 are done, 9 failed twice and 10 once, 11 is parked."""
-    state = State(after=after)
+    state = GroupState(after=after)
     for id in range(after + 1, after + 11):
         state.reach_to(id, is_open=id != 6)
     state.settle(7, 8)
@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "again": lambda state: (state.release(11, is_open=True), state.park(11, "m", "again")),
     "park and release": lambda state: (state.park(12, "m", ""), state.release(12, is_open=False)),
     "stop": lambda state: state.stop("id 9: no"),
-    "go on": lambda state: (state.stop("no"), state.go_on()),
+    "go on": lambda state: (state.stop("no"), state.resume()),
     "epoch": lambda state: state.begin_epoch(),
     "far": lambda state: (state.jump_to(1 << 62), state.reach_to((1 << 62) + 1, is_open=True)),
 }
@@ -61,8 +61,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_delta_is_what_changed(name: str) -> None:
     state = grown()
-    assert State.of(state.snapshot()) == state
-    other = State(after=4)
+    assert GroupState.of(state.snapshot()) == state
+    other = GroupState(after=4)
     first = state.delta()
     assert first is not None
     assert other.apply(first) == state
@@ -79,7 +79,7 @@ def test_a_delta_is_what_changed(name: str) -> None:
 
 
 def test_a_thousand_acknowledgements_are_a_short_delta() -> None:
-    state = State()
+    state = GroupState()
     for id in range(1000):
         state.reach_to(id, is_open=True)
     state.forget_changes()
@@ -92,21 +92,21 @@ def test_a_thousand_acknowledgements_are_a_short_delta() -> None:
 
 
 def test_texts_of_members_are_bounded_and_readable() -> None:
-    state = State()
+    state = GroupState()
     state.reach_to(0, is_open=True)
     state.park(0, "m" * 5000, "ä" * 5000 + "\ud800")
-    one = State.of(state.snapshot()).parked[0]
+    one = GroupState.of(state.snapshot()).parked[0]
     assert (len(one.member.encode()), len(one.reason.encode())) == (TEXT_BYTES_MAX, TEXT_BYTES_MAX)
     state.stop("ä" * 5000)
-    assert State.of(state.snapshot()) == state
+    assert GroupState.of(state.snapshot()) == state
 
 
 def test_failures_are_counted_up_to_a_bound() -> None:
-    state = State()
+    state = GroupState()
     state.reach_to(0, is_open=True)
     state.open.put(0, 0, FAILURES_MAX)
     assert state.fail(0) == FAILURES_MAX
-    assert State.of(state.snapshot()).open.get(0) == FAILURES_MAX
+    assert GroupState.of(state.snapshot()).open.get(0) == FAILURES_MAX
 
 
 # -- what is no state --------------------------------------------------------------------------------------------------
@@ -117,18 +117,18 @@ WHOLE = grown().snapshot()
 @pytest.mark.parametrize("size", range(len(WHOLE)))
 def test_every_beginning_is_torn(size: int) -> None:
     with pytest.raises(GroupStateDamaged):
-        State.of(WHOLE[:size])
+        GroupState.of(WHOLE[:size])
 
 
 def test_what_comes_behind_the_end_is_noticed() -> None:
     with pytest.raises(GroupStateDamaged, match="behind its end"):
-        State.of(WHOLE + b"\0")
+        GroupState.of(WHOLE + b"\0")
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_surprise_it(data: bytes) -> None:
     with pytest.raises(GroupStateDamaged):
-        State.of(data)
+        GroupState.of(data)
 
 
 def test_every_flipped_bit_is_refused_or_another_state() -> None:
@@ -136,7 +136,7 @@ def test_every_flipped_bit_is_refused_or_another_state() -> None:
         flipped = bytearray(WHOLE)
         flipped[at // 8] ^= 1 << at % 8
         try:
-            state = State.of(bytes(flipped))
+            state = GroupState.of(bytes(flipped))
         except GroupStateDamaged:
             continue
         state.check()
@@ -146,24 +146,24 @@ def test_every_flipped_bit_is_refused_or_another_state() -> None:
 def test_counts_are_not_believed_before_the_bytes_are_there() -> None:
     head = struct.pack(">BBqqIIIH", 1, 1, 1, 5, 0xFFFFFFFF, 0, 0, 0)
     with pytest.raises(GroupStateDamaged, match="ends in the middle"):
-        State.of(head)
+        GroupState.of(head)
 
 
 def test_deltas_do_not_go_back() -> None:
-    old = State(after=4)
+    old = GroupState(after=4)
     old.reach_to(5, is_open=True)
     delta = old.delta()
     assert delta is not None
     with pytest.raises(GroupStateDamaged, match="back from epoch 2 to 1"):
-        State(after=4, epoch=2).apply(delta)
+        GroupState(after=4, epoch=2).apply(delta)
     with pytest.raises(GroupStateDamaged, match="back from epoch 2 to 1"):
-        State(after=4, epoch=2).apply(old.snapshot())
+        GroupState(after=4, epoch=2).apply(old.snapshot())
     with pytest.raises(GroupStateDamaged, match="back from id 9 to 5"):
-        State(after=9).apply(delta)
+        GroupState(after=9).apply(delta)
     with pytest.raises(GroupStateDamaged, match="snapshot before it is missing"):
-        State.of(delta)
+        GroupState.of(delta)
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:
     with pytest.raises(GroupStateDamaged, match="kind 1 and version 3"):
-        State.of(WHOLE[:1] + b"\3" + WHOLE[2:])
+        GroupState.of(WHOLE[:1] + b"\3" + WHOLE[2:])

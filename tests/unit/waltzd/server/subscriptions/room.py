@@ -20,7 +20,7 @@ from waltzd.protocol.groups import (
     Deliveries,
     DeliveryFrame,
     Dismissed,
-    GroupPlace,
+    GroupPartitionStatus,
     Joined,
     JoinRequest,
     Leave,
@@ -30,7 +30,7 @@ from waltzd.protocol.groups import (
 )
 from waltzd.protocol.peers import AttendPort
 from waltzd.server.groups.state import Parked
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.testing import LocalCluster
 
 SECONDS = 30.0
@@ -210,10 +210,10 @@ class Room:
 
         LocalCluster(**{"partitions": 1, "groups": True, **settings}).run(play)
 
-    def board(self, partition: int = 0) -> Board:
-        board = self.cluster._running(self.cluster.owner(partition)).groups
-        assert board is not None
-        return board
+    def coordinator(self, partition: int = 0) -> GroupCoordinator:
+        coordinator = self.cluster._running(self.cluster.owner(partition)).groups
+        assert coordinator is not None
+        return coordinator
 
     async def append(self, count: int, *, header: Callable[[int], int] = lambda number: 0, size: int = 0) -> None:
         """Their payloads are their ids, when nobody else writes, and zeros behind."""
@@ -226,29 +226,31 @@ class Room:
 
     async def make(self, name: str, **settings: Any) -> MadeGroup:
         meta = GroupMeta(name=name, **{"partitions": None, "mode": Mode.QUEUE, "back_off_ms": (), **settings})
-        found = await self.again_and_again(lambda: self.board().make(meta))
+        found = await self.again_and_again(lambda: self.coordinator().make(meta))
         assert isinstance(found, MadeGroup)
         return found
 
     def parked(self, name: str) -> list[ParkedTransaction]:
-        return self.board().parked(name, None, None, 100)[0]
+        return self.coordinator().parked(name, None, None, 100)[0]
 
     async def parked_in_log(self, name: str) -> list[Parked]:
         """In partition 0, as another server would read it now."""
-        board = self.board()
-        await board.level()
-        state = board.ledger.state(name, 0)
+        coordinator = self.coordinator()
+        await coordinator.level()
+        state = coordinator.state_log.state(name, 0)
         assert state is not None
         return [state.parked[id] for id in sorted(state.parked)]
 
-    def place(self, name: str) -> GroupPlace:
+    def group_partition(self, name: str) -> GroupPartitionStatus:
         """In partition 0."""
-        return self.board().describe(name)[0].places[0]
+        return self.coordinator().describe(name)[0].places[0]
 
     async def write(self, name: str) -> None:
         """What has changed is on disks afterwards."""
-        (place,) = (place for place in self.board().places if place.key.name == name)
-        await place.rewrite()
+        (group_partition,) = (
+            group_partition for group_partition in self.coordinator().active if group_partition.key.name == name
+        )
+        await group_partition.rewrite()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -268,14 +270,14 @@ class Room:
     async def member(self, group: str, name: str, *, partition: int = 0, room: int | None = None) -> AsyncIterator[Hand]:
         async def join() -> Hand:
             owner = self.cluster._running(self.cluster.owner(partition))
-            place = owner.owner.topology().places[partition]
-            if place.address is None:
+            group_partition = owner.owner.topology().places[partition]
+            if group_partition.address is None:
                 raise NotReady("nobody owns it")
-            hand = Hand(self.cluster.connect(place.address, self.cluster.meta.key).attend(), name)
+            hand = Hand(self.cluster.connect(group_partition.address, self.cluster.meta.key).attend(), name)
             request = JoinRequest(
                 cluster_key=self.cluster.meta.key,
                 partition=partition,
-                generation=place.generation,
+                generation=group_partition.generation,
                 group=group,
                 member=name,
                 room=room,

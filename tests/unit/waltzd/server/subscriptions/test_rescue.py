@@ -12,7 +12,7 @@ from waltzd.errors import NotReady, OtherTimeline
 from waltzd.protocol.groups import AckKind, Change
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED
-from waltzd.server.groups.ledger import made
+from waltzd.server.groups.state_log import made
 
 
 def test_a_group_goes_over_by_itself_where_nothing_above_the_fork_was_acknowledged() -> None:
@@ -49,20 +49,20 @@ def test_a_group_stops_above_the_fork_until_it_is_reset() -> None:
         await room.client.set_partitions([])
         await room.client.set_partitions([0])
         await room.append(20)
-        await room.again_and_again(lambda: room.board().level())
-        await room.until(lambda: "stands at id" in room.place("mailer").stopped)
+        await room.again_and_again(lambda: room.coordinator().level())
+        await room.until(lambda: "stands at id" in room.group_partition("mailer").stopped)
         async with room.member("mailer", "b", room=100) as b:
             await b.until(lambda: "group reset mailer --partitions 0 --to-id 6" in b.paused)
-            assert (b.given, room.place("mailer").is_at_work) == ([], True)
+            assert (b.given, room.group_partition("mailer").is_at_work) == ([], True)
             for change, ids in ((Change.GO_ON, []), (Change.SKIP, [20])):
                 with pytest.raises(OtherTimeline):
-                    await room.board().change("mailer", found.made_at, 0, change, ids)
-            await room.board().change("mailer", found.made_at, 0, Change.RESET, [5])
+                    await room.coordinator().change("mailer", found.made_at, 0, change, ids)
+            await room.coordinator().change("mailer", found.made_at, 0, Change.RESET, [5])
         async with room.member("mailer", "c", room=100) as c:
             assert [one.id for one in await c.take(20)] == list(range(6, 26))
             await c.acknowledge(*range(6, 26))
             await c.kept(1)
-        assert (room.place("mailer").floor, room.place("mailer").stopped) == (25, "")
+        assert (room.group_partition("mailer").floor, room.group_partition("mailer").stopped) == (25, "")
 
     Room.run(story)
 
@@ -84,7 +84,7 @@ def test_what_a_group_log_forgot_is_read_anew_and_claimed_again() -> None:
         await room.cluster.rescue(room.cluster.meta.partitions, end)
         async with room.member("mailer", "b", room=100) as b:
             assert [one.id for one in await b.take(8)] == list(range(2, 10)), "what was given up is done again"
-        assert "other" not in room.board().ledger.groups
+        assert "other" not in room.coordinator().state_log.groups
 
     Room.run(story)
 
@@ -97,9 +97,9 @@ def test_a_server_that_lives_on_reads_a_forked_group_log_anew() -> None:
         await room.append(5)
         async with room.member("mailer", "a", room=100) as a:
             await a.take(5)
-            board = room.board()
-            await board.level()
-            right, log = board.ledger, board.group_log
+            coordinator = room.coordinator()
+            await coordinator.level()
+            right, log = coordinator.state_log, coordinator.group_log
             lineage = NEVER_FORKED.forked(identity=UUID(int=2), fork=0, session=1, cause="c", began="b", who="w")
 
             class Forked:
@@ -112,11 +112,11 @@ def test_a_server_that_lives_on_reads_a_forked_group_log_anew() -> None:
                     assert (after, to) == (-1, 0)
                     yield [(Position(0, lineage.current), made(right.groups["mailer"][0]))]
 
-            board.group_log = Forked()  # type: ignore[assignment]
-            await board.level()
-            assert (board.ledger.position.timeline, board.ledger.reach) == (lineage.current, 0)
-            assert board.ledger.state("mailer", 0) is None
+            coordinator.group_log = Forked()  # type: ignore[assignment]
+            await coordinator.level()
+            assert (coordinator.state_log.position.timeline, coordinator.state_log.reach) == (lineage.current, 0)
+            assert coordinator.state_log.state("mailer", 0) is None
             assert isinstance(await a.dismissed(), NotReady)
-            board.group_log = log
+            coordinator.group_log = log
 
     Room.run(story)

@@ -6,8 +6,8 @@ from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import Mode
 from waltzd.protocol.locks import Committed
-from waltzd.server.groups.keeper import Keeper
-from waltzd.server.groups.ledger import Key, Ledger, lock_of, made
+from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, made
+from waltzd.server.groups.state_writer import GroupStateWriter
 from waltzd.testing import LocalCluster
 
 MAILER = GroupMeta(name="mailer", partitions=None, mode=Mode.QUEUE)
@@ -18,36 +18,36 @@ class Owner:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.ledger = Ledger()
+        self.state_log = GroupStateLog()
 
-    async def read_on(self) -> Ledger:
-        async for transaction in self.client.scan(0, after=self.ledger.reach):
-            self.ledger.read(transaction.id, transaction.payload)
-        return self.ledger
+    async def read_on(self) -> GroupStateLog:
+        async for transaction in self.client.scan(0, after=self.state_log.reach):
+            self.state_log.read(transaction.id, transaction.payload)
+        return self.state_log
 
     async def claim(self) -> None:
         await self.read_on()
-        key = Key("mailer", self.ledger.groups["mailer"][1], 7)
-        self.keeper = Keeper(key, self.ledger, after=-1, now=0)
+        key = Key("mailer", self.state_log.groups["mailer"][1], 7)
+        self.writer = GroupStateWriter(key, self.state_log, after=-1, now=0)
         await self.write()
 
     async def acknowledge(self, count: int = 1) -> None:
-        state = self.keeper.state
+        state = self.writer.state
         for _ in range(count):
             state.reach_to(state.reach + 1, is_open=True)
             state.settle(state.reach, state.reach)
-        self.keeper.changed(0, count)
+        self.writer.changed(0, count)
         await self.write()
 
     async def write(self) -> None:
-        write = self.keeper.write(0, self.ledger, is_urgent=True)
+        write = self.writer.write(0, self.state_log, is_urgent=True)
         while write is not None:
             outcome = await self.client.append(write.data, partition=0, locks=[write.lock], position=write.position)
             if isinstance(outcome, Committed):
-                self.keeper.committed(outcome.id)
+                self.writer.committed(outcome.id)
                 return
-            self.keeper.doubtful()
-            write = self.keeper.look(await self.read_on())
+            self.writer.doubtful()
+            write = self.writer.look(await self.read_on())
 
 
 def test_an_owner_that_was_replaced_writes_nothing_and_the_others_lose_nothing() -> None:
@@ -65,20 +65,20 @@ def test_an_owner_that_was_replaced_writes_nothing_and_the_others_lose_nothing()
             await first.acknowledge()
             await cluster.kill_owner()
             await first.acknowledge()
-            assert (first.keeper.is_deposed, first.keeper.state.reach) == (False, 5)
-            assert first.keeper.kept == 7, "the claim and six acknowledgements"
+            assert (first.writer.is_deposed, first.writer.state.reach) == (False, 5)
+            assert first.writer.kept == 7, "the claim and six acknowledgements"
             second = Owner(other)
             await second.claim()
-            assert second.keeper.is_claimed
-            assert (second.keeper.state.epoch, second.keeper.state.floor) == (first.keeper.state.epoch + 1, 5)
+            assert second.writer.is_claimed
+            assert (second.writer.state.epoch, second.writer.state.floor) == (first.writer.state.epoch + 1, 5)
             await first.read_on()
             await first.acknowledge()
-            assert first.keeper.is_deposed
-            assert first.keeper.kept == 7, "nobody is told that it was written"
+            assert first.writer.is_deposed
+            assert first.writer.kept == 7, "nobody is told that it was written"
             await second.acknowledge(2)
             third = Owner(one)
             await third.read_on()
-            assert third.ledger.state("mailer", 7) == second.keeper.state
-            assert second.keeper.state.floor == 7
+            assert third.state_log.state("mailer", 7) == second.writer.state
+            assert second.writer.state.floor == 7
 
     LocalCluster(partitions=1, storage_seconds=5.0).run(story)

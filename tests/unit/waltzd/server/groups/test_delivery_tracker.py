@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.group_twin import Kept, Twin
 from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.state import Parked, State
-from waltzd.server.groups.table import AHEAD_MAX, Delivery, GroupSettings, Table, Verdict
+from waltzd.server.groups.delivery_tracker import AHEAD_MAX, Delivery, DeliveryTracker, GroupSettings, Verdict
+from waltzd.server.groups.state import GroupState, Parked
 
 STEPS = 150
 
@@ -32,8 +32,8 @@ class Story:
         self.wanted = [chance.random() < 0.9 for _ in self.keys]
         self.now = 0.0
         self.twin = Twin(self.settings)
-        self.table = Table(self.settings, State())
-        self.written = [self.table.state.snapshot()]
+        self.tracker = DeliveryTracker(self.settings, GroupState())
+        self.written = [self.tracker.state.snapshot()]
         self.kept = Kept()
         self.names = 0
         self.done_in_epoch: set[int] = set()
@@ -42,21 +42,21 @@ class Story:
     # -- what happens
 
     def offer(self, most: int) -> None:
-        for id in self.table.again:
+        for id in self.tracker.again:
             self._offer(id)
-        while most > 0 and self.table.room and self.table.upcoming < len(self.keys):
-            self._offer(self.table.upcoming)
+        while most > 0 and self.tracker.room and self.tracker.upcoming < len(self.keys):
+            self._offer(self.tracker.upcoming)
             most -= 1
 
     def _offer(self, id: int) -> None:
-        self.table.offer(id, self.keys[id], is_wanted=self.wanted[id])
+        self.tracker.offer(id, self.keys[id], is_wanted=self.wanted[id])
         self.twin.offered(id, self.keys[id], is_wanted=self.wanted[id])
 
     def join(self) -> None:
         self.names += 1
         name, room = f"m{self.names}", self.chance.choice([None, 1, 3])
         tells = self.chance.random() < 0.6
-        self.table.join(name, room, tells_begun=tells)
+        self.tracker.join(name, room, tells_begun=tells)
         self.twin.telling |= {name} if tells else set()
         self.twin.members[name] = min(room or self.settings.max_in_flight, self.settings.max_in_flight)
         self.out[name] = []
@@ -69,7 +69,7 @@ class Story:
         if self.twin.is_ordered:
             held = held[:1]
         failed = [id for id in held if is_lost and self.twin.items[id].has_begun]
-        assert self.table.leave(name, self.now, is_lost=is_lost) == len(failed)
+        assert self.tracker.leave(name, self.now, is_lost=is_lost) == len(failed)
         for id in failed:
             self.twin.failed(id, self.now)
         for id in [id for id in self.twin.held() if self.twin.items[id].member == name]:
@@ -78,12 +78,12 @@ class Story:
         del self.twin.members[name], self.out[name]
 
     def deliver(self) -> None:
-        for one in self.table.deliver(self.now):
+        for one in self.tracker.deliver(self.now):
             assert one.id not in self.done_in_epoch, f"{one} was acknowledged before"
             self.twin.delivered(one, self.now)
             self.out[one.member].append(one)
         assert not (self.twin.with_room() and self.twin.eligible(self.now)), "a member has room, and gets nothing"
-        wake = self.table.wake()
+        wake = self.tracker.wake()
         if self.twin.with_room() and not self.twin.kept.is_stopped:
             later = [item.not_before for id, item in self.twin.items.items() if self._is_next(id)]
             assert wake is not None or not later, "nobody would look again"
@@ -94,7 +94,7 @@ class Story:
 
     def speak(self, name: str) -> None:
         """A member says something of what it was given, now or long ago; or of what it never was."""
-        chance, epoch = self.chance, self.table.state.epoch
+        chance, epoch = self.chance, self.tracker.state.epoch
         said = chance.choice(self.out[name]) if self.out[name] and chance.random() < 0.95 else None
         first = chance.randrange(len(self.keys)) if said is None else said.id
         last = min(len(self.keys) - 1, first + chance.choice([0, 0, 0, 1, 4]))
@@ -105,33 +105,33 @@ class Story:
             for id in self.twin.held()
             if first <= id <= last and items[id].member == name and items[id].tag <= tag and not items[id].is_acknowledged
         ]
-        what, before = chance.randrange(8), self.table.state.snapshot()
+        what, before = chance.randrange(8), self.tracker.state.snapshot()
         if what == 0:
-            old = self.table.acknowledge(name, epoch - 1, tag, first, last, self.now)
+            old = self.tracker.acknowledge(name, epoch - 1, tag, first, last, self.now)
             assert old == Verdict(is_old=True)
-            assert self.table.state.snapshot() == before
+            assert self.tracker.state.snapshot() == before
             return
         late = sum(first <= id <= last and not self._waits_acknowledged(id, name) for id in self.twin.kept.open) - len(mine)
         unknown = max(0, last - max(self.twin.kept.reach, first - 1))
         expected = Verdict(len(mine), last - first + 1 - len(mine) - late - unknown, late, unknown)
         if what == 1:
-            verdict = self.table.extend(name, epoch, tag, first, last, self.now)
+            verdict = self.tracker.extend(name, epoch, tag, first, last, self.now)
             for id in mine:
                 items[id].deadline = self.now + self.settings.ack_wait
         elif what == 7:
-            self.table.begin(name, epoch, tag, first, last)
+            self.tracker.begin(name, epoch, tag, first, last)
             for id in mine:
                 items[id].has_begun = True
             return
         elif what == 2:
             delay = chance.choice([None, 0.0, 2.0])
-            verdict = self.table.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
+            verdict = self.tracker.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
             self._each(mine, lambda id: self.twin.failed(id, self.now, delay=delay))
         elif what == 3 and chance.random() < 0.5:
-            verdict = self.table.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
+            verdict = self.tracker.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
             self._each(mine, lambda id: self.twin.failed(id, self.now, is_final=True))
         else:
-            verdict = self.table.acknowledge(name, epoch, tag, first, last, self.now)
+            verdict = self.tracker.acknowledge(name, epoch, tag, first, last, self.now)
             for id in mine:
                 self.twin.acknowledged(id, self.now)
                 self.done_in_epoch |= set() if id in self.twin.kept.open else {id}
@@ -149,46 +149,46 @@ class Story:
 
     def pass_time(self) -> None:
         self.now += self.chance.choice([0.5, 1.0, 5.0])
-        assert self.table.expire(self.now) == self.twin.expired(self.now)
+        assert self.tracker.expire(self.now) == self.twin.expired(self.now)
 
     def write(self) -> None:
         """What changed is committed; sometimes all of it anew."""
         if self.chance.random() < 0.2:
-            self.written = [self.table.state.snapshot()]
-            self.table.state.forget_changes()
-        elif (delta := self.table.state.delta()) is not None:
+            self.written = [self.tracker.state.snapshot()]
+            self.tracker.state.forget_changes()
+        elif (delta := self.tracker.state.delta()) is not None:
             self.written.append(delta)
         self.kept = deepcopy(self.twin.kept)
 
     def new_owner(self) -> None:
         """It reads what was written, begins an epoch, and commits it before anything else."""
-        state = State.of(self.written[0])
+        state = GroupState.of(self.written[0])
         for written in self.written[1:]:
             state = state.apply(written)
         state.begin_epoch()
         delta = state.delta()
         assert delta is not None
         self.written.append(delta)
-        self.table = Table(self.settings, state)
+        self.tracker = DeliveryTracker(self.settings, state)
         self.twin.new_owner(self.kept)
         self.done_in_epoch.clear()
         self.out.clear()
 
     def operate(self) -> None:
-        table, twin = self.table, self.twin
+        tracker, twin = self.tracker, self.twin
         if twin.kept.is_stopped:
-            table.go_on()
+            tracker.resume()
             twin.kept.is_stopped = False
         first = self.chance.randrange(len(self.keys))
         last = first + self.chance.randrange(3)
         if self.chance.random() < 0.3:
             count = sum(first <= id <= last for id in twin.kept.open)
-            assert table.skip(first, last, self.now) == count
+            assert tracker.skip(first, last, self.now) == count
             twin.skipped(first, last, self.now)
         parked = sorted(twin.kept.parked)
         if self.chance.random() < 0.5:
             some = [id for id in parked if self.chance.random() < 0.5]
-            assert table.replay([*some, 1000]) == some
+            assert tracker.replay([*some, 1000]) == some
             for id in some:
                 twin.replayed(id)
             self.done_in_epoch -= set(some)
@@ -212,8 +212,8 @@ class Story:
         elif self.out:
             self.speak(self.chance.choice(list(self.out)))
         self.deliver()
-        self.table.check()
-        self.twin.check(self.table.state)
+        self.tracker.check()
+        self.twin.check(self.tracker.state)
 
     def finish(self) -> None:
         """Members that work come at last: all that is wanted is done, or parked."""
@@ -227,13 +227,13 @@ class Story:
             for id in list(self.twin.held()):
                 item = self.twin.items.get(id)
                 if item is not None and item.member is not None:
-                    self.table.acknowledge(item.member, self.table.state.epoch, item.tag, id, id, self.now)
+                    self.tracker.acknowledge(item.member, self.tracker.state.epoch, item.tag, id, id, self.now)
                     self.twin.acknowledged(id, self.now)
-            if self.table.state.floor == len(self.keys) - 1:
+            if self.tracker.state.floor == len(self.keys) - 1:
                 return
             self.now += 1.0
-            assert self.table.expire(self.now) == self.twin.expired(self.now)
-        raise AssertionError(f"it hangs at {self.table.state.floor}")
+            assert self.tracker.expire(self.now) == self.twin.expired(self.now)
+        raise AssertionError(f"it hangs at {self.tracker.state.floor}")
 
 
 @pytest.mark.slow
@@ -253,8 +253,10 @@ def test_it_does_what_the_twin_does(mode: Mode, chunk: int) -> None:
 # -- told one by one ---------------------------------------------------------------------------------------------------
 
 
-def table(mode: Mode, count: int = 5, *, members: tuple[str, ...] = ("a",), keys: str = "", **more: object) -> Table:
-    found = Table(GroupSettings(mode=mode, back_off=(), **more), State())  # type: ignore[arg-type]
+def tracker(
+    mode: Mode, count: int = 5, *, members: tuple[str, ...] = ("a",), keys: str = "", **more: object
+) -> DeliveryTracker:
+    found = DeliveryTracker(GroupSettings(mode=mode, back_off=(), **more), GroupState())  # type: ignore[arg-type]
     for id in range(count):
         found.offer(id, keys[id] if keys else None)
     for name in members:
@@ -267,7 +269,7 @@ def given(deliveries: list[Delivery]) -> list[tuple[str, int]]:
 
 
 def test_members_of_a_queue_take_turns() -> None:
-    found = table(Mode.QUEUE, members=("a", "b"), max_in_flight=2)
+    found = tracker(Mode.QUEUE, members=("a", "b"), max_in_flight=2)
     assert given(found.deliver(0)) == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
     assert found.acknowledge("b", 1, 99, 0, 3, 0) == Verdict(taken=2, late=2)
     assert found.state.floor == -1, "0 is not done"
@@ -276,7 +278,7 @@ def test_members_of_a_queue_take_turns() -> None:
 
 
 def test_one_member_of_an_ordered_group_has_the_partition() -> None:
-    found = table(Mode.ORDERED, members=("a", "b"), max_in_flight=3)
+    found = tracker(Mode.ORDERED, members=("a", "b"), max_in_flight=3)
     assert given(found.deliver(0)) == [("a", 0), ("a", 1), ("a", 2)]
     assert found.acknowledge("a", 1, 3, 1, 2, 0) == Verdict(taken=2)
     assert found.state.floor == -1, "the place is one mark"
@@ -287,7 +289,7 @@ def test_one_member_of_an_ordered_group_has_the_partition() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_what_was_only_prefetched_uses_up_no_try_however_often_its_member_is_killed(mode: Mode) -> None:
     """Transactions were parked that had never reached any code."""
-    found = table(mode, members=(), max_in_flight=5, deliver_max=2)
+    found = tracker(mode, members=(), max_in_flight=5, deliver_max=2)
     for number in range(20):
         found.join(f"m{number}", tells_begun=True)
         assert {one.attempt for one in found.deliver(number)} == {1}
@@ -302,7 +304,7 @@ def test_what_was_only_prefetched_uses_up_no_try_however_often_its_member_is_kil
 
 
 def test_what_was_only_prefetched_goes_to_others_when_its_time_is_over_and_uses_up_no_try() -> None:
-    found = table(Mode.QUEUE, 2, members=(), max_in_flight=2, ack_wait=10.0)
+    found = tracker(Mode.QUEUE, 2, members=(), max_in_flight=2, ack_wait=10.0)
     found.join("a", tells_begun=True)
     found.deliver(0)
     found.begin("a", 1, 1, 0, 0)
@@ -312,13 +314,13 @@ def test_what_was_only_prefetched_goes_to_others_when_its_time_is_over_and_uses_
 
 
 def test_all_that_a_member_of_an_older_version_was_given_counts_as_begun() -> None:
-    found = table(Mode.QUEUE, 3)
+    found = tracker(Mode.QUEUE, 3)
     found.deliver(0)
     assert found.leave("a", 0, is_lost=True) == 3
 
 
 def test_the_time_of_an_ordered_delivery_begins_when_all_before_it_is_done() -> None:
-    found = table(Mode.ORDERED, ack_wait=10.0)
+    found = tracker(Mode.ORDERED, ack_wait=10.0)
     found.deliver(0)
     assert found.acknowledge("a", 1, 1, 0, 0, 9).taken == 1
     assert found.expire(18) == 0
@@ -329,7 +331,7 @@ def test_the_time_of_an_ordered_delivery_begins_when_all_before_it_is_done() -> 
 
 
 def test_an_acknowledgement_of_an_earlier_delivery_does_not_count() -> None:
-    found = table(Mode.ORDERED)
+    found = tracker(Mode.ORDERED)
     first = found.deliver(0)
     found.refuse("a", 1, first[0].tag, 0, 0, 0, reason="not now")
     again = found.deliver(0)
@@ -338,7 +340,7 @@ def test_an_acknowledgement_of_an_earlier_delivery_does_not_count() -> None:
 
 
 def test_a_key_waits_for_its_first_and_no_other_key_does() -> None:
-    found = table(Mode.KEYED, keys="xxyxy", members=("a", "b"))
+    found = tracker(Mode.KEYED, keys="xxyxy", members=("a", "b"))
     assert given(found.deliver(0)) == [("a", 0), ("b", 2)]
     found.refuse("a", 1, 99, 0, 0, 0, reason="not now", delay=7)
     found.acknowledge("b", 1, 99, 2, 2, 0)
@@ -351,7 +353,7 @@ def test_a_key_waits_for_its_first_and_no_other_key_does() -> None:
 
 
 def test_what_may_go_out_again_wakes_nobody_while_nothing_is_given_out() -> None:
-    found = table(Mode.QUEUE, 1, ack_wait=30.0)
+    found = tracker(Mode.QUEUE, 1, ack_wait=30.0)
     found.deliver(0)
     found.refuse("a", 1, 99, 0, 0, 0, reason="not now", delay=7)
     assert (found.wake(), found.wake(is_paused=True)) == (7, None)
@@ -360,17 +362,17 @@ def test_what_may_go_out_again_wakes_nobody_while_nothing_is_given_out() -> None
 
 
 def test_a_group_that_stops_gives_nothing_out_until_it_is_told_to() -> None:
-    found = table(Mode.QUEUE, deliver_max=1, exhausted=Exhausted.STOP, max_in_flight=1)
+    found = tracker(Mode.QUEUE, deliver_max=1, exhausted=Exhausted.STOP, max_in_flight=1)
     found.deliver(0)
     found.refuse("a", 1, 99, 0, 0, 0, reason="the index is full")
     assert found.state.stopped == "id 0: the index is full"
     assert (found.deliver(9), found.room, found.wake()) == ([], 0, None)
-    found.go_on()
+    found.resume()
     assert [one.attempt for one in found.deliver(9)] == [2]
 
 
 def test_what_is_replayed_fails_once_more_and_stays_parked() -> None:
-    found = table(Mode.QUEUE, 1, deliver_max=1)
+    found = tracker(Mode.QUEUE, 1, deliver_max=1)
     for _ in range(2):
         (one,) = found.deliver(0)
         found.refuse("a", 1, one.tag, 0, 0, 0, reason="nonsense")
@@ -383,14 +385,14 @@ def test_what_is_replayed_fails_once_more_and_stays_parked() -> None:
 
 
 def test_a_parked_one_that_is_discarded_is_gone() -> None:
-    found = table(Mode.QUEUE, 1)
+    found = tracker(Mode.QUEUE, 1)
     found.deliver(0)
     found.reject("a", 1, 1, 0, 0, 0, reason="nonsense")
     assert (found.discard([0, 7]), found.state.parked, found.again) == ([0], {}, [])
 
 
 def test_a_log_that_lost_its_beginning() -> None:
-    found = table(Mode.KEYED, keys="xxxxx")
+    found = tracker(Mode.KEYED, keys="xxxxx")
     found.deliver(0)
     assert found.lose(0, 0) == 0
     assert found.lose(3, 0) == 3
@@ -402,15 +404,15 @@ def test_a_log_that_lost_its_beginning() -> None:
 
 
 def test_a_group_full_of_holes_takes_no_new_work_and_gets_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzd.server.groups.table.INTERVALS_MAX", 3)
-    found = table(Mode.QUEUE, 7)
+    monkeypatch.setattr("waltzd.server.groups.delivery_tracker.INTERVALS_MAX", 3)
+    found = tracker(Mode.QUEUE, 7)
     found.deliver(0)
     for id in (1, 3, 5):
         found.acknowledge("a", 1, 99, id, id, 0)
     assert len(found.state.open) == 4
     assert found.room == 0
     found.state.begin_epoch()
-    after = Table(found.settings, State.of(found.state.snapshot()))
+    after = DeliveryTracker(found.settings, GroupState.of(found.state.snapshot()))
     assert after.room == AHEAD_MAX, "what is open has to be offered to the next owner"
     ids = []
     while after.room and after.upcoming < 9:
@@ -425,7 +427,7 @@ def test_a_group_full_of_holes_takes_no_new_work_and_gets_out_of_it(monkeypatch:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_more_time_for_what_is_in_flight_keeps_nothing_each_time(mode: Mode) -> None:
-    found = table(mode, 1000, max_in_flight=1000, ack_wait=10.0)
+    found = tracker(mode, 1000, max_in_flight=1000, ack_wait=10.0)
     found.deliver(0)
     for now in range(300):
         assert found.extend("a", 1, 1000, 0, 999, now).taken == 1000
@@ -436,7 +438,7 @@ def test_more_time_for_what_is_in_flight_keeps_nothing_each_time(mode: Mode) -> 
 
 
 def test_what_a_member_says_takes_as_much_as_it_speaks_of() -> None:
-    found = table(Mode.QUEUE, 4000, max_in_flight=4000)
+    found = tracker(Mode.QUEUE, 4000, max_in_flight=4000)
     found.deliver(0)
     for first in range(0, 4000, 40):  # wide stretches, of which each is looked at by itself
         found.extend("a", 1, 4000, first, first + 39, 0)
@@ -450,7 +452,7 @@ def test_what_a_member_says_takes_as_much_as_it_speaks_of() -> None:
 
 
 def test_what_goes_out_again_and_again_leaves_no_alarms() -> None:
-    found = table(Mode.QUEUE, 100, max_in_flight=100, ack_wait=1e9)
+    found = tracker(Mode.QUEUE, 100, max_in_flight=100, ack_wait=1e9)
     for now in range(200):
         found.deliver(now)
         found.leave("a", now, is_lost=False)
@@ -460,7 +462,7 @@ def test_what_goes_out_again_and_again_leaves_no_alarms() -> None:
 
 
 def test_the_highest_that_waits_for_others_is_found_without_looking_at_all() -> None:
-    found = table(Mode.ORDERED, 10, max_in_flight=10)
+    found = tracker(Mode.ORDERED, 10, max_in_flight=10)
     found.deliver(0)
     for id in (7, 3, 8):
         found.acknowledge("a", 1, 10, id, id, 0)

@@ -36,11 +36,11 @@ from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, Pa
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.server.clients.registry import QuotaUsage, principal_of
-from waltzd.server.groups import keeper, ledger
-from waltzd.server.groups.ledger import lock_of, stands
-from waltzd.server.groups.state import Parked, State
-from waltzd.server.subscriptions import place
-from waltzd.server.subscriptions.board import Board
+from waltzd.server.groups import state_log, writer
+from waltzd.server.groups.state import GroupState, Parked
+from waltzd.server.groups.state_log import lock_of, stands
+from waltzd.server.subscriptions import group_partition
+from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
 
 
@@ -117,14 +117,14 @@ def test_what_is_put_aside_is_on_disks_before_that_is_answered() -> None:
         await room.make("mailer", deliver_max=2)
         async with room.member("mailer", "a") as a:
             await a.take(3)
-            board, log = room.board(), room.board().group_log
-            board.group_log = Away(log)
+            coordinator, log = room.coordinator(), room.coordinator().group_log
+            coordinator.group_log = Away(log)
             rejecting = asyncio.create_task(a.say(AckKind.REJECT, 0, reason="it is spam"))
             await room.until(lambda: len(room.parked("mailer")) == 1)
             assert (await a.acknowledge(2)).taken == 1
             assert not rejecting.done()
             room.cluster.luck.lost_answers[room.cluster.meta.partitions] = 1
-            board.group_log = log
+            coordinator.group_log = log
             assert (await rejecting).taken == 1
             assert [one.reason for one in await room.parked_in_log("mailer")] == ["it is spam"]
             await a.say(AckKind.REFUSE, 1, reason="once")
@@ -139,29 +139,29 @@ def test_operators_replay_skip_and_reset() -> None:
     async def story(room: Room) -> None:
         await room.append(6)
         made_at = (await room.make("mailer")).made_at
-        board = room.board()
+        coordinator = room.coordinator()
         async with room.member("mailer", "a", room=2) as a:
             await a.take(2)
             await a.say(AckKind.REJECT, 0, 1, reason="later")
             await a.take(2)
-            replayed = await board.change("mailer", made_at, 0, Change.REPLAY, [0])
+            replayed = await coordinator.change("mailer", made_at, 0, Change.REPLAY, [0])
             assert replayed.count == 1
             assert room.parked("mailer") == [ParkedTransaction(0, 1, 1, "a", "later")]
             assert (await a.acknowledge(2)).taken == 1
             assert [(one.id, one.attempt) for one in await a.take(1)] == [(0, 1)]
-            assert (await board.change("mailer", made_at, 0, Change.SKIP, [4])).floor == 4
+            assert (await coordinator.change("mailer", made_at, 0, Change.SKIP, [4])).floor == 4
             assert (await a.acknowledge(0, 3)).done == 2, "they are not to be done any more"
             assert [one.id for one in await a.take(1)] == [5]
-            assert (await board.change("mailer", made_at, 0, Change.RESET, [1])).floor == 1
+            assert (await coordinator.change("mailer", made_at, 0, Change.RESET, [1])).floor == 1
             assert isinstance(await a.dismissed(), NotReady)
         async with room.member("mailer", "a") as again:
             assert [one.id for one in await again.take(4)] == [2, 3, 4, 5]
             assert (await again.say(AckKind.ACKNOWLEDGE, 2, epoch=a.epoch)).is_old
         assert [one.id for one in room.parked("mailer")] == [1]
         with pytest.raises(GroupBeyondLog):
-            await board.change("mailer", made_at, 0, Change.SKIP, [6])
+            await coordinator.change("mailer", made_at, 0, Change.SKIP, [6])
         with pytest.raises(NoSuchGroup):
-            await board.change("mailer", made_at + 1, 0, Change.SKIP, [1])
+            await coordinator.change("mailer", made_at + 1, 0, Change.SKIP, [1])
 
     Room.run(story)
 
@@ -174,7 +174,7 @@ def test_a_group_that_stops_goes_on_when_an_operator_says_so() -> None:
             await a.take(1)
             await a.say(AckKind.REFUSE, 0, reason="no")
             await a.until(lambda: "id 0: no" in a.paused)
-            assert (await room.board().change("mailer", made_at, 0, Change.GO_ON, [])).count == 1
+            assert (await room.coordinator().change("mailer", made_at, 0, Change.GO_ON, [])).count == 1
             assert [(one.id, one.attempt) for one in await a.take(1)] == [(0, 2)]
             await a.until(lambda: a.paused == "")
 
@@ -208,13 +208,15 @@ def test_what_an_ordered_group_has_done_is_kept_when_it_is_written_and_not_befor
         async with room.member("index", "a") as a:
             await a.take(3)
             await room.write("index")
-            board, log = room.board(), room.board().group_log
-            board.group_log = Away(log)
+            coordinator, log = room.coordinator(), room.coordinator().group_log
+            coordinator.group_log = Away(log)
             for id in (1, 0):
                 assert (await a.acknowledge(id)).taken == 1
             last = await a.say(AckKind.EXTEND, 2)
-            assert (room.place("index").reach, a.kept_number) == (2, 0), "both are done, and nothing of it is written"
-            board.group_log = log
+            assert (room.group_partition("index").reach, a.kept_number) == (2, 0), (
+                "both are done, and nothing of it is written"
+            )
+            coordinator.group_log = log
             await a.kept(last.number)
 
     Room.run(story)
@@ -234,9 +236,9 @@ def test_what_expired_is_written_down(deliver_max: int) -> None:
                 await asyncio.sleep(0.05)
 
     async def is_written(room: Room) -> bool:
-        board = room.board()
-        await board.level()
-        state = board.ledger.state("mailer", 0)
+        coordinator = room.coordinator()
+        await coordinator.level()
+        state = coordinator.state_log.state("mailer", 0)
         assert state is not None
         return len(state.parked) == 1 if deliver_max == 1 else bool(state.open.get(0))
 
@@ -308,7 +310,7 @@ def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by
             assert [one.id for one in await a.take(101)] == [*range(2, 300, 3), 301]
             await a.acknowledge(*a.ids)
             assert [one.id for one in await b.take(301)] == [*range(300), 301]
-        assert room.place("some").floor == 301
+        assert room.group_partition("some").floor == 301
 
     Room.run(story)
 
@@ -342,19 +344,19 @@ def test_a_group_is_made_once_changed_and_removed_while_members_work() -> None:
         assert await room.make("mailer", starts=(GroupStart(0, 1),)) == replace(first, is_new=False), "it has begun"
         with pytest.raises(GroupExists):
             await room.make("mailer", mode=Mode.ORDERED)
-        board = room.board()
+        coordinator = room.coordinator()
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
-            await board.set(replace(first.meta, deliver_max=7), first.made_at)
+            await coordinator.set(replace(first.meta, deliver_max=7), first.made_at)
             assert isinstance(await a.dismissed(), NotReady)
         with pytest.raises(GroupExists):
-            await board.set(replace(first.meta, partitions=Parts("0")), first.made_at)
+            await coordinator.set(replace(first.meta, partitions=Parts("0")), first.made_at)
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
-            await board.remove("mailer", first.made_at)
+            await coordinator.remove("mailer", first.made_at)
             assert isinstance(await a.dismissed(), NoSuchGroup)
         with pytest.raises(NoSuchGroup):
-            await board.remove("mailer", first.made_at)
+            await coordinator.remove("mailer", first.made_at)
         again = await room.make("mailer", starts=(GroupStart(0, 0),))
         assert again.made_at > first.made_at
         async with room.member("mailer", "a") as a:
@@ -416,32 +418,32 @@ def test_nonsense_ends_the_stream_of_who_says_it() -> None:
 
 
 def test_a_place_that_nobody_needs_is_written_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(group_partition, "IDLE_SECONDS", 0.0)
 
     async def story(room: Room) -> None:
         await room.append(1)
         await room.make("mailer")
-        board, log = room.board(), room.board().group_log
+        coordinator, log = room.coordinator(), room.coordinator().group_log
         async with room.member("mailer", "a") as a:
             await a.take(1)
-            board.group_log = Away(log)
+            coordinator.group_log = Away(log)
             await a.acknowledge(0)
             await a.leave()
-        (at_work,) = board.places
+        (at_work,) = coordinator.active
         await room.until(lambda: at_work.describe().members == ())  # type: ignore[union-attr]
         at_work.tend()
         assert at_work.error is None, "what was acknowledged is only here"
-        board.group_log = log
-        await room.until(lambda: not list(room.board().places))
-        await board.level()
-        assert (room.place("mailer").floor, room.place("mailer").is_at_work) == (0, False)
+        coordinator.group_log = log
+        await room.until(lambda: not list(room.coordinator().active))
+        await coordinator.level()
+        assert (room.group_partition("mailer").floor, room.group_partition("mailer").is_at_work) == (0, False)
 
     Room.run(story)
 
 
 @pytest.mark.slow
 def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "SLACK_BYTES", 2000)
+    monkeypatch.setattr(state_log, "SLACK_BYTES", 2000)
 
     async def story(room: Room) -> None:
         await room.append(200)
@@ -454,11 +456,11 @@ def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
                 (given,) = await a.take(1)
                 await a.acknowledge(given.id)
                 await room.write("two")
-        known = room.board().ledger
+        known = room.coordinator().state_log
         await room.until(lambda: known.overdue is None)
         assert known.floor > 100, "what was written first was written anew"
         assert set(known.groups) == {"one", "two", "three"}
-        assert room.board().needed_from() == known.floor <= known.reach
+        assert room.coordinator().needed_from() == known.floor <= known.reach
 
     Room.run(story)
 
@@ -479,15 +481,15 @@ class Away:
 def test_without_the_group_log_a_group_goes_on_to_a_bound_and_nothing_that_was_said_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "UNWRITTEN_MAX", 5)
+    monkeypatch.setattr(writer, "UNWRITTEN_MAX", 5)
 
     async def story(room: Room) -> None:
         await room.append(10)
         await room.make("mailer")
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
-            board, log = room.board(), room.board().group_log
-            board.group_log = Away(log)
+            coordinator, log = room.coordinator(), room.coordinator().group_log
+            coordinator.group_log = Away(log)
             for id in range(5):
                 assert (await a.acknowledge(id)).taken == 1
                 if id < 4:
@@ -496,7 +498,7 @@ def test_without_the_group_log_a_group_goes_on_to_a_bound_and_nothing_that_was_s
             assert (a.ids, a.kept_number) == ([0, 1, 2, 3, 4], 0)
             with pytest.raises(GroupLogAway):
                 await room.make("other")
-            board.group_log = log
+            coordinator.group_log = log
             await a.take(1)
             await a.kept(5)
             assert a.paused == ""
@@ -510,9 +512,9 @@ def test_nobody_joins_a_group_that_was_reset_before_that_is_written() -> None:
         made_at = (await room.make("mailer")).made_at
         async with room.member("mailer", "a") as a:
             await a.take(2)
-            board, log, before = room.board(), room.board().group_log, a.epoch
-            board.group_log = Away(log)
-            resetting = asyncio.create_task(board.change("mailer", made_at, 0, Change.RESET, [-1]))
+            coordinator, log, before = room.coordinator(), room.coordinator().group_log, a.epoch
+            coordinator.group_log = Away(log)
+            resetting = asyncio.create_task(coordinator.change("mailer", made_at, 0, Change.RESET, [-1]))
             assert isinstance(await a.dismissed(), NotReady)
 
             async def come_again() -> int:
@@ -523,7 +525,7 @@ def test_nobody_joins_a_group_that_was_reset_before_that_is_written() -> None:
             coming = asyncio.create_task(come_again())
             done, _ = await asyncio.wait((coming, resetting), timeout=0.5)
             assert done == set()
-            board.group_log = log
+            coordinator.group_log = log
             assert (await resetting).floor == -1
             assert await coming == before + 1
 
@@ -535,18 +537,18 @@ def test_an_entry_of_the_group_log_that_is_none_of_ours_is_passed_over_and_count
     async def story(room: Room) -> None:
         await room.append(1)
         await room.make("mailer")
-        board = room.board()
+        coordinator = room.coordinator()
         async with room.member("mailer", "a") as a:
             await a.take(1)
-            assert isinstance(await board.group_log.append(data, write_lock("x"), -1), Committed)
-            await board.level()
+            assert isinstance(await coordinator.group_log.append(data, write_lock("x"), -1), Committed)
+            await coordinator.level()
             answer = await a.acknowledge(0)
             await a.kept(answer.number)
-        assert board.damage is None
-        found = board.totals()
+        assert coordinator.damage is None
+        found = coordinator.totals()
         assert found is not None
         assert (found.foreign, found.trouble) == (1, "")
-        assert (await board.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))).is_new
+        assert (await coordinator.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))).is_new
         await room.cluster.kill_owner()
         await room.make("third")
 
@@ -557,20 +559,20 @@ def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -
     async def story(room: Room) -> None:
         await room.append(1)
         await room.make("mailer")
-        board = room.board()
+        coordinator = room.coordinator()
         async with room.member("mailer", "a") as a:
             await a.take(1)
-            await board.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
+            await coordinator.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
             assert isinstance(await a.dismissed(), GroupStateDamaged)
         with pytest.raises(GroupStateDamaged):
-            await board.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))
+            await coordinator.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))
         with pytest.raises(GroupStateDamaged):
             async with room.member("mailer", "a"):
                 pass
-        assert "kind" in board.trouble
-        assert board.needed_from() == 0, "nothing of it is trimmed"
+        assert "kind" in coordinator.trouble
+        assert coordinator.needed_from() == 0, "nothing of it is trimmed"
         with pytest.raises(GroupStateDamaged):  # before an operator says so
-            await board._begin_again()
+            await coordinator._begin_again()
         await room.append(1)
 
     Room.run(story)
@@ -581,23 +583,23 @@ def test_an_operator_lets_groups_go_on_without_an_entry_that_cannot_be_understoo
         await room.append(3)
         await room.make("mailer")
         boards = [server.groups for server in room.cluster._servers.values() if server is not None]
-        board = room.board()
+        coordinator = room.coordinator()
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
             await a.kept((await a.acknowledge(0)).number)
-            outcome = await board.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
-            second = await board.group_log.append(OF_A_LATER_VERSION, write_lock("y"), -1)
+            outcome = await coordinator.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
+            second = await coordinator.group_log.append(OF_A_LATER_VERSION, write_lock("y"), -1)
             assert isinstance(outcome, Committed)
             assert isinstance(second, Committed)
             assert f"entry {outcome.id} of the group log" in (await a.dismissed()).message
         for wrong in (outcome.id - 1, second.id + 1):
             with pytest.raises(BadArgument, match="keeps no group from going on"):
-                await board.pass_over(wrong)
+                await coordinator.pass_over(wrong)
         with pytest.raises(GroupStateDamaged):
-            await board.level()
+            await coordinator.level()
         with pytest.raises(GroupStateDamaged, match=f"entry {second.id} of"):
-            await board.pass_over(outcome.id)
-        await board.pass_over(second.id)
+            await coordinator.pass_over(outcome.id)
+        await coordinator.pass_over(second.id)
         for other in boards:
             assert other is not None
             await room.until(partial(_is_well, other))
@@ -609,11 +611,11 @@ def test_an_operator_lets_groups_go_on_without_an_entry_that_cannot_be_understoo
     Room.run(story)
 
 
-def _is_well(board: Board) -> bool:
-    return board.damage is None and not board.trouble
+def _is_well(coordinator: GroupCoordinator) -> bool:
+    return coordinator.damage is None and not coordinator.trouble
 
 
-OF_A_LATER_VERSION = ledger._HEAD.pack(9, 1, 6, -1, 0) + b"mailer"
+OF_A_LATER_VERSION = state_log._HEAD.pack(9, 1, 6, -1, 0) + b"mailer"
 
 
 def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
@@ -624,16 +626,16 @@ def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
             await a.take(1)
             await a.kept((await a.acknowledge(0)).number)
             await a.take(1)
-            board = room.board()
-            await board.level()
-            state = State.of(board.ledger.state("mailer", 0).snapshot())  # type: ignore[union-attr]
+            coordinator = room.coordinator()
+            await coordinator.level()
+            state = GroupState.of(coordinator.state_log.state("mailer", 0).snapshot())  # type: ignore[union-attr]
             state.begin_epoch()
             data = stands("mailer", 0, made_at, state.delta() or b"")
-            (at_work,) = board.places
+            (at_work,) = coordinator.active
             at_work.look = lambda: None  # type: ignore[method-assign]  # it has not heard of the other one
-            assert isinstance(await board.group_log.append(data, lock_of("mailer", 0), board.ledger.reach), Committed), (
-                "another owner has claimed it"
-            )
+            assert isinstance(
+                await coordinator.group_log.append(data, lock_of("mailer", 0), coordinator.state_log.reach), Committed
+            ), "another owner has claimed it"
             answer = await a.acknowledge(1)
             assert answer.taken == 1
             assert isinstance(await a.dismissed(), NotReady)
@@ -651,10 +653,10 @@ def test_a_place_ends_with_its_pipeline() -> None:
         await room.make("mailer")
         async with room.member("mailer", "a") as a:
             await a.take(1)
-            (at_work,) = room.board().places
+            (at_work,) = room.coordinator().active
             at_work.pipeline.close(SessionEnded("it is over"))
             assert isinstance(await a.dismissed(), SessionEnded)
-            assert not list(room.board().places)
+            assert not list(room.coordinator().active)
             assert not at_work.pipeline._followers
 
     Room.run(story)

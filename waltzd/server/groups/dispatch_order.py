@@ -15,7 +15,7 @@ from typing import Protocol
 from waltzd.protocol.groups import Mode
 
 
-class Turns(Protocol):
+class DispatchOrder(Protocol):
     @property
     def waiting(self) -> int:
         """How many are not taken."""
@@ -39,7 +39,7 @@ class Turns(Protocol):
         ...
 
 
-class QueueTurns:
+class QueueOrder:
     """The lowest id goes first."""
 
     def __init__(self) -> None:
@@ -85,11 +85,11 @@ class QueueTurns:
         return self._later[0][0] if self._later else None
 
 
-class KeyedTurns:
+class KeyedOrder:
     """Only the first of each key may be taken: the others stand behind it until it is done."""
 
     def __init__(self) -> None:
-        self._heads = QueueTurns()
+        self._heads = QueueOrder()
         self._keys: dict[int, Hashable] = {}
         self._lines: dict[Hashable, deque[int]] = {}
         """Of each key, what is not done; the first may be taken, or has been."""
@@ -138,7 +138,7 @@ class KeyedTurns:
         return self._heads.wake()
 
 
-class OrderedTurns:
+class LogOrder:
     """All in one line. When one comes back, everything behind it comes back, too, and waits behind it."""
 
     def __init__(self) -> None:
@@ -182,6 +182,6 @@ class OrderedTurns:
         return self._pauses.get(self._line[self._taken]) if self.waiting else None
 
 
-def turns_of(mode: Mode) -> Turns:
-    kinds: dict[Mode, type[Turns]] = {Mode.ORDERED: OrderedTurns, Mode.QUEUE: QueueTurns, Mode.KEYED: KeyedTurns}
+def dispatch_order_for(mode: Mode) -> DispatchOrder:
+    kinds: dict[Mode, type[DispatchOrder]] = {Mode.ORDERED: LogOrder, Mode.QUEUE: QueueOrder, Mode.KEYED: KeyedOrder}
     return kinds[mode]()

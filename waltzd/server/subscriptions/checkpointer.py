@@ -23,9 +23,9 @@ from waltzd.errors import (
 )
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.positions import Position
-from waltzd.server.groups.keeper import Keeper, Write
-from waltzd.server.groups.ledger import Key, Ledger
-from waltzd.server.groups.state import State
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import GroupStateLog, Key
+from waltzd.server.groups.state_writer import GroupStateWriter, Write
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.subscriptions.group_log import GroupLog
 
@@ -33,11 +33,11 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class StateLogSource(Protocol):
     """The group log, and what this server has read of it."""
 
     group_log: GroupLog
-    ledger: Ledger
+    state_log: GroupStateLog
     damage: GroupStateDamaged | None
 
     async def level(self) -> None:
@@ -45,18 +45,18 @@ class Source(Protocol):
         ...
 
 
-class Keeping:
+class GroupCheckpointer:
     def __init__(
         self,
         key: Key,
-        source: Source,
+        source: StateLogSource,
         *,
         over: Callable[[WaltzError], None],
         kept: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
         """`over` hears why the group is ours no more, `kept` how many changes are committed."""
-        self.keeper: Keeper
+        self.writer: GroupStateWriter
         """From the claim on."""
         self.trouble = ""
         """Why what changed is not written."""
@@ -73,20 +73,20 @@ class Keeping:
 
     # -- the work ------------------------------------------------------------------------------------------------------
 
-    async def claim(self, begin: Callable[[], Keeper]) -> bool:
+    async def claim(self, begin: Callable[[], GroupStateWriter]) -> bool:
         """Begin an epoch of our own; False: it is over. A claim that was not plainly committed is left behind, and the next
         one begins anew."""
         pause = RETRY_SECONDS
         while True:
             try:
                 await self._source.level()
-                keeper = begin()
-                write = keeper.write(self._now(), self._source.ledger, is_urgent=True)
+                writer = begin()
+                write = writer.write(self._now(), self._source.state_log, is_urgent=True)
                 assert write is not None
                 outcome = await self._source.group_log.append(write.data, write.lock, write.position)
                 if isinstance(outcome, Committed):
-                    keeper.committed(Position(outcome.id, outcome.timeline))
-                    self.keeper = keeper
+                    writer.committed(Position(outcome.id, outcome.timeline))
+                    self.writer = writer
                     self._note("")
                     return True
             except (NoSuchGroup, NeedsBatches, GroupBeyondLog) as error:
@@ -105,10 +105,10 @@ class Keeping:
         while True:
             self._must_write.clear()
             is_urgent, self._is_urgent = self._is_urgent, False
-            write = self.keeper.write(self._now(), self._source.ledger, is_urgent=is_urgent)
+            write = self.writer.write(self._now(), self._source.state_log, is_urgent=is_urgent)
             if write is not None:
                 await self._write(write)
-                if self.keeper.is_deposed:
+                if self.writer.is_deposed:
                     self._over(self.deposed())
                     return
             self._has_kept()  # without an entry, too, when what changed has changed back
@@ -117,7 +117,7 @@ class Keeping:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout_at(self.keeper.wake()):
+            async with asyncio.timeout_at(self.writer.wake()):
                 await self._must_write.wait()
         except TimeoutError:
             return
@@ -132,11 +132,11 @@ class Keeping:
                 "the group log takes nothing",
             )
             if isinstance(outcome, Committed):
-                self.keeper.committed(Position(outcome.id, outcome.timeline))
+                self.writer.committed(Position(outcome.id, outcome.timeline))
                 break
-            self.keeper.doubtful()
+            self.writer.doubtful()
             await self._patiently(self._source.level, "the group log does not say what stands in it")
-            again = self.keeper.look(self._source.ledger)
+            again = self.writer.look(self._source.state_log)
         self._note("")
 
     async def _patiently(self, call: Callable[[], Awaitable[T]], what: str) -> T:
@@ -163,7 +163,7 @@ class Keeping:
 
     def changed(self, count: int = 1, *, is_urgent: bool = False) -> int:
         """The state is another one; the number with which that is kept. `is_urgent`: somebody waits for it."""
-        number = self.keeper.changed(self._now(), count)
+        number = self.writer.changed(self._now(), count)
         self._is_urgent |= is_urgent
         self._must_write.set()
         return number
@@ -175,22 +175,22 @@ class Keeping:
 
     async def rewrite(self) -> None:
         """All of it once more; returns when that is committed."""
-        number = self.keeper.rewrite(self._now())
+        number = self.writer.rewrite(self._now())
         self.write_now()
         await self.kept(number)
 
-    async def reset(self, make: Callable[[State], State]) -> State:
+    async def reset(self, make: Callable[[GroupState], GroupState]) -> GroupState:
         """Begin elsewhere, in another epoch; `make` is told where it stands. It is not committed yet."""
-        while self.keeper.is_writing:
+        while self.writer.is_writing:
             await self._next()
-        state = make(self.keeper.state)
-        self.keeper.reset(state, self._now())
+        state = make(self.writer.state)
+        self.writer.reset(state, self._now())
         self.write_now()
         return state
 
     async def kept(self, number: int) -> None:
         """Until this change is on the disks of a majority."""
-        while self.keeper.kept < number:
+        while self.writer.kept < number:
             await self._next()
 
     async def _next(self) -> None:
@@ -203,20 +203,20 @@ class Keeping:
 
     def _has_kept(self) -> None:
         self._wrote.notify()
-        self._tell_kept(self.keeper.kept)
+        self._tell_kept(self.writer.kept)
 
     @property
     def is_level(self) -> bool:
         """All is written."""
-        keeper = self.keeper
-        return keeper.unwritten == 0 and not keeper.is_writing and keeper.wake() is None
+        writer = self.writer
+        return writer.unwritten == 0 and not writer.is_writing and writer.wake() is None
 
     @property
     def is_deposed(self) -> bool:
         """The ledger says that another owner has begun an epoch."""
-        ledger = self._source.ledger
-        state = ledger.state(self._key.name, self._key.partition) if self._key.name in ledger.groups else None
-        return state is not None and state.epoch > self.keeper.state.epoch
+        state_log = self._source.state_log
+        state = state_log.state(self._key.name, self._key.partition) if self._key.name in state_log.groups else None
+        return state is not None and state.epoch > self.writer.state.epoch
 
     def deposed(self) -> WaltzError:
         return NotReady(

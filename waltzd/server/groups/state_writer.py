@@ -19,8 +19,8 @@ from typing import NamedTuple
 from waltzd.protocol.locks import Lock
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
-from waltzd.server.groups.ledger import Key, Ledger, lock_of, stands
-from waltzd.server.groups.state import Dropped, State
+from waltzd.server.groups.state import Dropped, GroupState
+from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, stands
 
 DELAY_SECONDS = 1.0
 """So long may acknowledgements wait; what was not written is given out again after a change of owner."""
@@ -39,24 +39,26 @@ class Write(NamedTuple):
     """What its writer has seen of the log, by its own word: the lock is compared with this."""
 
 
-class Keeper:
-    def __init__(self, key: Key, ledger: Ledger, *, after: int, now: float, lineage: Lineage = NEVER_FORKED) -> None:
+class GroupStateWriter:
+    def __init__(
+        self, key: Key, state_log: GroupStateLog, *, after: int, now: float, lineage: Lineage = NEVER_FORKED
+    ) -> None:
         """A claim. `ledger` has read all that was committed; `after`: where a group begins that has not begun here yet;
         `lineage`: the timelines of the partition's log."""
-        known = ledger.state(key.name, key.partition)
+        known = state_log.state(key.name, key.partition)
         self.key = key
         self.dropped: Dropped | None = None
         """What was dropped when the state went over to the current timeline; None: it did not."""
         if known is None:
             timeline = after.timeline if isinstance(after, Position) else lineage.current
-            self.state = State(after=int(after), timeline=timeline)
+            self.state = GroupState(after=int(after), timeline=timeline)
         else:
-            self.state = State.of(known.snapshot())
+            self.state = GroupState.of(known.snapshot())
         shared = lineage.shared_to(self.state.timeline)
         if shared is not None and self.state.acknowledged_above(shared) == 0:
             self.dropped = self.state.follow(lineage)
         self.state.begin_epoch()
-        self._position = ledger.position
+        self._position = state_log.position
         self._is_whole = known is None or self.dropped is not None
         """The next entry is a snapshot."""
         self._pending: Write | None = None
@@ -105,7 +107,7 @@ class Keeper:
         self._is_whole = True
         return self.changed(now)
 
-    def reset(self, state: State, now: float) -> int:
+    def reset(self, state: GroupState, now: float) -> int:
         """From here on the group stands elsewhere, in another epoch: as `changed`. No entry may be on its way."""
         assert self._pending is None
         assert state.epoch > self.state.epoch
@@ -123,14 +125,14 @@ class Keeper:
             return None
         return self._since if not self.is_claimed else self._since + DELAY_SECONDS
 
-    def write(self, now: float, ledger: Ledger, *, is_urgent: bool = False) -> Write | None:
+    def write(self, now: float, state_log: GroupStateLog, *, is_urgent: bool = False) -> Write | None:
         """What is to be appended now: one entry at a time. `is_urgent`: somebody waits for it."""
         wake = self.wake()
         if wake is None:
             return None
         if not is_urgent and now < wake and self._changes - self._written < CHANGES_MAX:
             return None
-        if self._is_whole or (self.is_claimed and ledger.overdue == self.key):
+        if self._is_whole or (self.is_claimed and state_log.overdue == self.key):
             data: bytes | None = self.state.snapshot()
             self.state.forget_changes()
         else:
@@ -158,10 +160,10 @@ class Keeper:
         assert self._pending is not None
         self._is_in_doubt = True
 
-    def look(self, ledger: Ledger) -> Write | None:
+    def look(self, state_log: GroupStateLog) -> Write | None:
         """What stands in the log now, read to its end; what is to be appended once more."""
-        group = ledger.groups.get(self.key.name)
-        state = None if group is None else ledger.state(self.key.name, self.key.partition)
+        group = state_log.groups.get(self.key.name)
+        state = None if group is None else state_log.state(self.key.name, self.key.partition)
         is_ours = state is not None and state.epoch == self.state.epoch
         if group is None or group[1] != self.key.made_at or (self.is_claimed and not is_ours):
             self.is_deposed = True
@@ -171,11 +173,11 @@ class Keeper:
             self.is_deposed = True
             return None
         assert self._pending is not None
-        newest = ledger.newest(self.key)
+        newest = state_log.newest(self.key)
         if newest > self._position:
-            self.committed(Position(newest, ledger.timeline))
+            self.committed(Position(newest, state_log.timeline))
             return None
         self._is_in_doubt = False
-        self._position = ledger.position
+        self._position = state_log.position
         self._pending = self._pending._replace(position=self._position)
         return self._pending

@@ -29,8 +29,8 @@ from waltzd.protocol.document import decode, encode
 from waltzd.protocol.locks import Lock, write_lock
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import GroupSettings
+from waltzd.server.groups.delivery_tracker import GroupSettings
+from waltzd.server.groups.state import GroupState
 
 PREFIX = "waltz-group"
 """Of the names of the locks."""
@@ -136,7 +136,7 @@ def _parsed(data: bytes) -> tuple[_Kind, Key, bytes] | None:
     return _Kind(kind), key, rest
 
 
-class Ledger:
+class GroupStateLog:
     def __init__(self, passed: frozenset[int] = frozenset()) -> None:
         """`passed`: ids of entries that an operator has said are to be passed over."""
         self._passed = passed
@@ -144,7 +144,7 @@ class Ledger:
         """Entries that were read and are none of ours."""
         self.groups: dict[str, tuple[GroupMeta, int]] = {}
         """Each with the id of the entry that made it."""
-        self._states: dict[Key, State] = {}
+        self._states: dict[Key, GroupState] = {}
         """Also of groups whose own entry was written anew, and so comes later."""
         self._newest: dict[Key, int] = {}
         """The id of the last entry about each."""
@@ -165,7 +165,7 @@ class Ledger:
         """The last id that was read, with its timeline."""
         return Position(self.reach, self.timeline)
 
-    def state(self, name: str, partition: int) -> State | None:
+    def state(self, name: str, partition: int) -> GroupState | None:
         """Where a group stands in a partition; None where nobody has begun yet."""
         return self._states.get(Key(name, self.groups[name][1], partition))
 
@@ -173,7 +173,7 @@ class Ledger:
         """The id of the last entry about where it stands there; -1 before the first."""
         return self._newest.get(key, -1)
 
-    def places(self) -> Iterator[tuple[Key, State]]:
+    def states(self) -> Iterator[tuple[Key, GroupState]]:
         """Where groups stand, in each partition in which they have begun."""
         return iter(self._states.items())
 
@@ -213,7 +213,7 @@ class Ledger:
                 self._stand(id, key, rest)
             case _Kind.PASSED:
                 return None
-        if kind is _Kind.MADE or (kind is _Kind.STATE and State.is_snapshot(rest)):
+        if kind is _Kind.MADE or (kind is _Kind.STATE and GroupState.is_snapshot(rest)):
             self._drop(key)
             self._live[key] = id, len(data)
             self._live_bytes += len(data)
@@ -242,8 +242,8 @@ class Ledger:
         known = self._states.get(key)
         if known is not None:
             self._states[key] = known.apply(rest)
-        elif State.is_snapshot(rest):
-            self._states[key] = State.of(rest)
+        elif GroupState.is_snapshot(rest):
+            self._states[key] = GroupState.of(rest)
         # else a delta to what was trimmed: the snapshot that took its place comes later
 
     def _drop(self, key: Key) -> None:

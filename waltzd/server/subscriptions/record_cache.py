@@ -7,14 +7,14 @@ from collections import OrderedDict
 
 from waltzd.format.record import HEAD_BYTES, NO_TIME, OVERHEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads
 
-SHELF_BYTES = 4 << 20
-SHELF_MIN = 8
+CACHE_BYTES = 4 << 20
+CACHE_BLOCKS_MIN = 8
 """So many pieces stay, however large they are: several members may wait for one each."""
-PIECE_BYTES = 1 << 10
+BLOCK_COST_BYTES = 1 << 10
 """What a piece costs besides its bytes."""
 
 
-class Piece:
+class RecordBlock:
     """Some records in a row, and their heads as columns."""
 
     __slots__ = ("bounds", "first_id", "heads", "last_id", "run", "times")
@@ -39,36 +39,36 @@ class Piece:
 
     @property
     def size(self) -> int:
-        return len(self.run.data) + PIECE_BYTES
+        return len(self.run.data) + BLOCK_COST_BYTES
 
 
-class Shelf:
+class RecordCache:
     """The pieces that were read last, bounded in bytes. They may overlap."""
 
-    def __init__(self, bytes_max: int = SHELF_BYTES) -> None:
+    def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
         self._bytes_max = bytes_max
-        self._pieces: OrderedDict[int, Piece] = OrderedDict()
+        self._blocks: OrderedDict[int, RecordBlock] = OrderedDict()
         """By first id; the one that was put here last is at the end."""
         self._firsts: list[int] = []
         self._bytes = 0
 
-    def put(self, piece: Piece) -> None:
-        older = self._pieces.pop(piece.first_id, None)
+    def put(self, block: RecordBlock) -> None:
+        older = self._blocks.pop(block.first_id, None)
         if older is not None:
             self._bytes -= older.size
-            if older.last_id > piece.last_id:
-                piece = older
-        self._pieces[piece.first_id] = piece
-        self._bytes += piece.size
-        while self._bytes > self._bytes_max and len(self._pieces) > SHELF_MIN:
-            self._bytes -= self._pieces.popitem(last=False)[1].size
-        self._firsts = sorted(self._pieces)
+            if older.last_id > block.last_id:
+                block = older
+        self._blocks[block.first_id] = block
+        self._bytes += block.size
+        while self._bytes > self._bytes_max and len(self._blocks) > CACHE_BLOCKS_MIN:
+            self._bytes -= self._blocks.popitem(last=False)[1].size
+        self._firsts = sorted(self._blocks)
 
-    def find(self, id: int) -> Piece | None:
+    def find(self, id: int) -> RecordBlock | None:
         at = bisect_right(self._firsts, id) - 1
         while at >= 0:
-            piece = self._pieces[self._firsts[at]]
-            if piece.last_id >= id:
-                return piece
+            block = self._blocks[self._firsts[at]]
+            if block.last_id >= id:
+                return block
             at -= 1
         return None

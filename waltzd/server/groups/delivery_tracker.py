@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.state import PARKED_MAX, State
-from waltzd.server.groups.turns import turns_of
+from waltzd.server.groups.dispatch_order import dispatch_order_for
+from waltzd.server.groups.state import PARKED_MAX, GroupState
 
 INTERVALS_MAX = 10_000
 """With more of them open, a group takes no new work until some is done."""
@@ -98,11 +98,11 @@ class _Member:
     """In an ordered group: ids that it acknowledged, the highest first, each less than 0; some are settled by now."""
 
 
-class Table:
-    def __init__(self, settings: GroupSettings, state: State) -> None:
+class DeliveryTracker:
+    def __init__(self, settings: GroupSettings, state: GroupState) -> None:
         self.settings = settings
         self.state = state
-        self._turns = turns_of(settings.mode)
+        self._dispatch = dispatch_order_for(settings.mode)
         self._members: dict[str, _Member] = {}
         """The one whose turn it is first; in an ordered group, the one that came first."""
         self._flights: dict[int, _Flight] = {}
@@ -138,7 +138,7 @@ class Table:
         """So many more transactions may be offered. What was open before this epoch always may: without it nothing would
         become less."""
         is_full = len(self.state.open) >= INTERVALS_MAX and self.upcoming > self.state.reach
-        return 0 if is_full or self.state.stopped else max(0, AHEAD_MAX - self._turns.waiting)
+        return 0 if is_full or self.state.stopped else max(0, AHEAD_MAX - self._dispatch.waiting)
 
     @property
     def upcoming(self) -> int:
@@ -166,7 +166,7 @@ class Table:
             state.reach_to(id, is_open=is_wanted)
         is_open = state.open.get(id) is not None
         if is_open and is_wanted:
-            self._turns.add(id, key if self.settings.mode is Mode.KEYED else None)
+            self._dispatch.add(id, key if self.settings.mode is Mode.KEYED else None)
         elif is_open:
             state.settle(id, id)
 
@@ -183,7 +183,7 @@ class Table:
     @property
     def waiting(self) -> int:
         """How many were offered and are in nobody's hands."""
-        return self._turns.waiting
+        return self._dispatch.waiting
 
     @property
     def in_flight(self) -> int:
@@ -243,7 +243,7 @@ class Table:
         found: list[Delivery] = []
         state, wait = self.state, self.settings.ack_wait
         while not state.stopped and (name := self._next_member()) is not None:
-            id = self._turns.take(now)
+            id = self._dispatch.take(now)
             if id is None:
                 break
             self._tag += 1
@@ -275,7 +275,7 @@ class Table:
         alarm = self._first_alarm()
         times = [] if alarm is None else [alarm[0]]
         may_give = not is_paused and not self.state.stopped and self._next_member() is not None
-        later = self._turns.wake() if may_give else None
+        later = self._dispatch.wake() if may_give else None
         return min([*times, *([] if later is None else [later])], default=None)
 
     def _first_alarm(self) -> tuple[float, int, int] | None:
@@ -394,9 +394,9 @@ class Table:
             self.state.release(id, is_open=False)
         return found
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """After it has stopped: what stopped it has one more try."""
-        self.state.go_on()
+        self.state.resume()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
@@ -423,7 +423,7 @@ class Table:
     def _return(self, id: int, at: float) -> None:
         """It goes out again, from this time on."""
         self._drop(id)
-        for other in self._turns.back(id, at):
+        for other in self._dispatch.back(id, at):
             self._drop(other)
 
     def _fail(self, id: int, reason: str, now: float, delay: float | None = None) -> None:
@@ -442,7 +442,7 @@ class Table:
         member = self._flights[id].member
         self._drop(id)
         self.state.park(id, member, reason)
-        self._turns.done(id)
+        self._dispatch.done(id)
         self._settle_done(now)
 
     def _settle(self, ids: Sequence[int]) -> None:
@@ -450,7 +450,7 @@ class Table:
             self.state.settle(begin, end)
         for id in ids:
             self._drop(id)
-            self._turns.done(id)
+            self._dispatch.done(id)
 
     def _settle_done(self, now: float) -> None:
         """In an ordered group the place is one mark: what is acknowledged counts when all before it is done. The time of
@@ -477,7 +477,7 @@ class Table:
                     continue
                 if id in self._flights:
                     self._drop(id)
-                self._turns.done(id)
+                self._dispatch.done(id)
         self.state.settle(first, last)
         self._settle_done(now)
 

@@ -12,12 +12,14 @@ from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.ledger import (
+from waltzd.server.groups.delivery_tracker import GroupSettings
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import (
     GARBAGE,
     SLACK_BYTES,
     WHOLE_GROUP,
+    GroupStateLog,
     Key,
-    Ledger,
     gone,
     lock_of,
     made,
@@ -26,53 +28,51 @@ from waltzd.server.groups.ledger import (
     settings_of,
     stands,
 )
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import GroupSettings
 
 MAILER = GroupMeta(name="mailer", partitions=Parts("0-1,orders"), mode=Mode.QUEUE, back_off_ms=(), exhausted=Exhausted.STOP)
 
 
-def read(log: dict[int, bytes], first: int = 0) -> Ledger:
-    ledger = Ledger()
+def read(log: dict[int, bytes], first: int = 0) -> GroupStateLog:
+    state_log = GroupStateLog()
     for id, data in log.items():
         if id >= first:
-            ledger.read(id, data)
-    return ledger
+            state_log.read(id, data)
+    return state_log
 
 
-def told(ledger: Ledger) -> dict[str, tuple[GroupMeta, int, dict[int, bytes]]]:
+def told(state_log: GroupStateLog) -> dict[str, tuple[GroupMeta, int, dict[int, bytes]]]:
     states = {
-        name: {number: state.snapshot() for number in range(3) if (state := ledger.state(name, number)) is not None}
-        for name in ledger.groups
+        name: {number: state.snapshot() for number in range(3) if (state := state_log.state(name, number)) is not None}
+        for name in state_log.groups
     }
-    return {name: (meta, made_at, states[name]) for name, (meta, made_at) in ledger.groups.items()}
+    return {name: (meta, made_at, states[name]) for name, (meta, made_at) in state_log.groups.items()}
 
 
 def test_a_group_from_its_making_to_its_end() -> None:
-    state = State(after=9)
+    state = GroupState(after=9)
     log = {3: made(MAILER), 5: stands("mailer", 1, 3, state.snapshot())}
     state.reach_to(10, is_open=True)
     delta = state.delta()
     assert delta is not None
     log[6] = stands("mailer", 1, 3, delta)
-    ledger = read(log)
-    assert ledger.groups == {"mailer": (MAILER, 3)}
-    assert (ledger.state("mailer", 1), ledger.state("mailer", 0)) == (state, None)
-    assert (ledger.floor, ledger.bytes) == (3, sum(map(len, log.values())))
-    ledger.read(7, made(replace(MAILER, deliver_max=9), 3))
-    assert ledger.groups["mailer"][1] == 3, "other settings make no other group"
-    assert ledger.floor == 5
-    ledger.read(8, gone("mailer", 3))
-    assert (ledger.groups, ledger.floor, ledger.bytes) == ({}, 9, 0)
-    ledger.read(9, stands("mailer", 1, 3, delta))
-    ledger.read(10, made(MAILER))
-    assert ledger.state("mailer", 1) is None, "another group of the same name begins anew"
-    ledger.read(11, gone("mailer", 3))
-    assert ledger.groups == {"mailer": (MAILER, 10)}
+    state_log = read(log)
+    assert state_log.groups == {"mailer": (MAILER, 3)}
+    assert (state_log.state("mailer", 1), state_log.state("mailer", 0)) == (state, None)
+    assert (state_log.floor, state_log.bytes) == (3, sum(map(len, log.values())))
+    state_log.read(7, made(replace(MAILER, deliver_max=9), 3))
+    assert state_log.groups["mailer"][1] == 3, "other settings make no other group"
+    assert state_log.floor == 5
+    state_log.read(8, gone("mailer", 3))
+    assert (state_log.groups, state_log.floor, state_log.bytes) == ({}, 9, 0)
+    state_log.read(9, stands("mailer", 1, 3, delta))
+    state_log.read(10, made(MAILER))
+    assert state_log.state("mailer", 1) is None, "another group of the same name begins anew"
+    state_log.read(11, gone("mailer", 3))
+    assert state_log.groups == {"mailer": (MAILER, 10)}
 
 
 def test_what_was_written_anew_behind_its_states_is_found_from_the_floor_on() -> None:
-    state = State()
+    state = GroupState()
     log = {0: made(MAILER), 1: stands("mailer", 0, 0, state.snapshot()), 2: made(MAILER, 0)}
     state.begin_epoch()
     delta = state.delta()
@@ -87,24 +87,24 @@ def test_what_was_written_anew_behind_its_states_is_found_from_the_floor_on() ->
 
 def story(chance: random.Random) -> None:
     """Groups come and go and move on, and what is overdue is written anew at once."""
-    log, ledger, states, metas = dict[int, bytes](), Ledger(), dict[Key, State](), dict[str, GroupMeta]()
+    log, state_log, states, metas = dict[int, bytes](), GroupStateLog(), dict[Key, GroupState](), dict[str, GroupMeta]()
 
     def write(data: bytes) -> None:
-        id = ledger.reach + chance.choice([1, 1, 2])
+        id = state_log.reach + chance.choice([1, 1, 2])
         log[id] = data
-        ledger.read(id, data)
+        state_log.read(id, data)
 
     for step in range(120):
         name = chance.choice(["a", "b", "c"])
-        if name not in ledger.groups:
+        if name not in state_log.groups:
             metas[name] = replace(MAILER, name=name, deliver_max=chance.randrange(1, 9))
             write(made(metas[name]))
-        key = Key(name, ledger.groups[name][1], chance.randrange(3))
+        key = Key(name, state_log.groups[name][1], chance.randrange(3))
         state = states.get(key)
         if chance.random() < 0.04:
             write(gone(name, key.made_at))
         elif state is None:
-            states[key] = State(after=chance.randrange(5))
+            states[key] = GroupState(after=chance.randrange(5))
             write(stands(name, key.partition, key.made_at, states[key].snapshot()))
         else:
             state.reach_to(state.reach + 1, is_open=chance.random() < 0.5)
@@ -113,7 +113,7 @@ def story(chance: random.Random) -> None:
             delta = state.delta()
             assert delta is not None
             write(stands(name, key.partition, key.made_at, delta))
-        while (due := ledger.overdue) is not None:
+        while (due := state_log.overdue) is not None:
             if due.partition == WHOLE_GROUP:
                 write(made(metas[due.name], due.made_at))
             else:
@@ -121,45 +121,45 @@ def story(chance: random.Random) -> None:
                 states[due].forget_changes()
         if step % 10:
             continue
-        again = read(log, ledger.floor)
-        assert told(again) == told(ledger) == told(read(log))
-        assert again.bytes == ledger.bytes
-        assert again.floor == ledger.floor or again.reach < 0, "where nothing is left there is nothing to read"
-        for name, (_, made_at) in ledger.groups.items():
+        again = read(log, state_log.floor)
+        assert told(again) == told(state_log) == told(read(log))
+        assert again.bytes == state_log.bytes
+        assert again.floor == state_log.floor or again.reach < 0, "where nothing is left there is nothing to read"
+        for name, (_, made_at) in state_log.groups.items():
             for number in range(3):
-                assert ledger.state(name, number) == states.get(Key(name, made_at, number))
-        live = {id: data for id, data in log.items() if id >= ledger.floor}
-        assert ledger.bytes == sum(map(len, live.values()))
+                assert state_log.state(name, number) == states.get(Key(name, made_at, number))
+        live = {id: data for id, data in log.items() if id >= state_log.floor}
+        assert state_log.bytes == sum(map(len, live.values()))
 
 
 @pytest.mark.slow
 def test_what_is_read_from_the_floor_on_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzd.server.groups.ledger.SLACK_BYTES", 0)
-    monkeypatch.setattr("waltzd.server.groups.ledger.GARBAGE", 2)
+    monkeypatch.setattr("waltzd.server.groups.state_log.SLACK_BYTES", 0)
+    monkeypatch.setattr("waltzd.server.groups.state_log.GARBAGE", 2)
     for seed in range(12):
         story(random.Random(seed))
 
 
 @pytest.mark.slow
 def test_a_group_that_works_for_long_keeps_a_short_log() -> None:
-    ledger, state = Ledger(), State()
-    ledger.read(0, made(MAILER))
-    ledger.read(1, stands("mailer", 0, 0, state.snapshot()))
-    idle = State()
-    ledger.read(2, stands("mailer", 1, 0, idle.snapshot()))
+    state_log, state = GroupStateLog(), GroupState()
+    state_log.read(0, made(MAILER))
+    state_log.read(1, stands("mailer", 0, 0, state.snapshot()))
+    idle = GroupState()
+    state_log.read(2, stands("mailer", 1, 0, idle.snapshot()))
     written = 0
     for id in range(20_000):
         state.reach_to(id, is_open=False)
         delta = state.delta()
         assert delta is not None
-        ledger.read(ledger.reach + 1, stands("mailer", 0, 0, delta))
-        while (due := ledger.overdue) is not None:
+        state_log.read(state_log.reach + 1, stands("mailer", 0, 0, delta))
+        while (due := state_log.overdue) is not None:
             written += 1
             whole = {WHOLE_GROUP: made(MAILER, 0)}
             if due.partition != WHOLE_GROUP:
                 whole[due.partition] = stands("mailer", due.partition, 0, (state, idle)[due.partition].snapshot())
-            ledger.read(ledger.reach + 1, whole[due.partition])
-        assert ledger.bytes <= GARBAGE * 1000 + SLACK_BYTES
+            state_log.read(state_log.reach + 1, whole[due.partition])
+        assert state_log.bytes <= GARBAGE * 1000 + SLACK_BYTES
     assert 3 <= written < 200
 
 
@@ -185,18 +185,18 @@ def test_each_group_in_each_partition_has_a_lock_of_its_own() -> None:
     ],
 )
 def test_what_is_no_entry_of_ours_is_counted_and_says_nothing(data: bytes) -> None:
-    ledger = read({3: made(MAILER)})
-    assert ledger.read(4, data) is None
-    assert (ledger.foreign, ledger.reach, ledger.groups) == (1, 4, {"mailer": (MAILER, 3)})
-    assert ledger.bytes == len(made(MAILER)) + len(data), "it makes the log longer all the same"
+    state_log = read({3: made(MAILER)})
+    assert state_log.read(4, data) is None
+    assert (state_log.foreign, state_log.reach, state_log.groups) == (1, 4, {"mailer": (MAILER, 3)})
+    assert state_log.bytes == len(made(MAILER)) + len(data), "it makes the log longer all the same"
 
 
 def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
     assert (passed_over(pass_over(17)), passed_over(made(MAILER)), passed_over(b"")) == (17, None, None)
-    ledger = Ledger(frozenset([4]))
+    state_log = GroupStateLog(frozenset([4]))
     for id, data in {3: made(MAILER), 4: b"\7" + made(MAILER)[1:], 5: pass_over(4)}.items():
-        ledger.read(id, data)
-    assert (ledger.groups, ledger.reach, ledger.foreign) == ({"mailer": (MAILER, 3)}, 5, 0)
+        state_log.read(id, data)
+    assert (state_log.groups, state_log.reach, state_log.foreign) == ({"mailer": (MAILER, 3)}, 5, 0)
     with pytest.raises(GroupStateDamaged, match="entry 4 of the group log") as caught:
         read({3: made(MAILER), 4: b"\7" + made(MAILER)[1:]})
     assert caught.value.number("entry") == 4
@@ -214,20 +214,20 @@ def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
     ],
 )
 def test_what_is_no_entry(data: bytes, message: str) -> None:
-    ledger = Ledger()
+    state_log = GroupStateLog()
     with pytest.raises(GroupStateDamaged, match=message):
-        ledger.read(0, data)
+        state_log.read(0, data)
 
 
 def test_a_group_is_made_once() -> None:
-    ledger = read({0: made(MAILER)})
+    state_log = read({0: made(MAILER)})
     for data in (made(MAILER), made(MAILER, 7)):
         with pytest.raises(GroupStateDamaged, match="made twice"):
-            ledger.read(1, data)
+            state_log.read(1, data)
 
 
 def test_any_bytes_are_an_entry_or_refused_in_a_sentence() -> None:
-    whole = [made(MAILER), gone("mailer", 0), stands("mailer", 0, 0, State().snapshot())]
+    whole = [made(MAILER), gone("mailer", 0), stands("mailer", 0, 0, GroupState().snapshot())]
 
     def check(chance: random.Random) -> None:
         data = bytearray(chance.choice(whole))

@@ -34,15 +34,15 @@ from waltzd.errors import (
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.groups import Ack, AckKind, Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode
+from waltzd.protocol.groups import Ack, AckKind, Change, Changed, GroupMember, GroupPartitionStatus, KeyedBy, Mode
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.groups.keeper import Keeper
-from waltzd.server.groups.ledger import Key, settings_of
-from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Delivery, Table, Verdict
-from waltzd.server.subscriptions.checkpoint import Keeping, Source
-from waltzd.server.subscriptions.pieces import Piece, Shelf
+from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker, Verdict
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import Key, settings_of
+from waltzd.server.groups.state_writer import GroupStateWriter
+from waltzd.server.subscriptions.checkpointer import GroupCheckpointer, StateLogSource
+from waltzd.server.subscriptions.record_cache import RecordBlock, RecordCache
 from waltzd.wire.tasks import tell_failure
 
 log = logging.getLogger("waltz.server")
@@ -59,15 +59,15 @@ READ_MAX = 4096
 """How many ids a reader asks for at a time."""
 
 
-class Ground(Source, Protocol):
+class GroupPartitionHost(StateLogSource, Protocol):
     """What a place stands on."""
 
-    def forget(self, place: Place) -> None:
+    def forget(self, group_partition: GroupPartition) -> None:
         """It is over."""
         ...
 
 
-class Attendee(Protocol):
+class Consumer(Protocol):
     """A member of the group, as its place knows it. No call waits."""
 
     name: str
@@ -88,9 +88,14 @@ class Attendee(Protocol):
     def describe(self) -> GroupMember: ...
 
 
-class Place:
+class GroupPartition:
     def __init__(
-        self, key: Key, meta: GroupMeta, pipeline: Pipeline, board: Ground, on_fatal: Callable[[BaseException], None]
+        self,
+        key: Key,
+        meta: GroupMeta,
+        pipeline: Pipeline,
+        coordinator: GroupPartitionHost,
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.key = key
         self.meta = meta
@@ -102,22 +107,22 @@ class Place:
         self.paused = ""
         """Why nothing is given out for a reason that is no operator's; empty: it goes on."""
         self.delivered = self.acknowledged = self.failed = self.lost = 0
-        self._board = board
+        self._coordinator = coordinator
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._keeping = Keeping(key, board, over=self.end, kept=self._tell_kept, say=self._say)
-        self._table: Table
+        self._checkpointer = GroupCheckpointer(key, coordinator, over=self.end, kept=self._tell_kept, say=self._say)
+        self._tracker: DeliveryTracker
         """From the claim on."""
-        self._members: dict[str, Attendee] = {}
-        self._going: dict[Attendee, None] = {}
+        self._members: dict[str, Consumer] = {}
+        self._going: dict[Consumer, None] = {}
         """Those that have left, and are still told what is kept of what they said."""
         self._claimed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._turn_due: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._shelf = Shelf()
+        self._cache = RecordCache()
         self._wanted: dict[tuple[int, int], None] = {}
         """Ids that have to be read from elsewhere, in the order in which they were asked for."""
         self._want = asyncio.Event()
@@ -148,7 +153,7 @@ class Place:
             return
         self.error = error
         self.pipeline.detach(self)
-        self._board.forget(self)
+        self._coordinator.forget(self)
         for handle in (self._turn_due, self._timer):
             if handle is not None:
                 handle.cancel()
@@ -156,15 +161,15 @@ class Place:
             task.cancel()
         if not self._claimed.done():
             self._claimed.set_result(None)
-        self._keeping.end(error)
+        self._checkpointer.end(error)
         for member in [*self._members.values(), *self._going]:
             member.dismiss(error)
 
     def check(self) -> None:
         """What is true after every event."""
         if self.error is None and self._is_claimed:
-            self._table.check()
-            assert self._table.state is self._state
+            self._tracker.check()
+            assert self._tracker.state is self._state
 
     # -- the claim, and what is written --------------------------------------------------------------------------------
 
@@ -173,43 +178,43 @@ class Place:
         return self._claimed.done() and self.error is None
 
     async def _keep(self) -> None:
-        if await self._keeping.claim(self._new_keeper):
-            self._table = Table(settings_of(self.meta), self._state)
+        if await self._checkpointer.claim(self._new_writer):
+            self._tracker = DeliveryTracker(settings_of(self.meta), self._state)
             self._claimed.set_result(None)
-            await self._keeping.run()
+            await self._checkpointer.run()
 
-    def _new_keeper(self) -> Keeper:
-        ledger, key = self._board.ledger, self.key
-        meta, made_at = ledger.groups.get(key.name, (None, None))
+    def _new_writer(self) -> GroupStateWriter:
+        state_log, key = self._coordinator.state_log, self.key
+        meta, made_at = state_log.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
             raise NoSuchGroup(f"the group {key.name} was removed", group=key.name)
         start = meta.start(key.partition)
         lineage = self.pipeline.session.lineage
-        keeper = Keeper(key, ledger, after=start, now=self._now(), lineage=lineage)
-        self._other = other_timeline(key, keeper.state, lineage)
+        writer = GroupStateWriter(key, state_log, after=start, now=self._now(), lineage=lineage)
+        self._other = other_timeline(key, writer.state, lineage)
         if self._other is None:
-            check_place(meta, key.partition, self.pipeline, keeper.state.reach)
-        if keeper.dropped is not None:
+            check_group_partition(meta, key.partition, self.pipeline, writer.state.reach)
+        if writer.dropped is not None:
             self._say(
-                f"goes over to timeline {lineage.number} of the log, which forks behind id {keeper.dropped.fork}: nothing "
-                f"above was acknowledged, and of what it knew up to id {keeper.dropped.reach} "
-                f"{keeper.dropped.parked} parked transactions are dropped"
+                f"goes over to timeline {lineage.number} of the log, which forks behind id {writer.dropped.fork}: nothing "
+                f"above was acknowledged, and of what it knew up to id {writer.dropped.reach} "
+                f"{writer.dropped.parked} parked transactions are dropped"
             )
-        return keeper
+        return writer
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> GroupState | None:
         """As it is here, which may be ahead of the group log; None before the claim."""
         return self._state if self._is_claimed else None
 
     @property
-    def _state(self) -> State:
-        return self._keeping.keeper.state
+    def _state(self) -> GroupState:
+        return self._checkpointer.writer.state
 
     def look(self) -> None:
         """The ledger says something new of this place: another owner may have claimed it."""
-        if self._is_claimed and self._keeping.is_deposed:
-            self.end(self._keeping.deposed())
+        if self._is_claimed and self._checkpointer.is_deposed:
+            self.end(self._checkpointer.deposed())
 
     def _say(self, trouble: str) -> None:
         log.warning("group %s, partition %d: %s", self.key.name, self.key.partition, trouble)
@@ -242,29 +247,29 @@ class Place:
             self._on_fatal(error)
 
     def _turn(self) -> None:
-        table, now, before = self._table, self._now(), self._aside()
-        expired = table.expire(now)
+        tracker, now, before = self._tracker, self._now(), self._aside()
+        expired = tracker.expire(now)
         self.failed += expired
         if expired:
-            self._keeping.changed(expired, is_urgent=self._aside() != before)
+            self._checkpointer.changed(expired, is_urgent=self._aside() != before)
         self._pause()
         if self._members and not self.paused:
             self._offer()
-            for delivery in table.deliver(now):
+            for delivery in tracker.deliver(now):
                 self.delivered += 1
                 self._members[delivery.member].give(delivery)
-        self._set_timer(table.wake(is_paused=bool(self.paused)))
+        self._set_timer(tracker.wake(is_paused=bool(self.paused)))
 
     def _aside(self) -> tuple[int, str]:
         """What is written before it is answered when it has become another."""
-        return len(self._table.state.parked), self._table.state.stopped
+        return len(self._tracker.state.parked), self._tracker.state.stopped
 
     def _pause(self) -> None:
         paused = ""
-        if self._keeping.keeper.must_pause:
-            paused = f"what members said waits for the group log: {self._keeping.trouble or 'it is slow'}"
+        if self._checkpointer.writer.must_pause:
+            paused = f"what members said waits for the group log: {self._checkpointer.trouble or 'it is slow'}"
         paused = paused or self._unread or self._other_reason
-        told = paused or (f"the group has stopped: {self._table.state.stopped}" if self._table.state.stopped else "")
+        told = paused or (f"the group has stopped: {self._tracker.state.stopped}" if self._tracker.state.stopped else "")
         self.paused = paused
         for member in self._members.values():
             member.pause(told)
@@ -291,79 +296,79 @@ class Place:
 
     def _ahead(self) -> int:
         """How many more are to be offered."""
-        table = self._table
+        tracker = self._tracker
         if self.meta.mode is Mode.KEYED:
-            return table.room
-        room = sum(table.room_of(name) for name in self._members)
-        return min(table.room, AHEAD_MIN + 2 * room - table.waiting)
+            return tracker.room
+        room = sum(tracker.room_of(name) for name in self._members)
+        return min(tracker.room, AHEAD_MIN + 2 * room - tracker.waiting)
 
     def _offer(self) -> None:
         """What the log has, as far as it is in memory; the rest is read."""
-        table, tail = self._table, self.pipeline.session.cache
-        for id in table.again:
-            piece = self._piece(id)
-            if piece is None:
+        tracker, tail = self._tracker, self.pipeline.session.cache
+        for id in tracker.again:
+            block = self._block(id)
+            if block is None:
                 self.want(id, id)
             else:
-                self._offer_piece(piece, id, id)
+                self._offer_block(block, id, id)
         offered = 0
-        while (room := self._ahead()) > 0 and (first := table.upcoming) <= self.pipeline.committed:
+        while (room := self._ahead()) > 0 and (first := tracker.upcoming) <= self.pipeline.committed:
             if offered >= OFFERS_MAX:
                 self.touch()
                 return
             last = min(self.pipeline.committed, first + min(room, OFFERS_MAX) - 1)
-            piece = self._shelf.find(first)
-            if piece is None and first < tail.first_id:
+            block = self._cache.find(first)
+            if block is None and first < tail.first_id:
                 self.want(first, min(last + READ_MAX, tail.first_id - 1))
                 return
-            if piece is None:
+            if block is None:
                 run = tail.runs_from(first, last, OFFER_BYTES, with_locks=self._needs_locks)[0]
-                piece = Piece(run)
-                self._shelf.put(piece)
-            offered += self._offer_piece(piece, first, min(last, piece.last_id))
+                block = RecordBlock(run)
+                self._cache.put(block)
+            offered += self._offer_block(block, first, min(last, block.last_id))
 
-    def _offer_piece(self, piece: Piece, first: int, last: int) -> int:
+    def _offer_block(self, block: RecordBlock, first: int, last: int) -> int:
         """These ids of it; how many there were."""
-        table = self._table
-        headers = piece.heads["header"][first - piece.first_id : last - piece.first_id + 1]
+        tracker = self._tracker
+        headers = block.heads["header"][first - block.first_id : last - block.first_id + 1]
         wanted = headers != PROBE_HEADER
         if self._headers is not None:
             wanted &= np.isin(headers, self._headers)
-        keys = self._keys(piece, first, last, headers)
-        before = table.state.reach
+        keys = self._keys(block, first, last, headers)
+        before = tracker.state.reach
         for at, is_wanted in enumerate(wanted.tolist()):
             id = first + at
-            if id == table.upcoming or (id <= table.cursor and id in table.again):
-                table.offer(id, keys[at] if keys is not None else None, is_wanted=is_wanted)
-        if table.state.reach != before:
-            self._keeping.changed(0)
+            if id == tracker.upcoming or (id <= tracker.cursor and id in tracker.again):
+                tracker.offer(id, keys[at] if keys is not None else None, is_wanted=is_wanted)
+        if tracker.state.reach != before:
+            self._checkpointer.changed(0)
         return last - first + 1
 
-    def _keys(self, piece: Piece, first: int, last: int, headers: Any) -> Sequence[Hashable | None] | None:
+    def _keys(self, block: RecordBlock, first: int, last: int, headers: Any) -> Sequence[Hashable | None] | None:
         if self.meta.mode is not Mode.KEYED:
             return None
         if not self._needs_locks:
             found: list[Hashable | None] = headers.tolist()
             return found
-        locks = piece.run.locks
+        locks = block.run.locks
         if locks is None:
             return [None] * (last - first + 1)
         starts = np.cumsum(locks.counts) - locks.counts
-        part = slice(first - piece.first_id, last - piece.first_id + 1)
+        part = slice(first - block.first_id, last - block.first_id + 1)
         ids = locks.ids
         return [
             int(ids[start]) if count else None
             for start, count in zip(starts[part].tolist(), locks.counts[part].tolist(), strict=True)
         ]
 
-    def _piece(self, id: int) -> Piece | None:
+    def _block(self, id: int) -> RecordBlock | None:
         """The records around this id, if they are in memory."""
-        found = self._shelf.find(id)
+        found = self._cache.find(id)
         tail = self.pipeline.session.cache
         if found is None and tail.first_id <= id <= self.pipeline.committed:
             run = tail.runs_from(id, self.pipeline.committed, OFFER_BYTES, with_locks=self._needs_locks)[0]
-            found = Piece(run)
-            self._shelf.put(found)
+            found = RecordBlock(run)
+            self._cache.put(found)
         return found
 
     def want(self, first: int, last: int) -> None:
@@ -380,7 +385,7 @@ class Place:
             self._want.clear()
             while self._wanted:
                 first, last = next(iter(self._wanted))
-                if self._piece(first) is None:
+                if self._block(first) is None:
                     try:
                         run: Run = await cold.read(first, min(last, self.pipeline.committed))
                     except Trimmed as error:
@@ -392,7 +397,7 @@ class Place:
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, READ_AGAIN_SECONDS_MAX)
                         continue
-                    self._shelf.put(Piece(run))
+                    self._cache.put(RecordBlock(run))
                 pause = READ_AGAIN_SECONDS
                 self._cannot_read("")
                 self._wanted.pop((first, last), None)
@@ -417,7 +422,7 @@ class Place:
         if floor is None or not self._is_claimed:
             self._cannot_read(error.message)
             return
-        count = self._table.lose(floor, self._now())
+        count = self._tracker.lose(floor, self._now())
         self.lost += count
         log.error(
             "group %s, partition %d: %d transactions below id %d were never done, and are not in the log any more",
@@ -426,7 +431,7 @@ class Place:
             count,
             floor,
         )
-        self._keeping.changed(count, is_urgent=True)
+        self._checkpointer.changed(count, is_urgent=True)
         self.touch()
 
     # -- members -------------------------------------------------------------------------------------------------------
@@ -435,7 +440,7 @@ class Place:
     def epoch(self) -> int:
         return self._state.epoch
 
-    def join(self, member: Attendee, room: int | None, *, tells_begun: bool) -> int:
+    def join(self, member: Consumer, room: int | None, *, tells_begun: bool) -> int:
         """How many deliveries it has at a time. A newer stream takes the place of an older one with its name."""
         if self.error is not None:
             raise self.error
@@ -444,12 +449,12 @@ class Place:
             self.leave(older, is_lost=True)
             older.dismiss(Displaced(f"member {member.name} of group {self.key.name} has come again"))
         self._members[member.name] = member
-        self._table.join(member.name, room, tells_begun=tells_begun)
+        self._tracker.join(member.name, room, tells_begun=tells_begun)
         self._idle_since = None
         self.touch()
-        return self._table.room_of(member.name)
+        return self._tracker.room_of(member.name)
 
-    def leave(self, member: Attendee, *, is_lost: bool) -> None:
+    def leave(self, member: Consumer, *, is_lost: bool) -> None:
         """`is_lost`: it has not said that it goes."""
         if self._members.get(member.name) is not member:
             return
@@ -458,37 +463,37 @@ class Place:
             return
         self._going[member] = None
         before = self._aside()
-        if failed := self._table.leave(member.name, self._now(), is_lost=is_lost):
+        if failed := self._tracker.leave(member.name, self._now(), is_lost=is_lost):
             self.failed += failed
-            self._keeping.changed(failed, is_urgent=self._aside() != before)
+            self._checkpointer.changed(failed, is_urgent=self._aside() != before)
         if not self._members:
             self._idle_since = self._now()
         self.touch()
 
-    def forget(self, member: Attendee) -> None:
+    def forget(self, member: Consumer) -> None:
         """Its stream is over."""
         self._going.pop(member, None)
 
-    def begin(self, member: Attendee, said: Ack) -> None:
+    def begin(self, member: Consumer, said: Ack) -> None:
         """Only this owner has to know: a change of owner is nobody's failure."""
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
-            self._table.begin(member.name, said.epoch, said.tag, first, last)
+            self._tracker.begin(member.name, said.epoch, said.tag, first, last)
 
-    def said(self, member: Attendee, said: Ack) -> tuple[Verdict, int, bool]:
+    def said(self, member: Consumer, said: Ack) -> tuple[Verdict, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""
-        table, now, verdict, before = self._table, self._now(), Verdict(), self._aside()
+        tracker, now, verdict, before = self._tracker, self._now(), Verdict(), self._aside()
         delay = None if said.delay_ms is None else said.delay_ms / 1000
         name, epoch, tag = member.name, said.epoch, said.tag
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
             match said.verb:
                 case AckKind.ACKNOWLEDGE:
-                    one = table.acknowledge(name, epoch, tag, first, last, now)
+                    one = tracker.acknowledge(name, epoch, tag, first, last, now)
                 case AckKind.REFUSE:
-                    one = table.refuse(name, epoch, tag, first, last, now, reason=said.reason, delay=delay)
+                    one = tracker.refuse(name, epoch, tag, first, last, now, reason=said.reason, delay=delay)
                 case AckKind.REJECT:
-                    one = table.reject(name, epoch, tag, first, last, now, reason=said.reason)
+                    one = tracker.reject(name, epoch, tag, first, last, now, reason=said.reason)
                 case AckKind.EXTEND:
-                    one = table.extend(name, epoch, tag, first, last, now)
+                    one = tracker.extend(name, epoch, tag, first, last, now)
             verdict = Verdict(
                 verdict.taken + one.taken,
                 verdict.done + one.done,
@@ -496,9 +501,9 @@ class Place:
                 verdict.unknown + one.unknown,
                 one.is_old,
             )
-        is_aside, number = self._aside() != before, self._keeping.keeper.changes
+        is_aside, number = self._aside() != before, self._checkpointer.writer.changes
         if verdict.taken and said.verb is not AckKind.EXTEND:
-            number = self._keeping.changed(verdict.taken, is_urgent=is_aside)
+            number = self._checkpointer.changed(verdict.taken, is_urgent=is_aside)
         if said.verb is AckKind.ACKNOWLEDGE:
             self.acknowledged += verdict.taken
         elif said.verb is not AckKind.EXTEND:
@@ -508,38 +513,38 @@ class Place:
 
     @property
     def kept(self) -> int:
-        return self._keeping.keeper.kept
+        return self._checkpointer.writer.kept
 
     @property
     def changes(self) -> int:
-        return self._keeping.keeper.changes
+        return self._checkpointer.writer.changes
 
     @property
     def work(self) -> int:
         """Rises with what it takes to hear members."""
-        return self._table.work
+        return self._tracker.work
 
     def write_now(self) -> None:
         """Somebody waits for what was said."""
-        self._keeping.write_now()
+        self._checkpointer.write_now()
 
     def unsettled(self, name: str) -> int | None:
         """The highest id that a member has acknowledged and that is not in the state: in an ordered group it waits for all
         that lie before."""
-        return self._table.unsettled(name) if self.meta.mode is Mode.ORDERED else None
+        return self._tracker.unsettled(name) if self.meta.mode is Mode.ORDERED else None
 
     def is_settled(self, id: int) -> bool:
-        return self._table.state.open.get(id) is None
+        return self._tracker.state.open.get(id) is None
 
     def is_out(self, delivery: Delivery) -> bool:
-        return self._table.is_out(delivery)
+        return self._tracker.is_out(delivery)
 
     def extend(self, delivery: Delivery) -> None:
         """It was not sent yet, for a reason that is not the member's."""
-        self._table.extend(delivery.member, self.epoch, delivery.tag, delivery.id, delivery.id, self._now())
+        self._tracker.extend(delivery.member, self.epoch, delivery.tag, delivery.id, delivery.id, self._now())
 
-    def piece(self, id: int) -> Piece | None:
-        return self._piece(id)
+    def block(self, id: int) -> RecordBlock | None:
+        return self._block(id)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
@@ -549,26 +554,26 @@ class Place:
             return await self._reset(_only(ids, "a reset"))
         if self._other is not None:
             raise self._other
-        table, now = self._table, self._now()
+        tracker, now = self._tracker, self._now()
         match change:
             case Change.REPLAY:
-                count = len(table.replay(ids or list(table.state.parked)))
+                count = len(tracker.replay(ids or list(tracker.state.parked)))
             case Change.DISCARD:
-                count = len(table.discard(ids or list(table.state.parked)))
+                count = len(tracker.discard(ids or list(tracker.state.parked)))
             case Change.SKIP:
                 last = _only(ids, "a skip")
                 self._check_id(last)
-                count = table.lose(last + 1, now)
+                count = tracker.lose(last + 1, now)
             case Change.GO_ON:
-                count = 1 if table.state.stopped else 0
+                count = 1 if tracker.state.stopped else 0
                 if count:
-                    table.go_on()
+                    tracker.resume()
             case _:
                 raise BadArgument(f"a group cannot be changed by {change!r}")
-        number = self._keeping.changed(max(1, count), is_urgent=True)
+        number = self._checkpointer.changed(max(1, count), is_urgent=True)
         self.touch()
-        await self._keeping.kept(number)
-        return Changed(count, self.epoch, table.state.floor)
+        await self._checkpointer.kept(number)
+        return Changed(count, self.epoch, tracker.state.floor)
 
     def _check_id(self, id: int) -> None:
         if not -1 <= id <= self.pipeline.committed:
@@ -583,33 +588,33 @@ class Place:
         self._check_id(after)
         count = 0
 
-        def begin(old: State) -> State:
+        def begin(old: GroupState) -> GroupState:
             nonlocal count
             count = abs(old.floor - after)
-            state = State(after=after, epoch=old.epoch + 1, timeline=self.pipeline.session.lineage.current)
+            state = GroupState(after=after, epoch=old.epoch + 1, timeline=self.pipeline.session.lineage.current)
             shared = self.pipeline.session.lineage.shared_to(old.timeline)
             kept = after if shared is None else min(after, shared)
             state.parked = {id: one for id, one in old.parked.items() if id <= kept}
             return state
 
-        state = await self._keeping.reset(begin)
-        self._table, self._other = Table(settings_of(self.meta), state), None
-        number = self._keeping.keeper.changes
+        state = await self._checkpointer.reset(begin)
+        self._tracker, self._other = DeliveryTracker(settings_of(self.meta), state), None
+        number = self._checkpointer.writer.changes
         if self._claimed.done():  # until it is written, the next owner's epoch would have the number of this one
             self._claimed = self._loop.create_future()
             self._tasks.append(self._task(self._open_again(number), "reset"))
         for member in list(self._members.values()):
             self._send_away(member)
-        await self._keeping.kept(number)
+        await self._checkpointer.kept(number)
         return Changed(count, state.epoch, state.floor)
 
     async def _open_again(self, number: int) -> None:
         """Members may join when this change is on the disks of a majority."""
         with suppress(WaltzError):  # it is over, and whoever waits was told
-            await self._keeping.kept(number)
+            await self._checkpointer.kept(number)
             self._claimed.set_result(None)
 
-    def _send_away(self, member: Attendee) -> None:
+    def _send_away(self, member: Consumer) -> None:
         """What it has is of an epoch that is over."""
         del self._members[member.name]
         self._idle_since = self._now()
@@ -617,7 +622,7 @@ class Place:
 
     async def rewrite(self) -> None:
         """Write all of it once more."""
-        await self._keeping.rewrite()
+        await self._checkpointer.rewrite()
 
     def tend(self) -> None:
         """Given up when nobody needs it, and everything is written."""
@@ -625,19 +630,19 @@ class Place:
             return
         if self._now() - self._idle_since < IDLE_SECONDS:
             return
-        if not self._keeping.is_level:
-            self._keeping.write_now()
+        if not self._checkpointer.is_level:
+            self._checkpointer.write_now()
             return
         self.end(NotReady(f"group {self.key.name} is at rest in partition {self.key.partition}: join again"))
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
-    def describe(self) -> GroupPlace | None:
+    def describe(self) -> GroupPartitionStatus | None:
         if not self._is_claimed:
             return None
-        state, table, oldest = self._state, self._table, self._table.oldest
-        age = 0.0 if oldest is None else self._now() - oldest + table.settings.ack_wait
-        return GroupPlace(
+        state, tracker, oldest = self._state, self._tracker, self._tracker.oldest
+        age = 0.0 if oldest is None else self._now() - oldest + tracker.settings.ack_wait
+        return GroupPartitionStatus(
             partition=self.key.partition,
             epoch=state.epoch,
             reach=state.reach,
@@ -647,8 +652,8 @@ class Place:
             stopped=state.stopped if self._other is None else self._other.message,
             is_at_work=True,
             paused="" if self._other is not None else self.paused,
-            in_flight=table.in_flight,
-            unwritten=self._keeping.keeper.unwritten,
+            in_flight=tracker.in_flight,
+            unwritten=self._checkpointer.writer.unwritten,
             oldest_ms=max(0, round(1000 * age)),
             delivered=self.delivered,
             acknowledged=self.acknowledged,
@@ -657,7 +662,7 @@ class Place:
         )
 
     def held(self, name: str) -> int:
-        return self._table.held(name)
+        return self._tracker.held(name)
 
 
 def _only(ids: Sequence[int], what: str) -> int:
@@ -666,7 +671,7 @@ def _only(ids: Sequence[int], what: str) -> int:
     return ids[0]
 
 
-def other_timeline(key: Key, state: State, lineage: Lineage) -> OtherTimeline | None:
+def other_timeline(key: Key, state: GroupState, lineage: Lineage) -> OtherTimeline | None:
     """Return why a group does not go on: it acknowledged transactions that are not in the log any more."""
     shared = lineage.shared_to(state.timeline)
     if shared is None or state.acknowledged_above(shared) == 0:
@@ -682,7 +687,7 @@ def other_timeline(key: Key, state: State, lineage: Lineage) -> OtherTimeline | 
     return None
 
 
-def check_place(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int) -> None:
+def check_group_partition(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int) -> None:
     """Whether the log of a partition has what the group asks for; `after`: where it begins, or stands."""
     if meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK and pipeline.session.format == 0:
         raise NeedsBatches(

@@ -38,9 +38,9 @@ from waltzd.server.clients.authorizer import check_attend
 from waltzd.server.clients.pipeline import Capacity
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.quota import Bucket
-from waltzd.server.groups.table import Delivery
-from waltzd.server.subscriptions.pieces import Piece
-from waltzd.server.subscriptions.place import Place
+from waltzd.server.groups.delivery_tracker import Delivery
+from waltzd.server.subscriptions.group_partition import GroupPartition
+from waltzd.server.subscriptions.record_cache import RecordBlock
 
 FRAME_BYTES = 1 << 20
 STRETCHES_MAX = 4096
@@ -58,8 +58,10 @@ LAST_SECONDS = 5.0
 """How long a member that goes in order is told what was kept."""
 
 
-class Attendance:
-    def __init__(self, link: AttendLink, request: JoinRequest, place: Place, usage: QuotaUsage, capacity: Capacity) -> None:
+class ConsumerStream:
+    def __init__(
+        self, link: AttendLink, request: JoinRequest, group_partition: GroupPartition, usage: QuotaUsage, capacity: Capacity
+    ) -> None:
         """A member that joins: raises why not. `serve` must follow."""
         self.name = request.member
         self.error: WaltzError | None = None
@@ -68,12 +70,12 @@ class Attendance:
         self._link = link
         self._partition = request.partition
         self._group = request.group
-        self._place = place
+        self._group_partition = group_partition
         self._usage = usage
         self._capacity = capacity
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._epoch = place.epoch
+        self._epoch = group_partition.epoch
         self._deliveries: deque[Delivery] = deque()
         """What was given to it and not sent."""
         self._answers: list[AckResult] = []
@@ -95,7 +97,7 @@ class Attendance:
         self._room = 0
         capacity.enter(usage)
         try:
-            self._room = place.join(self, request.room, tells_begun=request.tells_begun)
+            self._room = group_partition.join(self, request.room, tells_begun=request.tells_begun)
         except BaseException:
             capacity.leave(usage)
             raise
@@ -116,8 +118,8 @@ class Attendance:
     def _look_at_said(self, kept: int) -> None:
         while self._said:
             number, change, id = self._said[0]
-            if change is None and self._place.is_settled(id):
-                change = self._place.changes
+            if change is None and self._group_partition.is_settled(id):
+                change = self._group_partition.changes
                 self._said[0] = number, change, id
             if change is None or change > kept:
                 return
@@ -133,8 +135,8 @@ class Attendance:
     def prolong(self) -> None:
         """What it could not be given yet is not late."""
         for delivery in self._deliveries:
-            if self._place.is_out(delivery):
-                self._place.extend(delivery)
+            if self._group_partition.is_out(delivery):
+                self._group_partition.extend(delivery)
 
     def dismiss(self, error: WaltzError) -> None:
         """It is over: what was answered is still told, then this."""
@@ -149,7 +151,7 @@ class Attendance:
         try:
             check_attend(rights, self._partition, self._group)
         except NotGranted as error:
-            self._place.leave(self, is_lost=False)
+            self._group_partition.leave(self, is_lost=False)
             self.dismiss(error)
 
     # -- the stream ----------------------------------------------------------------------------------------------------
@@ -167,8 +169,8 @@ class Attendance:
                 await asyncio.wait((receiving,), timeout=REFUSED_SECONDS)
             _result(sending)
         finally:
-            self._place.leave(self, is_lost=not self._is_leaving)
-            self._place.forget(self)
+            self._group_partition.leave(self, is_lost=not self._is_leaving)
+            self._group_partition.forget(self)
             self._capacity.leave(self._usage)
             for task in (sending, receiving):
                 task.cancel()
@@ -179,17 +181,17 @@ class Attendance:
             raise self.error
 
     async def _send(self) -> None:
-        place = self._place
+        group_partition = self._group_partition
         await self._link.send(
             [
                 Joined(
-                    made_at=place.key.made_at,
+                    made_at=group_partition.key.made_at,
                     epoch=self._epoch,
-                    mode=place.meta.mode,
-                    ack_wait_ms=place.meta.ack_wait_ms,
+                    mode=group_partition.meta.mode,
+                    ack_wait_ms=group_partition.meta.ack_wait_ms,
                     room=self._room,
                     hears_begun=True,
-                    timelines=tuple(one.bare for one in place.pipeline.session.lineage.later),
+                    timelines=tuple(one.bare for one in group_partition.pipeline.session.lineage.later),
                 )
             ]
         )
@@ -223,24 +225,24 @@ class Attendance:
         """What was given to it, as much as fits into one frame and can be had at once."""
         if not self._deliveries or self._is_held():
             return None
-        place, size = self._place, 0
-        found: list[tuple[Delivery, Piece]] = []
-        piece: Piece | None = None
+        group_partition, size = self._group_partition, 0
+        found: list[tuple[Delivery, RecordBlock]] = []
+        block: RecordBlock | None = None
         while self._deliveries and size < FRAME_BYTES:
             delivery = self._deliveries[0]
-            if not place.is_out(delivery):
+            if not group_partition.is_out(delivery):
                 self._deliveries.popleft()
                 continue
-            if piece is None or not piece.first_id <= delivery.id <= piece.last_id:
-                piece = place.piece(delivery.id)
-                if piece is None:
-                    place.want(delivery.id, max(delivery.id, self._deliveries[-1].id))
+            if block is None or not block.first_id <= delivery.id <= block.last_id:
+                block = group_partition.block(delivery.id)
+                if block is None:
+                    group_partition.want(delivery.id, max(delivery.id, self._deliveries[-1].id))
                     break
-            length = piece.length(delivery.id)
+            length = block.length(delivery.id)
             if found and size + length > FRAME_BYTES:
                 break
             size += length
-            found.append((delivery, piece))
+            found.append((delivery, block))
             self._deliveries.popleft()
         if not found:
             return None
@@ -272,20 +274,20 @@ class Attendance:
         except CannotConnect:
             raise
         except WaltzError as error:
-            self._place.leave(self, is_lost=True)
+            self._group_partition.leave(self, is_lost=True)
             self.dismiss(error)
             return
         self._is_done = True
-        self._place.leave(self, is_lost=not self._is_leaving)
+        self._group_partition.leave(self, is_lost=not self._is_leaving)
         if self._said or self._later:
-            self._place.write_now()
+            self._group_partition.write_now()
         self.changed.set()
 
     async def _paced(self, frame: MemberFrame) -> None:
         """Take a frame; wait behind it as long as what it asked for was too much."""
-        before, settled = self._place.work, self.acknowledged + self.failed
+        before, settled = self._group_partition.work, self.acknowledged + self.failed
         self._take(frame)
-        work = self._place.work - before
+        work = self._group_partition.work - before
         self._work_in_turn += work
         wait = self._pace.take(max(0, work - (self.acknowledged + self.failed - settled)), self._loop.time())
         if wait > 0:
@@ -301,7 +303,7 @@ class Attendance:
                 self._hear(frame)
             case Leave():
                 self._is_leaving = True
-                self._place.leave(self, is_lost=False)
+                self._group_partition.leave(self, is_lost=False)
                 self._deliveries.clear()
             case JoinRequest():
                 raise BadFrame("a second join request in one stream")
@@ -310,9 +312,9 @@ class Attendance:
         check_said(said, self._number)
         self._number = said.number
         if said.verb is AckKind.BEGIN:
-            self._place.begin(self, said)
+            self._group_partition.begin(self, said)
             return
-        verdict, number, is_aside = self._place.said(self, said)
+        verdict, number, is_aside = self._group_partition.said(self, said)
         answer = AckResult(said.number, *verdict)
         if is_aside:
             self._later.append((number, answer))
@@ -322,12 +324,14 @@ class Attendance:
             self.acknowledged += verdict.taken
         elif said.verb is not AckKind.EXTEND:
             self.failed += verdict.taken
-        unsettled = self._place.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and verdict.taken else None
+        unsettled = (
+            self._group_partition.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and verdict.taken else None
+        )
         until = (number, -1) if unsettled is None else (None, unsettled)
         if self._said and self._said[-1][1:] == until:  # both are kept with the same change
             self._said.pop()
         self._said.append((said.number, *until))
-        self._look_at_said(self._place.kept)
+        self._look_at_said(self._group_partition.kept)
         self.changed.set()
 
     # -- what others see -----------------------------------------------------------------------------------------------
@@ -337,7 +341,7 @@ class Attendance:
             name=self.name,
             who=self._usage.principal.name,
             peer=self._link.peer,
-            in_flight=self._place.held(self.name),
+            in_flight=self._group_partition.held(self.name),
             room=self._room,
             delivered=self.delivered,
             acknowledged=self.acknowledged,
@@ -351,15 +355,15 @@ def _result(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def _deliveries(epoch: int, found: Sequence[tuple[Delivery, Piece]]) -> Deliveries:
+def _deliveries(epoch: int, found: Sequence[tuple[Delivery, RecordBlock]]) -> Deliveries:
     """One frame, from columns: of each piece the rows that are in it."""
     ids = np.array([delivery.id for delivery, _ in found], np.int64)
     heads, at = [], 0
     while at < len(found):
-        piece, end = found[at][1], at + 1
-        while end < len(found) and found[end][1] is piece:
+        block, end = found[at][1], at + 1
+        while end < len(found) and found[end][1] is block:
             end += 1
-        heads.append(piece.heads[ids[at:end] - piece.first_id])
+        heads.append(block.heads[ids[at:end] - block.first_id])
         at = end
     rows = heads[0] if len(heads) == 1 else np.concatenate(heads)
     return Deliveries(
@@ -368,10 +372,10 @@ def _deliveries(epoch: int, found: Sequence[tuple[Delivery, Piece]]) -> Deliveri
         ids=ids,
         attempts=np.array([delivery.attempt for delivery, _ in found], np.int32),
         headers=rows["header"].astype(np.int32),
-        times=np.array([piece.time(delivery.id) for delivery, piece in found], np.int64),
+        times=np.array([block.time(delivery.id) for delivery, block in found], np.int64),
         lengths=rows["length"].astype(np.uint32),
         data_crcs=rows["data_crc"].astype(np.uint32),
-        payloads=b"".join([piece.payload(delivery.id) for delivery, piece in found]),
+        payloads=b"".join([block.payload(delivery.id) for delivery, block in found]),
     )
 
 

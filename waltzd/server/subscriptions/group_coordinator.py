@@ -34,19 +34,29 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.protocol.channels import Channels, bits_of, numbers_in
-from waltzd.protocol.groups import Change, Changed, GroupPlace, GroupTotals, JoinRequest, ParkedTransaction
+from waltzd.protocol.groups import Change, Changed, GroupPartitionStatus, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock
 from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage
-from waltzd.server.groups.ledger import PREFIX, WHOLE_GROUP, Key, Ledger, gone, lock_of, made, pass_over, passed_over
-from waltzd.server.groups.state import State
+from waltzd.server.groups.state import GroupState
+from waltzd.server.groups.state_log import (
+    PREFIX,
+    WHOLE_GROUP,
+    GroupStateLog,
+    Key,
+    gone,
+    lock_of,
+    made,
+    pass_over,
+    passed_over,
+)
 from waltzd.server.groups.totals import totals_of
+from waltzd.server.subscriptions.consumer_stream import ConsumerStream
 from waltzd.server.subscriptions.group_log import Entry, GroupLog
-from waltzd.server.subscriptions.member import Attendance
-from waltzd.server.subscriptions.place import Place, check_place, other_timeline
+from waltzd.server.subscriptions.group_partition import GroupPartition, check_group_partition, other_timeline
 from waltzd.wire.tasks import tell_failure
 
 log = logging.getLogger("waltz.server")
@@ -63,7 +73,7 @@ PARKED_COUNT_MAX = 1000
 NO_LOG = "the cluster has no group log yet"
 
 
-class Board:
+class GroupCoordinator:
     def __init__(
         self,
         group_log: GroupLog,
@@ -71,12 +81,12 @@ class Board:
         partitions: int,
         find_pipeline: Callable[[int, int | None], Pipeline],
         channels: Callable[[], Channels],
-        is_keeper: Callable[[], bool],
+        owns_group_log: Callable[[], bool],
         on_fatal: Callable[[BaseException], None],
         say: Callable[[str], None] = log.info,
     ) -> None:
         """`is_keeper`: whether this server owns the group log. `on_fatal` gets a mistake of ours."""
-        self.ledger = Ledger()
+        self.state_log = GroupStateLog()
         self.trouble = NO_LOG
         """Why nothing newer is known than what the ledger says; empty: it is followed."""
         self.damage: GroupStateDamaged | None = None
@@ -89,10 +99,10 @@ class Board:
         self._partitions = partitions
         self._find_pipeline = find_pipeline
         self._channels = channels
-        self._is_keeper = is_keeper
+        self._owns_group_log = owns_group_log
         self._on_fatal = on_fatal
         self._say = say
-        self._places: dict[Key, Place] = {}
+        self._active: dict[Key, GroupPartition] = {}
         self._totals: GroupTotals | None = None
         self._totals_until = 0.0
         self._level = SharedQuestion(self._read_to_the_end)
@@ -110,8 +120,8 @@ class Board:
                 task.cancel()
             self._level.cancel()
             self._mending.cancel()
-            for place in list(self._places.values()):
-                place.end(NotReady("this server is being stopped"))
+            for group_partition in list(self._active.values()):
+                group_partition.end(NotReady("this server is being stopped"))
             await self.group_log.close()
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -126,7 +136,7 @@ class Board:
                     await self._mending.ask()
                 await self.level()
                 self._note("")
-                async with aclosing(self.group_log.follow(self.ledger.position)) as batches:
+                async with aclosing(self.group_log.follow(self.state_log.position)) as batches:
                     async for batch in batches:
                         self._read(batch)
             except GroupStateDamaged:
@@ -146,46 +156,46 @@ class Board:
         """What the ledger knows already is passed over."""
         is_new = False
         for id, data in batch:
-            if timeline_of(id) != self.ledger.timeline:
+            if timeline_of(id) != self.state_log.timeline:
                 raise OtherTimeline("the group log was ended below what this server has read of it: it is read anew")
-            if id <= self.ledger.reach:
+            if id <= self.state_log.reach:
                 continue
             try:
-                key = self.ledger.read(id, data)
+                key = self.state_log.read(id, data)
             except GroupStateDamaged as error:
                 self._damaged(error)
                 raise
             if key is not None and key.partition == WHOLE_GROUP:
                 is_new = True
-            elif key in self._places:
-                self._places[key].look()
+            elif key in self._active:
+                self._active[key].look()
         self._note_foreign()
         if is_new:
             self._look_at_groups()
 
     def _note_foreign(self) -> None:
-        if self.ledger.foreign > self._foreign:
+        if self.state_log.foreign > self._foreign:
             log.warning(
                 "%d entries of the group log, the last of them up to id %d, are none of a server: they are passed over",
-                self.ledger.foreign,
-                self.ledger.reach,
+                self.state_log.foreign,
+                self.state_log.reach,
             )
-        self._foreign = self.ledger.foreign
+        self._foreign = self.state_log.foreign
 
     def _damaged(self, error: GroupStateDamaged) -> None:
         self.damage, self.trouble = error, error.message
         log.error("%s groups give nothing out any more: %s", error.code, error.message)
-        for place in list(self._places.values()):
-            place.end(error)
+        for group_partition in list(self._active.values()):
+            group_partition.end(error)
 
     def _look_at_groups(self) -> None:
         """Places of groups that are gone, or are others now, end."""
-        for key, place in list(self._places.items()):
-            meta, made_at = self.ledger.groups.get(key.name, (None, None))
+        for key, group_partition in list(self._active.items()):
+            meta, made_at = self.state_log.groups.get(key.name, (None, None))
             if meta is None or made_at != key.made_at:
-                place.end(NoSuchGroup(f"the group {key.name} was removed", group=key.name))
-            elif meta != place.meta:
-                place.end(NotReady(f"the settings of group {key.name} were changed: join again"))
+                group_partition.end(NoSuchGroup(f"the group {key.name} was removed", group=key.name))
+            elif meta != group_partition.meta:
+                group_partition.end(NotReady(f"the settings of group {key.name} were changed: join again"))
 
     async def level(self) -> None:
         """Afterwards the ledger holds all that was acknowledged to anybody before this call."""
@@ -195,16 +205,16 @@ class Board:
 
     async def _read_to_the_end(self) -> None:
         end = await self.group_log.end()
-        if self.ledger.reach == EMPTY:
-            self.ledger.timeline = end.timeline
-        elif end.timeline != self.ledger.timeline:
+        if self.state_log.reach == EMPTY:
+            self.state_log.timeline = end.timeline
+        elif end.timeline != self.state_log.timeline:
             await self._read_anew(end)
             return
         try:
-            await self._read_up_to(self.ledger, end)
+            await self._read_up_to(self.state_log, end)
         except WaltzError as error:
             floor = error.number("floor")
-            if floor is None or floor <= self.ledger.reach:
+            if floor is None or floor <= self.state_log.reach:
                 raise
             await self._begin_at(floor, end)
 
@@ -218,36 +228,36 @@ class Board:
                 raise
             await self._begin_at(floor, end)
         log.warning("the group log was ended by an operator, and is read anew up to id %d", end)
-        for place in list(self._places.values()):
-            place.end(NotReady("the group log was ended by an operator, and goes on otherwise: join again"))
+        for group_partition in list(self._active.values()):
+            group_partition.end(NotReady("the group log was ended by an operator, and goes on otherwise: join again"))
 
-    async def _read_up_to(self, ledger: Ledger, end: int) -> None:
-        if ledger.reach >= end:
+    async def _read_up_to(self, state_log: GroupStateLog, end: int) -> None:
+        if state_log.reach >= end:
             return
-        async with aclosing(self.group_log.read(ledger.position, end)) as batches:
+        async with aclosing(self.group_log.read(state_log.position, end)) as batches:
             async for batch in batches:
-                if ledger is self.ledger:
+                if state_log is self.state_log:
                     self._read(batch)
                 else:
                     for id, data in batch:
-                        ledger.read(id, data)
-        ledger.pass_to(end)
+                        state_log.read(id, data)
+        state_log.pass_to(end)
 
     async def _begin_at(self, floor: int, end: Position) -> None:
         """The log was trimmed above what was read: from there on it says all that counts."""
-        ledger = Ledger(self._passed)
-        ledger.timeline = end.timeline
-        ledger.pass_to(floor - 1)
+        state_log = GroupStateLog(self._passed)
+        state_log.timeline = end.timeline
+        state_log.pass_to(floor - 1)
         try:
-            await self._read_up_to(ledger, end)
+            await self._read_up_to(state_log, end)
         except GroupStateDamaged as error:
             self._damaged(error)
             raise
-        self.ledger, self.damage = ledger, None
+        self.state_log, self.damage = state_log, None
         self._note_foreign()
         self._look_at_groups()
-        for place in list(self._places.values()):
-            place.look()
+        for group_partition in list(self._active.values()):
+            group_partition.look()
 
     async def _begin_again(self) -> None:
         """Read on behind an entry that is damaged, for an operator's word that it is to be passed over; with it, read all
@@ -256,8 +266,8 @@ class Board:
         if error is None:
             return
         end, passed = await self.group_log.end(), set(self._passed)
-        if self.ledger.reach < end:
-            async with aclosing(self.group_log.read(self.ledger.position, end)) as batches:
+        if self.state_log.reach < end:
+            async with aclosing(self.group_log.read(self.state_log.position, end)) as batches:
                 async for batch in batches:
                     passed.update(id for _, data in batch if (id := passed_over(data)) is not None)
         if error.number("entry") not in passed:
@@ -295,7 +305,7 @@ class Board:
         await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
-            known = self.ledger.groups.get(meta.name)
+            known = self.state_log.groups.get(meta.name)
             if known is not None:
                 if replace(known[0], starts=()) != replace(meta, starts=()):
                     raise GroupExists(f"there is a group {meta.name} with other settings", group=meta.name)
@@ -306,7 +316,7 @@ class Board:
         raise self._not_written(meta.name)
 
     async def find(self, name: str) -> MadeGroup:
-        if name not in self.ledger.groups:
+        if name not in self.state_log.groups:
             await self.level()
         return MadeGroup(*self._group(name))
 
@@ -340,7 +350,7 @@ class Board:
 
     async def _written(self, data: bytes, lock: Lock) -> int | None:
         """The id of the entry when it is committed and read; None: look again what is so."""
-        outcome = await self._append(data, lock, self.ledger.position)
+        outcome = await self._append(data, lock, self.state_log.position)
         if not isinstance(outcome, Committed):
             return None
         await self.level()
@@ -361,7 +371,7 @@ class Board:
     def _group(self, name: str, made_at: int | None = None) -> tuple[GroupMeta, int]:
         if self.damage is not None:
             raise self.damage
-        known = self.ledger.groups.get(name)
+        known = self.state_log.groups.get(name)
         if known is None or made_at not in (None, known[1]):
             why = "" if known is None else ", which was made again since"
             raise NoSuchGroup(f"there is no group {name}{why}", group=name)
@@ -386,7 +396,7 @@ class Board:
             pipeline = self._own_pipeline(number)
             if pipeline is not None:
                 with suppress(NotReady, NoSuchPartition):
-                    check_place(meta, number, pipeline, starts.get(number, -1))
+                    check_group_partition(meta, number, pipeline, starts.get(number, -1))
 
     def _own_pipeline(self, partition: int) -> Pipeline | None:
         try:
@@ -396,10 +406,10 @@ class Board:
 
     # -- places --------------------------------------------------------------------------------------------------------
 
-    async def place(self, name: str, partition: int, generation: int | None) -> Place:
+    async def group_partition(self, name: str, partition: int, generation: int | None) -> GroupPartition:
         """The group at work in a partition of this server; it has claimed it."""
         pipeline = self._find_pipeline(partition, generation)
-        if name not in self.ledger.groups:
+        if name not in self.state_log.groups:
             await self.level()
         meta, made_at = self._group(name)
         if not self.partitions_of(meta) >> partition & 1:
@@ -409,50 +419,50 @@ class Board:
                 partition=partition,
             )
         key = Key(name, made_at, partition)
-        found = self._places.get(key)
+        found = self._active.get(key)
         if found is None or found.pipeline is not pipeline or found.error is not None:
-            found = Place(key, meta, pipeline, self, self._on_fatal)
+            found = GroupPartition(key, meta, pipeline, self, self._on_fatal)
             found.start()
-            self._places[key] = found
+            self._active[key] = found
         await found.ready()
         return found
 
-    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attendance:
-        place = await self.place(request.group, request.partition, request.generation)
-        return Attendance(link, request, place, admit(), place.pipeline.capacity)
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> ConsumerStream:
+        group_partition = await self.group_partition(request.group, request.partition, request.generation)
+        return ConsumerStream(link, request, group_partition, admit(), group_partition.pipeline.capacity)
 
-    def forget(self, place: Place) -> None:
-        if self._places.get(place.key) is place:
-            del self._places[place.key]
+    def forget(self, group_partition: GroupPartition) -> None:
+        if self._active.get(group_partition.key) is group_partition:
+            del self._active[group_partition.key]
 
     async def change(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
         """What an operator does; it is on the disks of a majority when this returns."""
         await self.level()
         self._group(name, made_at)
-        place = await self.place(name, partition, None)
-        return await place.change(change, ids)
+        group_partition = await self.group_partition(name, partition, None)
+        return await group_partition.change(change, ids)
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
         """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
         own = self._own_pipeline(self._partitions)
-        is_old = own is not None and own.session.lineage.current != self.ledger.timeline
-        return 0 if self.damage is not None or is_old else self.ledger.floor
+        is_old = own is not None and own.session.lineage.current != self.state_log.timeline
+        return 0 if self.damage is not None or is_old else self.state_log.floor
 
     @property
-    def places(self) -> Iterator[Place]:
-        return iter(self._places.values())
+    def active(self) -> Iterator[GroupPartition]:
+        return iter(self._active.values())
 
     def describe(self, name: str | None = None) -> list[GroupDescription]:
         """All groups, or that one, as far as they are known here."""
         if self.damage is not None:
             raise self.damage
-        groups = self.ledger.groups if name is None else {name: self._group(name)}
-        found: dict[str, dict[int, GroupPlace]] = {one: {} for one in groups}
-        for key, state in self.ledger.places():
+        groups = self.state_log.groups if name is None else {name: self._group(name)}
+        found: dict[str, dict[int, GroupPartitionStatus]] = {one: {} for one in groups}
+        for key, state in self.state_log.states():
             if key.name in found and groups[key.name][1] == key.made_at:
-                found[key.name][key.partition] = GroupPlace(
+                found[key.name][key.partition] = GroupPartitionStatus(
                     partition=key.partition,
                     epoch=state.epoch,
                     reach=state.reach,
@@ -461,15 +471,15 @@ class Board:
                     parked=len(state.parked),
                     stopped=self._stopped(key, state),
                 )
-        for key, place in self._places.items():
-            if key.name in found and (told := place.describe()) is not None:
+        for key, group_partition in self._active.items():
+            if key.name in found and (told := group_partition.describe()) is not None:
                 found[key.name][key.partition] = told
         return [
             GroupDescription(meta, made_at, tuple(found[one][partition] for partition in sorted(found[one])))
             for one, (meta, made_at) in sorted(groups.items())
         ]
 
-    def _stopped(self, key: Key, state: State) -> str:
+    def _stopped(self, key: Key, state: GroupState) -> str:
         own = self._own_pipeline(key.partition)
         other = None if own is None else other_timeline(key, state, own.session.lineage)
         return state.stopped if other is None else other.message
@@ -481,9 +491,9 @@ class Board:
         _, made_at = self._group(name)
         count = max(1, min(count, PARKED_COUNT_MAX))
         found: list[ParkedTransaction] = []
-        for key, state in sorted(self.ledger.places(), key=lambda item: item[0]):
+        for key, state in sorted(self.state_log.states(), key=lambda item: item[0]):
             if key[:2] == (name, made_at) and partition in (None, key.partition):
-                at_work = self._places.get(key)
+                at_work = self._active.get(key)
                 state = state if at_work is None else at_work.state or state
                 found += (
                     ParkedTransaction(key.partition, id, one.failures, one.member, one.reason)
@@ -500,11 +510,11 @@ class Board:
         return self._totals
 
     def _count(self) -> GroupTotals | None:
-        if self.trouble == NO_LOG and not self.ledger.groups:
+        if self.trouble == NO_LOG and not self.state_log.groups:
             return None
-        told = {key: place.describe() for key, place in self._places.items()}
+        told = {key: group_partition.describe() for key, group_partition in self._active.items()}
         at_work = {key: one for key, one in told.items() if one is not None}
-        return totals_of(self.ledger, at_work, self._committed, self.trouble, self._stopped)
+        return totals_of(self.state_log, at_work, self._committed, self.trouble, self._stopped)
 
     def _committed(self, partition: int) -> int | None:
         pipeline = self._own_pipeline(partition)
@@ -515,8 +525,8 @@ class Board:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for place in list(self._places.values()):
-                place.tend()
+            for group_partition in list(self._active.values()):
+                group_partition.tend()
             if self.damage is None and not self.trouble:
                 with suppress(WaltzError):
                     await self._shorten()
@@ -524,27 +534,27 @@ class Board:
     async def _shorten(self) -> None:
         """Write anew what keeps the log long: each thing by who owns it."""
         for _ in range(REWRITES_MAX):
-            key = self.ledger.overdue
+            key = self.state_log.overdue
             if key is None or not await self._rewrite(key):
                 return
             await self.level()
 
     async def _rewrite(self, key: Key) -> bool:
-        meta, made_at = self.ledger.groups.get(key.name, (None, None))
+        meta, made_at = self.state_log.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
-            if not self._is_keeper():
+            if not self._owns_group_log():
                 return False
             await self.level()
-            if self.ledger.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was gone
+            if self.state_log.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was gone
                 await self._written(gone(key.name, key.made_at), lock_of(key.name))
             return True
         if key.partition == WHOLE_GROUP:
-            if not self._is_keeper():
+            if not self._owns_group_log():
                 return False
             await self._written(made(meta, key.made_at), lock_of(key.name))
             return True
         if self._own_pipeline(key.partition) is None:
             return False
-        place = await self.place(key.name, key.partition, None)
-        await place.rewrite()
+        group_partition = await self.group_partition(key.name, key.partition, None)
+        await group_partition.rewrite()
         return True
