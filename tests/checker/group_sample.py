@@ -165,7 +165,7 @@ class _Story:
                 table.skip(0, up_to, self.now)
                 self.done(Changed(at, "skip", self.partition, up_to=up_to))
             case 3 if state.stopped:
-                table.go_on()
+                table.resume()
             case 4 if self.chance.random() < 0.1 and self.log:
                 after, at = self.chance.randrange(-1, len(self.log)), self.at()
                 self.kept = GroupState(after=after, epoch=state.epoch).snapshot()

@@ -145,7 +145,7 @@ class Deliveries:
 class AckResult(NamedTuple):
     """How many of the ids that a member spoke of were what."""
 
-    number: int
+    number: int = 0
     taken: int = 0
     done: int = 0
     """They were settled before: to say it twice is no mistake."""

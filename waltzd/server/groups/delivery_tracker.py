@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import takewhile
 from typing import NamedTuple
 
-from waltzd.protocol.groups import Exhausted, Mode
+from waltzd.protocol.groups import AckResult, Exhausted, Mode
 from waltzd.server.groups.dispatch_order import dispatch_order_for
 from waltzd.server.groups.state import PARKED_MAX, GroupState
 
@@ -55,23 +55,6 @@ class Delivery(NamedTuple):
     """From 1 on."""
     tag: int
     """No other delivery of this epoch has it, and later ones have higher ones."""
-
-
-class Verdict(NamedTuple):
-    """How many of the ids that a member spoke of were what."""
-
-    taken: int = 0
-    done: int = 0
-    """They were settled before: to say it twice is no mistake."""
-    late: int = 0
-    """They are not in these hands any more, or never were."""
-    unknown: int = 0
-    """The group has never known them."""
-    is_old: bool = False
-    """All of it was said of another epoch, and so nothing of it counts."""
-
-
-OLD = Verdict(is_old=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -313,9 +296,9 @@ class DeliveryTracker:
         for id in self._heard(name, epoch, tag, first, last)[0]:
             self._flights[id].has_begun = True
 
-    def acknowledge(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> Verdict:
+    def acknowledge(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
         """It is done, and is never given out again in this epoch."""
-        mine, verdict = self._heard(name, epoch, tag, first, last)
+        mine, result = self._heard(name, epoch, tag, first, last)
         if self.settings.mode is Mode.ORDERED:
             for id in mine:
                 self._flights[id].is_done = True
@@ -323,39 +306,39 @@ class DeliveryTracker:
             self._settle_done(now)
         else:
             self._settle(sorted(mine))
-        return verdict
+        return result
 
     def refuse(
         self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str, delay: float | None = None
-    ) -> Verdict:
+    ) -> AckResult:
         """It failed, and may be tried again: after this pause, or that of the group."""
-        mine, verdict = self._heard(name, epoch, tag, first, last)
+        mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
             if id in self._flights:  # else it came back with one before it
                 self._fail(id, reason, now, delay)
-        return verdict
+        return result
 
-    def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> Verdict:
+    def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> AckResult:
         """It will never be done: its tries are used up at once."""
-        mine, verdict = self._heard(name, epoch, tag, first, last)
+        mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
             if id in self._flights:
                 self.state.fail(id)
                 self._give_up(id, reason, now)
-        return verdict
+        return result
 
-    def extend(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> Verdict:
+    def extend(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
         """It takes longer: the time begins anew."""
-        mine, verdict = self._heard(name, epoch, tag, first, last)
+        mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
             self._prolong(id, self._flights[id], now)
-        return verdict
+        return result
 
-    def _heard(self, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], Verdict]:
+    def _heard(self, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
         """Which of these ids are in its hands, by a delivery that it knows of; and what the others are."""
         assert 0 <= first <= last
         if epoch != self.state.epoch:
-            return [], OLD
+            return [], AckResult(is_old=True)
         held = self._members[name].flights if name in self._members else {}
         among = self._order[bisect_left(self._order, first) : bisect_right(self._order, last)]
         mine = [id for id in among if (flight := held.get(id)) is not None and flight.tag <= tag and not flight.is_done]
@@ -365,7 +348,12 @@ class DeliveryTracker:
         sizes = [end - begin + 1 for begin, end, _ in self.state.open.within(first, last)]
         still = sum(sizes)
         self.work += 1 + len(among) + len(sizes)
-        return mine, Verdict(len(mine), total - unknown - still + waiting, still - len(mine) - waiting, unknown)
+        return mine, AckResult(
+            taken=len(mine),
+            done=total - unknown - still + waiting,
+            late=still - len(mine) - waiting,
+            unknown=unknown,
+        )
 
     # -- what operators say --------------------------------------------------------------------------------------------
 

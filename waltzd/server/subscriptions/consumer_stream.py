@@ -314,18 +314,17 @@ class ConsumerStream:
         if said.verb is AckKind.BEGIN:
             self._group_partition.begin(self, said)
             return
-        verdict, number, is_aside = self._group_partition.said(self, said)
-        answer = AckResult(said.number, *verdict)
+        answer, number, is_aside = self._group_partition.said(self, said)
         if is_aside:
             self._later.append((number, answer))
         else:
             self._answers.append(answer)
         if said.verb is AckKind.ACKNOWLEDGE:
-            self.acknowledged += verdict.taken
+            self.acknowledged += answer.taken
         elif said.verb is not AckKind.EXTEND:
-            self.failed += verdict.taken
+            self.failed += answer.taken
         unsettled = (
-            self._group_partition.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and verdict.taken else None
+            self._group_partition.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and answer.taken else None
         )
         until = (number, -1) if unsettled is None else (None, unsettled)
         if self._said and self._said[-1][1:] == until:  # both are kept with the same change

@@ -34,10 +34,20 @@ from waltzd.errors import (
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.groups import Ack, AckKind, Change, Changed, GroupMember, GroupPartitionStatus, KeyedBy, Mode
+from waltzd.protocol.groups import (
+    Ack,
+    AckKind,
+    AckResult,
+    Change,
+    Changed,
+    GroupMember,
+    GroupPartitionStatus,
+    KeyedBy,
+    Mode,
+)
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker, Verdict
+from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker
 from waltzd.server.groups.state import GroupState
 from waltzd.server.groups.state_log import Key, settings_of
 from waltzd.server.groups.state_writer import GroupStateWriter
@@ -479,9 +489,9 @@ class GroupPartition:
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
             self._tracker.begin(member.name, said.epoch, said.tag, first, last)
 
-    def said(self, member: Consumer, said: Ack) -> tuple[Verdict, int, bool]:
+    def said(self, member: Consumer, said: Ack) -> tuple[AckResult, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""
-        tracker, now, verdict, before = self._tracker, self._now(), Verdict(), self._aside()
+        tracker, now, result, before = self._tracker, self._now(), AckResult(said.number), self._aside()
         delay = None if said.delay_ms is None else said.delay_ms / 1000
         name, epoch, tag = member.name, said.epoch, said.tag
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
@@ -494,22 +504,23 @@ class GroupPartition:
                     one = tracker.reject(name, epoch, tag, first, last, now, reason=said.reason)
                 case AckKind.EXTEND:
                     one = tracker.extend(name, epoch, tag, first, last, now)
-            verdict = Verdict(
-                verdict.taken + one.taken,
-                verdict.done + one.done,
-                verdict.late + one.late,
-                verdict.unknown + one.unknown,
+            result = AckResult(
+                said.number,
+                result.taken + one.taken,
+                result.done + one.done,
+                result.late + one.late,
+                result.unknown + one.unknown,
                 one.is_old,
             )
         is_aside, number = self._aside() != before, self._checkpointer.writer.changes
-        if verdict.taken and said.verb is not AckKind.EXTEND:
-            number = self._checkpointer.changed(verdict.taken, is_urgent=is_aside)
+        if result.taken and said.verb is not AckKind.EXTEND:
+            number = self._checkpointer.changed(result.taken, is_urgent=is_aside)
         if said.verb is AckKind.ACKNOWLEDGE:
-            self.acknowledged += verdict.taken
+            self.acknowledged += result.taken
         elif said.verb is not AckKind.EXTEND:
-            self.failed += verdict.taken
+            self.failed += result.taken
         self.touch()
-        return verdict, number, is_aside
+        return result, number, is_aside
 
     @property
     def kept(self) -> int:

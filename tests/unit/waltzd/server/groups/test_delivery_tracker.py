@@ -8,8 +8,8 @@ from copy import deepcopy
 import pytest
 
 from tests.unit.group_twin import Kept, Twin
-from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.delivery_tracker import AHEAD_MAX, Delivery, DeliveryTracker, GroupSettings, Verdict
+from waltzd.protocol.groups import AckResult, Exhausted, Mode
+from waltzd.server.groups.delivery_tracker import AHEAD_MAX, Delivery, DeliveryTracker, GroupSettings
 from waltzd.server.groups.state import GroupState, Parked
 
 STEPS = 150
@@ -108,14 +108,14 @@ class Story:
         what, before = chance.randrange(8), self.tracker.state.snapshot()
         if what == 0:
             old = self.tracker.acknowledge(name, epoch - 1, tag, first, last, self.now)
-            assert old == Verdict(is_old=True)
+            assert old == AckResult(is_old=True)
             assert self.tracker.state.snapshot() == before
             return
         late = sum(first <= id <= last and not self._waits_acknowledged(id, name) for id in self.twin.kept.open) - len(mine)
         unknown = max(0, last - max(self.twin.kept.reach, first - 1))
-        expected = Verdict(len(mine), last - first + 1 - len(mine) - late - unknown, late, unknown)
+        expected = AckResult(0, len(mine), last - first + 1 - len(mine) - late - unknown, late, unknown)
         if what == 1:
-            verdict = self.tracker.extend(name, epoch, tag, first, last, self.now)
+            result = self.tracker.extend(name, epoch, tag, first, last, self.now)
             for id in mine:
                 items[id].deadline = self.now + self.settings.ack_wait
         elif what == 7:
@@ -125,17 +125,17 @@ class Story:
             return
         elif what == 2:
             delay = chance.choice([None, 0.0, 2.0])
-            verdict = self.tracker.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
+            result = self.tracker.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
             self._each(mine, lambda id: self.twin.failed(id, self.now, delay=delay))
         elif what == 3 and chance.random() < 0.5:
-            verdict = self.tracker.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
+            result = self.tracker.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
             self._each(mine, lambda id: self.twin.failed(id, self.now, is_final=True))
         else:
-            verdict = self.tracker.acknowledge(name, epoch, tag, first, last, self.now)
+            result = self.tracker.acknowledge(name, epoch, tag, first, last, self.now)
             for id in mine:
                 self.twin.acknowledged(id, self.now)
                 self.done_in_epoch |= set() if id in self.twin.kept.open else {id}
-        assert verdict == expected
+        assert result == expected
         self.done_in_epoch -= self.twin.kept.open.keys()
 
     def _waits_acknowledged(self, id: int, name: str) -> bool:
@@ -271,16 +271,16 @@ def given(deliveries: list[Delivery]) -> list[tuple[str, int]]:
 def test_members_of_a_queue_take_turns() -> None:
     found = tracker(Mode.QUEUE, members=("a", "b"), max_in_flight=2)
     assert given(found.deliver(0)) == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
-    assert found.acknowledge("b", 1, 99, 0, 3, 0) == Verdict(taken=2, late=2)
+    assert found.acknowledge("b", 1, 99, 0, 3, 0) == AckResult(taken=2, late=2)
     assert found.state.floor == -1, "0 is not done"
     assert given(found.deliver(0)) == [("b", 4)]
-    assert found.acknowledge("b", 1, 99, 1, 9, 0) == Verdict(taken=1, done=2, late=1, unknown=5)
+    assert found.acknowledge("b", 1, 99, 1, 9, 0) == AckResult(taken=1, done=2, late=1, unknown=5)
 
 
 def test_one_member_of_an_ordered_group_has_the_partition() -> None:
     found = tracker(Mode.ORDERED, members=("a", "b"), max_in_flight=3)
     assert given(found.deliver(0)) == [("a", 0), ("a", 1), ("a", 2)]
-    assert found.acknowledge("a", 1, 3, 1, 2, 0) == Verdict(taken=2)
+    assert found.acknowledge("a", 1, 3, 1, 2, 0) == AckResult(taken=2)
     assert found.state.floor == -1, "the place is one mark"
     found.leave("a", 1, is_lost=True)
     assert [(one.member, one.id, one.attempt) for one in found.deliver(1)] == [("b", 0, 2), ("b", 1, 1), ("b", 2, 1)]
@@ -335,8 +335,8 @@ def test_an_acknowledgement_of_an_earlier_delivery_does_not_count() -> None:
     first = found.deliver(0)
     found.refuse("a", 1, first[0].tag, 0, 0, 0, reason="not now")
     again = found.deliver(0)
-    assert found.acknowledge("a", 1, first[1].tag, 1, 1, 0) == Verdict(late=1)
-    assert found.acknowledge("a", 1, again[1].tag, 0, 1, 0) == Verdict(taken=2)
+    assert found.acknowledge("a", 1, first[1].tag, 1, 1, 0) == AckResult(late=1)
+    assert found.acknowledge("a", 1, again[1].tag, 0, 1, 0) == AckResult(taken=2)
 
 
 def test_a_key_waits_for_its_first_and_no_other_key_does() -> None:

@@ -11,7 +11,7 @@ from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import NotGranted
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Mode
-from waltzd.server.subscriptions import member
+from waltzd.server.subscriptions import consumer_stream
 
 
 def test_a_group_is_made_only_where_each_partition_is_granted() -> None:
@@ -35,7 +35,7 @@ def test_a_group_is_made_only_where_each_partition_is_granted() -> None:
 
 
 def test_a_member_that_asks_for_more_time_without_end_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "WORK_PER_SECOND", 100)
+    monkeypatch.setattr(consumer_stream, "WORK_PER_SECOND", 100)
     slept: list[float] = []
     real = asyncio.sleep
 
@@ -54,7 +54,7 @@ def test_a_member_that_asks_for_more_time_without_end_waits(monkeypatch: pytest.
         await room.make("mailer", max_in_flight=100)
         async with room.member("mailer", "a") as a:
             await a.take(100)
-            monkeypatch.setattr(member, "asyncio", Recorded())
+            monkeypatch.setattr(consumer_stream, "asyncio", Recorded())
             assert (await a.acknowledge(*range(50))).taken == 50
             assert slept == [], "what it acknowledges was paid for"
             for _ in range(5):

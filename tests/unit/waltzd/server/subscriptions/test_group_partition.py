@@ -36,7 +36,7 @@ from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, Pa
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.server.clients.registry import QuotaUsage, principal_of
-from waltzd.server.groups import state_log, writer
+from waltzd.server.groups import state_log, state_writer
 from waltzd.server.groups.state import GroupState, Parked
 from waltzd.server.groups.state_log import lock_of, stands
 from waltzd.server.subscriptions import group_partition
@@ -481,7 +481,7 @@ class Away:
 def test_without_the_group_log_a_group_goes_on_to_a_bound_and_nothing_that_was_said_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writer, "UNWRITTEN_MAX", 5)
+    monkeypatch.setattr(state_writer, "UNWRITTEN_MAX", 5)
 
     async def story(room: Room) -> None:
         await room.append(10)
