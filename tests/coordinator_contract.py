@@ -1048,7 +1048,7 @@ async def an_open_cluster_is_closed_while_it_is_used(world: World) -> None:
     root = "/waltz/opened"
     old, new = [Cluster(await world.connect_as(credentials, root)) for credentials in (None, CREDENTIALS)]
     await Cluster.create(old.coordinator, a_cluster())
-    assert (old.coordinator.is_known, new.coordinator.is_known) == (False, True)
+    assert (old.coordinator.has_credentials, new.coordinator.has_credentials) == (False, True)
     await new.register_server(a_server("s"))
     assert list(await old.servers()) == ["s"]
     found = await old.open_nodes()

@@ -18,10 +18,10 @@ from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import credentials_file
 from waltzd import Client, Committed, Tls
 from waltzd.client import loop
-from waltzd.cluster.access import Access
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.documents import Counter
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.cluster.zookeeper_credentials import ZooKeeperCredentials
 from waltzd.errors import CoordinatorRefused
 from waltzd.protocol.document import decode
 
@@ -107,7 +107,7 @@ async def check_documents(directory: Path, told: dict[str, Any]) -> None:
     async with Client(cluster.server_addresses[0], tls=tls) as client:
         assert isinstance(await client.append(b"from an application", partition=1), Committed)
     ours = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, cluster.access)
-    stranger = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, Access(tls=cluster.access.tls))
+    stranger = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, ZooKeeperCredentials(tls=cluster.access.tls))
     await ours.start()
     await stranger.start()
     try:

@@ -31,11 +31,11 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
 from waltzctl.config.certificates import Kind, make, of_kind
 from waltzd.client.loop import run
-from waltzd.cluster.access import Access, CoordinatorTls, Verify
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.cluster.zookeeper_credentials import CoordinatorTls, Verify, ZooKeeperCredentials
 from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect, CoordinatorRefused
 
 KEY = uuid4()
@@ -68,14 +68,14 @@ def closed(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     zookeeper = LocalZooKeeper(
         tmp_path_factory.mktemp("closed") / "zookeeper",
         keystore=certificates / "zookeeper-127.0.0.1.pem",
-        access=Access(tls=tls_with(certificates)),
+        access=ZooKeeperCredentials(tls=tls_with(certificates)),
     )
     zookeeper.start()
     yield zookeeper
     zookeeper.stop()
 
 
-def a_coordinator(zookeeper: LocalZooKeeper, access: Access, root: str = "/waltz") -> ZooKeeperCoordinator:
+def a_coordinator(zookeeper: LocalZooKeeper, access: ZooKeeperCredentials, root: str = "/waltz") -> ZooKeeperCoordinator:
     return ZooKeeperCoordinator(zookeeper.hosts, root, access, call_seconds=3)
 
 
@@ -102,7 +102,7 @@ def test_contract(closed: LocalZooKeeper, certificates: Path, story: Story) -> N
     told(work())
 
 
-async def refusal_of(zookeeper: LocalZooKeeper, access: Access) -> str:
+async def refusal_of(zookeeper: LocalZooKeeper, access: ZooKeeperCredentials) -> str:
     coordinator = a_coordinator(zookeeper, access)
     try:
         with pytest.raises(CannotConnect) as refused:
@@ -119,15 +119,15 @@ def test_zookeeper_is_known_by_its_host_and_our_authority_alone(
     elsewhere = LocalZooKeeper(
         tmp_path / "zookeeper",
         keystore=certificates / "zookeeper-elsewhere.example.pem",
-        access=Access(tls=tls_with(certificates, verify=Verify.AUTHORITY)),
+        access=ZooKeeperCredentials(tls=tls_with(certificates, verify=Verify.AUTHORITY)),
     ).start()
     try:
-        said = run(refusal_of(elsewhere, Access(tls=tls_with(certificates))))
+        said = run(refusal_of(elsewhere, ZooKeeperCredentials(tls=tls_with(certificates))))
         assert "mismatch" in said
     finally:
         elsewhere.stop()
     another = replace(tls_with(certificates), ca=str(certificates / "another" / "zookeeper-ca.pem"))
-    assert "unable to get local issuer" in run(refusal_of(closed, Access(tls=another)))
+    assert "unable to get local issuer" in run(refusal_of(closed, ZooKeeperCredentials(tls=another)))
 
 
 def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooKeeper, certificates: Path) -> None:
@@ -136,7 +136,7 @@ def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooK
         nobody = CoordinatorTls(ca=ours, certificate=None, key=None)
         forged = replace(tls_with(certificates / "another"), ca=ours)
         others = [tls_with(certificates, name) for name in ("client-payments", "server-a", "operator-ann")]
-        for access in (Access(), *(Access(tls=tls) for tls in (nobody, forged, *others))):
+        for access in (ZooKeeperCredentials(), *(ZooKeeperCredentials(tls=tls) for tls in (nobody, forged, *others))):
             assert "no ZooKeeper answers" in await refusal_of(closed, access)
 
     run(work())
@@ -153,14 +153,19 @@ def test_who_gets_a_connection_and_no_password_neither_reads_nor_fills_zookeeper
     zookeeper = LocalZooKeeper(
         tmp_path / "zookeeper",
         keystore=certificates / "zookeeper-127.0.0.1.pem",
-        access=Access(tls=tls_with(certificates)),
+        access=ZooKeeperCredentials(tls=tls_with(certificates)),
     ).start()
 
     async def work() -> None:
         tls = tls_with(certificates)
-        ours, other = (a_coordinator(zookeeper, Access(tls=tls, credentials=(one,)), "/deep/down/c") for one in (OLD, NEW))
-        stranger = a_coordinator(zookeeper, Access(tls=tls_with(certificates, "zookeeper-client-ann")), "/deep/down/c")
-        both = a_coordinator(zookeeper, Access(tls=tls, credentials=(NEW, OLD)), "/deep/down/c")
+        ours, other = (
+            a_coordinator(zookeeper, ZooKeeperCredentials(tls=tls, credentials=(one,)), "/deep/down/c")
+            for one in (OLD, NEW)
+        )
+        stranger = a_coordinator(
+            zookeeper, ZooKeeperCredentials(tls=tls_with(certificates, "zookeeper-client-ann")), "/deep/down/c"
+        )
+        both = a_coordinator(zookeeper, ZooKeeperCredentials(tls=tls, credentials=(NEW, OLD)), "/deep/down/c")
         try:
             await asyncio.gather(ours.start(), other.start(), stranger.start(), both.start())
             everywhere = ["/", "/deep", "/deep/down", "/zookeeper", "/zookeeper/quota"]
@@ -191,7 +196,7 @@ def test_a_password_is_replaced_while_everything_runs(closed: LocalZooKeeper, ce
     async def work() -> None:
         tls = tls_with(certificates)
         old, both, new = (
-            a_coordinator(closed, Access(tls=tls, credentials=credentials), "/rotated")
+            a_coordinator(closed, ZooKeeperCredentials(tls=tls, credentials=credentials), "/rotated")
             for credentials in ((OLD,), (NEW, OLD), (NEW,))
         )
         try:
@@ -217,7 +222,7 @@ def test_who_only_reads_reads_everything_but_the_secret(closed: LocalZooKeeper, 
         tls = tls_with(certificates)
         watch, later = "watch:the-password-of-the-screen", "watch:another-one"
         owner, plain, reader, other = (
-            a_coordinator(closed, Access(tls=tls, credentials=credentials, readers=readers), "/watched")
+            a_coordinator(closed, ZooKeeperCredentials(tls=tls, credentials=credentials, readers=readers), "/watched")
             for credentials, readers in (((OLD,), (watch,)), ((OLD,), ()), ((watch,), ()), ((OLD,), (later,)))
         )
         try:
@@ -272,7 +277,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     monkeypatch.chdir(tmp_path)
 
     async def create() -> None:
-        coordinator = a_coordinator(closed, Access(tls=tls), root)
+        coordinator = a_coordinator(closed, ZooKeeperCredentials(tls=tls), root)
         await coordinator.start()
         try:
             await Cluster.create(coordinator, ClusterMeta(name="c", key=KEY, partitions=1, created="2026-01-01"))

@@ -24,9 +24,9 @@ from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzctl.local_cluster import java
 from waltzctl.local_cluster.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
-from waltzd.cluster.access import Access, CoordinatorTls
 from waltzd.cluster.coordinator import Coordinator, Create, Node, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.cluster.zookeeper_credentials import CoordinatorTls, ZooKeeperCredentials
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 
@@ -58,7 +58,7 @@ class RealWorld:
         coordinator = ZooKeeperCoordinator(
             self.zookeeper.hosts,
             self.prefix + root,
-            Access(tls=self.tls, credentials=() if credentials is None else (credentials,)),
+            ZooKeeperCredentials(tls=self.tls, credentials=() if credentials is None else (credentials,)),
             session_seconds=self.session_seconds,
             call_seconds=CALL_SECONDS,
         )

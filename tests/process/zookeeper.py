@@ -10,8 +10,8 @@ from pathlib import Path
 
 from waltzctl.shell.blueprint import PORTS, free_ports
 from waltzd.client.loop import run
-from waltzd.cluster.access import ANYBODY, Access
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, ZooKeeperCredentials
 from waltzd.errors import CannotConnect
 
 START_ATTEMPTS, ATTEMPT_SECONDS = 30, 2
@@ -26,7 +26,9 @@ def free_port() -> int:
 class LocalZooKeeper:
     """Keeps its data and its port over `kill` and `start`."""
 
-    def __init__(self, directory: Path, *, keystore: Path | None = None, access: Access = ANYBODY) -> None:
+    def __init__(
+        self, directory: Path, *, keystore: Path | None = None, access: ZooKeeperCredentials = NO_CREDENTIALS
+    ) -> None:
         """`keystore`: its key and its certificate, and it speaks TLS. `access`: with what it is looked at."""
         self.directory = directory
         self.access = access

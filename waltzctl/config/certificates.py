@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from waltzctl.shell.options import Output
 from waltzctl.show.forms import put_json
-from waltzd.cluster.access import CoordinatorTls
+from waltzd.cluster.zookeeper_credentials import CoordinatorTls
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name

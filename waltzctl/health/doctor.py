@@ -24,7 +24,7 @@ from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ServerView
 from waltzd.client import loop
-from waltzd.cluster.access import CoordinatorTls
+from waltzd.cluster.zookeeper_credentials import CoordinatorTls
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role, dns_name

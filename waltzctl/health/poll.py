@@ -239,7 +239,7 @@ def missed(down: Sequence[str], storage_names: Sequence[str], found: ClusterSnap
 
 
 def should_be_closed(target: ClusterTarget) -> bool:
-    return target.tls is not None or target.access.is_known
+    return target.tls is not None or target.access.has_credentials
 
 
 async def _round_trip(cluster: Cluster) -> float:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from waltzd.cluster.access import CoordinatorTls
+from waltzd.cluster.zookeeper_credentials import CoordinatorTls
 from waltzd.errors import BadArgument, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 

@@ -59,11 +59,11 @@ from waltzctl.shell.numbers import spell
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.client import loop
-from waltzd.cluster.access import ANYBODY, Access, Verify
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, Verify, ZooKeeperCredentials
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -291,9 +291,9 @@ class LocalCluster:
         return daemon
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ZooKeeperCredentials:
         if not self.blueprint.has_tls:
-            return ANYBODY
+            return NO_CREDENTIALS
         credentials = str(credentials_file(self.directory))
         return access_to(
             coordinator_files(self.directory, f"operator-{OPERATOR}"), how=Verify.HOST, credentials=credentials

@@ -37,7 +37,7 @@ from waltzctl.show.activity import EVENTS
 from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream
 from waltzctl.show.terminal import console, count, printable
-from waltzd.cluster.access import Verify
+from waltzd.cluster.zookeeper_credentials import Verify
 from waltzd.errors import BROUGHT, WaltzError
 
 if TYPE_CHECKING:

@@ -114,7 +114,7 @@ def secure(*, request: Changing) -> int:
     """
     if not request.asked.is_dry:
         check_operator(request.target.tls, "change a cluster")
-    if not request.target.access.is_known:
+    if not request.target.access.has_credentials:
         raise BadArgument(
             "no credentials are given that the documents could belong to",
             not_done="nothing was changed",

@@ -225,7 +225,7 @@ async def create_cluster(
         there = meta, {storage.name: storage for storage in wish.storages}, planned
         if not is_dry:
             sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
-            if coordinator.is_known:
+            if coordinator.has_credentials:
                 await coordinator.close_above()
             await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:

@@ -288,7 +288,7 @@ async def put_back(
     """Write all of it, in the order in which nothing can be taken for a whole cluster too early."""
     coordinator = cluster.coordinator
     if target.begun is None:
-        if coordinator.is_known:
+        if coordinator.has_credentials:
             await coordinator.close_above()
         mark = Unfinished(key=wanted.meta.key, unfinished=f"waltzctl {entry.verb}", began=entry.began)
         await coordinator.commit([put(ROOT, encode(mark), _version(target, ROOT))])

@@ -30,7 +30,7 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.options import CLUSTER, From
 from waltzctl.shell.progress import waiting_aloud
-from waltzd.cluster.access import ANYBODY, OFF, Access, Verify, access_of
+from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, OFF, Verify, ZooKeeperCredentials, load_credentials
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -143,7 +143,7 @@ class ClusterTarget:
     """What was decided, and by whom: setting → (value, origin)."""
     directory: Path | None = None
     """The directory of a cluster on this machine."""
-    access: Access = ANYBODY
+    access: ZooKeeperCredentials = NO_CREDENTIALS
     """To ZooKeeper."""
 
     @property
@@ -277,7 +277,7 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
         origins["directory"] = (directory, "the cluster that `waltzctl up` made here")
     if directory is not None:
         blueprint = load_blueprint(Path(directory))
-        hosts, tls, access = blueprint.addresses(ZOOKEEPER)[0], None, ANYBODY
+        hosts, tls, access = blueprint.addresses(ZOOKEEPER)[0], None, NO_CREDENTIALS
         origins |= {"coordinator": (hosts, f"{directory}/{BLUEPRINT}"), "root": (LOCAL_ROOT, "every local cluster")}
         if blueprint.has_tls:
             files, own = operator_files(Path(directory)), str(credentials_file(Path(directory)))
@@ -415,12 +415,12 @@ def shown_files(own: _Files, others: _Files) -> _Files:
     return (*(others[:2] if certificate is None else (certificate, key)), ca or others[2])
 
 
-def access_to(files: _Files, *, how: str | None, credentials: str | None) -> Access:
+def access_to(files: _Files, *, how: str | None, credentials: str | None) -> ZooKeeperCredentials:
     """How ZooKeeper is reached. `files`: our certificate and its key, which it asks for, and the authorities that sign for
     it; for TLS only."""
     certificate, key, ca = files
     try:
-        return access_of(how or OFF, certificate=certificate, key=key, ca=ca, credentials=credentials)
+        return load_credentials(how or OFF, certificate=certificate, key=key, ca=ca, credentials=credentials)
     except BadConfig as error:
         raise BadArgument(
             error.message,

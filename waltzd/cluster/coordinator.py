@@ -89,7 +89,7 @@ class Coordinator(Protocol):
         ...
 
     @property
-    def is_known(self) -> bool:
+    def has_credentials(self) -> bool:
         """This process has shown credentials. What it creates below a closed root, and a root, belongs to them: the
         coordinator lets nobody else read or change it."""
         ...

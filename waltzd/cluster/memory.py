@@ -222,7 +222,7 @@ class MemoryCoordinator:
         await self._cross()
 
     @property
-    def is_known(self) -> bool:
+    def has_credentials(self) -> bool:
         return self._credentials is not None
 
     async def is_open(self, path: str) -> bool:

@@ -30,8 +30,8 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
-from waltzd.cluster.access import ANYBODY, UNREAD, Access, CoordinatorTls, digest_of
 from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
+from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, UNREAD, CoordinatorTls, ZooKeeperCredentials, digest_of
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -216,7 +216,7 @@ class ZooKeeperCoordinator:
         self,
         hosts: str,
         root: str,
-        access: Access = ANYBODY,
+        access: ZooKeeperCredentials = NO_CREDENTIALS,
         *,
         session_seconds: float = 6.0,
         call_seconds: float = CALL_SECONDS,
@@ -414,7 +414,7 @@ class ZooKeeperCoordinator:
         """Return who may do what with the nodes that are created: the same as with the root. While one process after the
         other is given its credentials, those that have none yet still have to read everything."""
         created = [change.path for change in changes if isinstance(change, Create)]
-        if not created or not self._access.is_known:
+        if not created or not self._access.has_credentials:
             return list(OPEN_ACL_UNSAFE)
         if "/" in created:
             return self._closed("/")
@@ -445,8 +445,8 @@ class ZooKeeperCoordinator:
     # -- who may do what -----------------------------------------------------------------------------------------------
 
     @property
-    def is_known(self) -> bool:
-        return self._access.is_known
+    def has_credentials(self) -> bool:
+        return self._access.has_credentials
 
     async def is_open(self, path: str) -> bool:
         try:
@@ -466,7 +466,7 @@ class ZooKeeperCoordinator:
         return list(acl)
 
     async def protect(self, path: str) -> None:
-        assert self._access.is_known
+        assert self._access.has_credentials
         await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed(path)))
 
     async def open_above(self) -> list[str]:
@@ -484,7 +484,7 @@ class ZooKeeperCoordinator:
         return found
 
     async def close_above(self) -> list[str]:
-        assert self._access.is_known
+        assert self._access.has_credentials
         await self._make_way()
         owner = ACL(Permissions.ALL, Id("digest", self._access.owner))
         ours = [owner, ACL(Permissions.READ, Id("world", "anyone"))]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from waltzd.archive.place import check_place
-from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.cluster.documents import LEASE_MS_MAX
+from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
 from waltzd.daemon.settings import Bounds, document, sample, setting, spell_size
 from waltzd.errors import BadArgument
 from waltzd.format.layout import PARTITIONS_MAX
@@ -281,7 +281,7 @@ class ServerConfig(DaemonConfig):
         "or address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each of "
         "their holders may then pose as ZooKeeper.",
         default=OFF,
-        choices=HOW,
+        choices=TLS_MODES,
     )
     coordinator_tls_certificate: str | None = setting(
         "Certificate that is shown to ZooKeeper, in PEM. Without it `tls_certificate` and `tls_key` are.",
@@ -429,11 +429,11 @@ class ServerConfig(DaemonConfig):
         return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ZooKeeperCredentials:
         """How the coordinator is reached, and as whom; `BadConfig` when a file that it takes cannot be used."""
         own = self.coordinator_tls_certificate, self.coordinator_tls_key
         certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
-        return access_of(
+        return load_credentials(
             self.coordinator_tls,
             certificate=certificate,
             key=key,

@@ -161,9 +161,9 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
 
 async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
     """With certificates, documents that everybody may change are refused, or accepted by name and said."""
-    if config.tls_certificate is None and not cluster.coordinator.is_known:
+    if config.tls_certificate is None and not cluster.coordinator.has_credentials:
         return
-    if cluster.coordinator.is_known and (above := await cluster.coordinator.open_above()):
+    if cluster.coordinator.has_credentials and (above := await cluster.coordinator.open_above()):
         log.warning(
             "ZooKeeper at %s lets everybody who gets a connection create nodes in %s, and ends when they fill its memory. "
             "Close it by `waltzctl cluster secure`", config.hosts, ", ".join(above),

@@ -25,8 +25,8 @@ from waltz_spark.log.blocking import items, wait_for
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.throttle import Throttle
 from waltzd.client.routes import Routes, pause_seconds
-from waltzd.cluster.access import OFF, Access, access_of
 from waltzd.cluster.documents import Membership
+from waltzd.cluster.zookeeper_credentials import OFF, ZooKeeperCredentials, load_credentials
 from waltzd.errors import (
     BadArgument,
     BadConfig,
@@ -319,13 +319,13 @@ class LiveOrigin:
         return addresses, of
 
     @property
-    def _access(self) -> Access:
+    def _access(self) -> ZooKeeperCredentials:
         own = self.certificate
         shown = self.coordinator_tls_certificate, self.coordinator_tls_key
         if shown == (None, None) and own is not None:
             shown = own.certificate, own.key
         try:
-            return access_of(
+            return load_credentials(
                 self.coordinator_tls or OFF,
                 certificate=shown[0],
                 key=shown[1],

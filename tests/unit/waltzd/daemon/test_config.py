@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster.access import ANYBODY
+from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS
 from waltzd.daemon import config, config_file
 from waltzd.daemon.config import (
     BATCH_OVERHEAD_BYTES,
@@ -375,7 +375,7 @@ def test_zookeeper_is_shown_the_daemons_own_certificate_unless_it_has_another() 
     other = replace(own, coordinator_tls_certificate="c2", coordinator_tls_key="k2", coordinator_tls_ca="ca2")
     with pytest.raises(BadConfig, match="TLS to ZooKeeper cannot be used with c2, k2, ca2"):
         _ = other.access
-    assert replace(own, coordinator_tls="off").access == ANYBODY
+    assert replace(own, coordinator_tls="off").access == NO_CREDENTIALS
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "'[::1]:1'", "localhost:1"])

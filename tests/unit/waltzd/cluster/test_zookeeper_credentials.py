@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from kazoo.security import make_digest_acl_credential
 
-from waltzd.cluster.access import ANYBODY, CREDENTIALS_BYTES_MAX, Access, CoordinatorTls, access_of, read_credentials
+from waltzd.cluster.zookeeper_credentials import (
+    CREDENTIALS_BYTES_MAX,
+    NO_CREDENTIALS,
+    CoordinatorTls,
+    ZooKeeperCredentials,
+    load_credentials,
+    read_credentials,
+)
 from waltzd.errors import BadConfig
 
 FIRST, SECOND = "waltz:a-long-random-password", "waltz:another:with colons"
@@ -22,14 +29,14 @@ def a_file(path: Path, text: str, mode: int = 0o600) -> str:
 def test_documents_are_given_to_the_first_line(tmp_path: Path) -> None:
     lines = read_credentials(a_file(tmp_path / "f", f"# since May\n{FIRST}\n\nwaltz:the-old-one\n"))
     assert lines == (FIRST, "waltz:the-old-one")
-    access = Access(credentials=lines)
+    access = ZooKeeperCredentials(credentials=lines)
     assert access.owner == make_digest_acl_credential(*FIRST.split(":"))
-    assert (access.is_known, ANYBODY.is_known) == (True, False)
+    assert (access.has_credentials, NO_CREDENTIALS.has_credentials) == (True, False)
 
 
 def test_who_only_reads_has_a_line_of_its_own(tmp_path: Path) -> None:
     text = f"{FIRST}\nread-only watch:the-secret-of-the-screen\n"
-    access = access_of("off", credentials=a_file(tmp_path / "f", text))
+    access = load_credentials("off", credentials=a_file(tmp_path / "f", text))
     assert (access.credentials, access.readers) == ((FIRST,), ("watch:the-secret-of-the-screen",))
     assert "watch" in repr(access)
     assert "the-secret-of-the-screen" not in repr(access)
@@ -69,7 +76,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_no_password_is_shown_by_accident() -> None:
-    access = Access(credentials=(FIRST, "waltz:the-old-one"))
+    access = ZooKeeperCredentials(credentials=(FIRST, "waltz:the-old-one"))
     assert "waltz" in repr(access)
     assert not any(word in f"{access!r} {access}" for word in ("a-long-random-password", "the-old-one"))
 

@@ -67,7 +67,7 @@ class CoordinatorTls:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class ZooKeeperCredentials:
     tls: CoordinatorTls | None = None
     credentials: tuple[str, ...] = ()
     """Each `name:password`; documents are given to the first."""
@@ -75,7 +75,7 @@ class Access:
     """Each `name:password`; documents may be read with it."""
 
     @property
-    def is_known(self) -> bool:
+    def has_credentials(self) -> bool:
         return bool(self.credentials)
 
     @property
@@ -91,7 +91,7 @@ class Access:
     def __repr__(self) -> str:
         """Without passwords: it may end up in a log."""
         names, readers = ([one.partition(":")[0] for one in given] for given in (self.credentials, self.readers))
-        return f"Access(tls={self.tls}, names={names}, readers={readers})"
+        return f"ZooKeeperCredentials(tls={self.tls}, names={names}, readers={readers})"
 
 
 def digest_of(credentials: str) -> str:
@@ -101,26 +101,26 @@ def digest_of(credentials: str) -> str:
     return f"{credentials.partition(':')[0]}:{base64.b64encode(digest).decode()}"
 
 
-ANYBODY = Access()
+NO_CREDENTIALS = ZooKeeperCredentials()
 """Plain text, and nobody in particular."""
 
 
 OFF = "off"
-HOW = (OFF, *Verify)
+TLS_MODES = (OFF, *Verify)
 """What may be said of TLS to ZooKeeper."""
 
 
-def access_of(
+def load_credentials(
     how: str,
     *,
     certificate: str | None = None,
     key: str | None = None,
     ca: str | None = None,
     credentials: str | None = None,
-) -> Access:
+) -> ZooKeeperCredentials:
     """From what settings or options say, with the files that they name; `BadConfig` when one of them cannot be used."""
-    if how not in HOW:
-        raise BadConfig(f"TLS to ZooKeeper is one of {', '.join(HOW)}, not {how!r}")
+    if how not in TLS_MODES:
+        raise BadConfig(f"TLS to ZooKeeper is one of {', '.join(TLS_MODES)}, not {how!r}")
     tls = None
     if how != OFF:
         if ca is None:
@@ -128,7 +128,7 @@ def access_of(
         tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(how))
         tls.check()
     lines = () if credentials is None else read_credentials(credentials)
-    return Access(
+    return ZooKeeperCredentials(
         tls=tls,
         credentials=tuple(line for line in lines if not line.startswith(READ_ONLY)),
         readers=tuple(line.removeprefix(READ_ONLY) for line in lines if line.startswith(READ_ONLY)),
