@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
+from waltzd.cluster.document_check import contradiction
 from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
-from waltzd.cluster.evidence import contradiction
 from waltzd.errors import MetadataBehind, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority

@@ -57,8 +57,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
 
+from waltzd.cluster.document_check import contradiction, unfounded
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.cluster.evidence import contradiction, unfounded
 from waltzd.errors import WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Code

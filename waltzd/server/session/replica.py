@@ -19,8 +19,8 @@ import enum
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from waltzd.cluster.document_check import written_by_another
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
-from waltzd.cluster.evidence import written_by_another
 from waltzd.errors import (
     BadFrame,
     CannotConnect,
