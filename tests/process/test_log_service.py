@@ -33,7 +33,7 @@ from waltzd.errors import (
 from waltzd.format.batch import End
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.address import Address, parse_address
-from waltzd.protocol.audit import DEAF, Auditor, Deed
+from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import (
     Committals,
     Credit,
@@ -78,7 +78,7 @@ def reached(address: str, key: UUID | None = None, *, seconds: float = CALL_SECO
 
 
 @contextlib.asynccontextmanager
-async def served(room: Room, auditor: Auditor = DEAF) -> AsyncIterator[str]:
+async def served(room: Room, auditor: Auditor = NO_AUDIT) -> AsyncIterator[str]:
     server = create_server(8 << 20, None, auditor)
     add_service(server, "Log", LogService(room.calls, auditor))
     port = listen(server, Address("127.0.0.1", 0))
@@ -185,9 +185,9 @@ def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None
 
 class Ear:
     def __init__(self) -> None:
-        self.deeds: list[Deed] = []
+        self.deeds: list[AuditRecord] = []
 
-    def note(self, deed: Deed) -> None:
+    def note(self, deed: AuditRecord) -> None:
         self.deeds.append(deed)
 
 

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from waltzd.daemon.config import DaemonConfig
 from waltzd.disk.real import translate
 from waltzd.errors import BadConfig, WaltzError, tree
-from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, Deed, Refusals, encode, hash_of
+from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditRecord, RefusalCounter, encode, hash_of
 from waltzd.protocol.role import Role
 
 AUDIT_NAME = "audit.log"
@@ -44,7 +44,7 @@ _DENIED = frozenset(code for code, kind in tree().items() if kind.status == "PER
 _PEOPLE = ("StorageAdmin/", "ServerAdmin/", "audit/")
 _OPERATOR = f"/role/{Role.OPERATOR}/"
 log = logging.getLogger("waltz.audit")
-Noted = tuple[Deed, int]
+TimedRecord = tuple[AuditRecord, int]
 """A deed and the milliseconds of its time."""
 
 
@@ -89,7 +89,7 @@ class ChainedFile:
             content = content[: len(content) - torn]
         return content
 
-    def append(self, lines: list[Noted]) -> None:
+    def append(self, lines: list[TimedRecord]) -> None:
         """Write and flush all of the lines, or raise OSError and leave none of them."""
         if self._file is None:
             self.open()
@@ -142,9 +142,9 @@ class AuditLog:
         self._file = file
         self._traffic = traffic or file
         self._changed = threading.Condition()
-        self._refusals = Refusals()
+        self._refusals = RefusalCounter()
         files = [one for one in dict.fromkeys((file, traffic)) if one is not None]
-        self._waiting: dict[ChainedFile, deque[Noted]] = {one: deque() for one in files}
+        self._waiting: dict[ChainedFile, deque[TimedRecord]] = {one: deque() for one in files}
         self._lost = dict.fromkeys(files, 0)
         self._complaint: dict[ChainedFile, WaltzError] = {}
         for one in files:
@@ -155,19 +155,19 @@ class AuditLog:
                     raise BadConfig(f"the audit log cannot be written: {translate(error, one.path).message}") from error
                 self._complain(error, one)
         threading.Thread(target=self._write, name="audit", daemon=True).start()
-        self.note(Deed(who=NOBODY, peer="", what=BEGAN, about=f"version={version('waltzd')} process={os.getpid()}"))
+        self.note(AuditRecord(who=NOBODY, peer="", what=BEGAN, about=f"version={version('waltzd')} process={os.getpid()}"))
         log.info("the audit log begins; %s", self._place())
 
     def _place(self) -> str:
         return "it has no file" if self._file is None else f"the head of {self._file.path} is {self._file.head}"
 
-    def note(self, deed: Deed) -> None:
+    def note(self, deed: AuditRecord) -> None:
         with self._changed:
             now_ms = _now_ms()
-            for one in self._refusals.told(deed, now_ms) if deed.code is not None else (deed,):
+            for one in self._refusals.record(deed, now_ms) if deed.code is not None else (deed,):
                 self._put(one, now_ms)
 
-    def _put(self, deed: Deed, now_ms: int) -> None:
+    def _put(self, deed: AuditRecord, now_ms: int) -> None:
         is_of_people = deed.what.startswith(_PEOPLE) or _OPERATOR in deed.who or _is_denied(deed)
         file = self._file if is_of_people else self._traffic
         if file is not None:
@@ -179,16 +179,16 @@ class AuditLog:
         if deed.what not in (BEGAN, ENDED, LOST):
             log.log(_level(deed), "%s", sentence(deed), extra={"code": deed.code})
 
-    def _count_refusals(self, *, is_all: bool = False) -> None:
+    def _count_refusals(self, *, is_end: bool = False) -> None:
         now_ms = _now_ms()
-        for one in self._refusals.over(now_ms, is_all=is_all):
+        for one in self._refusals.expired(now_ms, is_end=is_end):
             self._put(one, now_ms)
 
     def close(self) -> None:
         """Give what is not written yet a moment, before the process ends."""
         with self._changed:
-            self._count_refusals(is_all=True)
-        self.note(Deed(who=NOBODY, peer="", what=ENDED))
+            self._count_refusals(is_end=True)
+        self.note(AuditRecord(who=NOBODY, peer="", what=ENDED))
         self.flush()
         log.info("the audit log ends; %s", self._place())
 
@@ -208,7 +208,7 @@ class AuditLog:
             if not all(written):
                 time.sleep(LOOK_SECONDS)
 
-    def _append(self, file: ChainedFile, batch: list[Noted]) -> bool:
+    def _append(self, file: ChainedFile, batch: list[TimedRecord]) -> bool:
         try:
             file.append(batch)
         except OSError as error:
@@ -219,7 +219,9 @@ class AuditLog:
                 self._waiting[file].popleft()
             lost, self._lost[file] = self._lost[file], 0
             if lost:
-                self._put(Deed(who=NOBODY, peer="", what=LOST, about="they could not be written", times=lost), _now_ms())
+                self._put(
+                    AuditRecord(who=NOBODY, peer="", what=LOST, about="they could not be written", times=lost), _now_ms()
+                )
             self._changed.notify_all()
         if self._complaint.pop(file, None) is not None:
             log.warning("the audit log %s is written again; %d lines of it were lost", file.path, lost)
@@ -234,19 +236,19 @@ class AuditLog:
         self._complaint[file] = found
 
 
-def sentence(line: Deed) -> str:
+def sentence(line: AuditRecord) -> str:
     parts = [line.what, line.partitions and f"partition {line.partitions}", line.about]
     did = " ".join(part for part in parts if part)
     times = f", {line.times} times more" if line.times > 1 else ""
     return f"{line.who} at {line.peer}: {did}: {'done' if line.code is None else f'refused with {line.code}'}{times}"
 
 
-def _is_denied(line: Deed) -> bool:
+def _is_denied(line: AuditRecord) -> bool:
     """The caller had no right to it; other refusals are daily work: another owner, a newer session."""
     return line.code in _DENIED
 
 
-def _level(line: Deed) -> int:
+def _level(line: AuditRecord) -> int:
     if _is_denied(line):
         return logging.WARNING
     return logging.INFO if line.what.startswith(_PEOPLE) else logging.DEBUG

@@ -23,14 +23,14 @@ START = "0" * 64
 ABOUT_CHARACTERS_MAX = 400
 MINUTE_MS = 60_000
 NAMES_MAX = 1024
-"""Refusals are counted apart for so many callers, calls and codes."""
+"""RefusalCounter are counted apart for so many callers, calls and codes."""
 OTHERS = "others"
 BEGAN, ENDED, LOST = "audit/begin", "audit/end", "audit/lost"
 """Lines of the daemon about its log: the process began or ended, or lines could not be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deed:
+class AuditRecord:
     """What was asked of a daemon, and what became of it."""
 
     who: str
@@ -50,17 +50,17 @@ class Deed:
 
 
 class Auditor(Protocol):
-    def note(self, deed: Deed) -> None: ...
+    def note(self, deed: AuditRecord) -> None: ...
 
 
-class Deaf:
+class NoAudit:
     """For a daemon without an audit log, as in tests."""
 
-    def note(self, deed: Deed) -> None:
+    def note(self, deed: AuditRecord) -> None:
         pass
 
 
-DEAF = Deaf()
+NO_AUDIT = NoAudit()
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -82,7 +82,7 @@ def shortened(text: str) -> str:
 # -- the chain ---------------------------------------------------------------------------------------------------------
 
 
-def encode(deed: Deed, *, time_ms: int, before: str) -> str:
+def encode(deed: AuditRecord, *, time_ms: int, before: str) -> str:
     """Return a line of the file, without its end. `before`: the hash of the line in front of it."""
     content = {
         "time_ms": time_ms,
@@ -106,17 +106,17 @@ def hash_of(line: bytes) -> str:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-class Refusals:
+class RefusalCounter:
     """Counts what callers are refused. The first of a kind is told at once; those that follow within a minute are told when
     it is over, as one. So a caller that tries without end writes two lines a minute."""
 
     def __init__(self) -> None:
-        self._counted: dict[tuple[str, str, str | None], tuple[int, Deed, int]] = {}
+        self._counted: dict[tuple[str, str, str | None], tuple[int, AuditRecord, int]] = {}
         """When its minute is over, the newest, and how many were not told yet."""
 
-    def told(self, deed: Deed, now_ms: int) -> list[Deed]:
+    def record(self, deed: AuditRecord, now_ms: int) -> list[AuditRecord]:
         """What is to be written now."""
-        found = self.over(now_ms)
+        found = self.expired(now_ms)
         key = deed.who, deed.what, deed.code
         if key not in self._counted and len(self._counted) >= NAMES_MAX:
             deed = replace(deed, who=OTHERS, what=OTHERS, partitions="", about="")
@@ -128,8 +128,8 @@ class Refusals:
         self._counted[key] = ends, deed, times + 1
         return found
 
-    def over(self, now_ms: int, *, is_all: bool = False) -> list[Deed]:
+    def expired(self, now_ms: int, *, is_end: bool = False) -> list[AuditRecord]:
         """Counts whose minute is over; of the end, all of them."""
-        ended = [key for key, (ends, _, _) in self._counted.items() if is_all or ends <= now_ms]
+        ended = [key for key, (ends, _, _) in self._counted.items() if is_end or ends <= now_ms]
         found = [self._counted.pop(key) for key in ended]
         return [replace(deed, partitions="", about="", times=times) for _, deed, times in found if times]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
-from waltzd.protocol.audit import DEAF, Auditor, Deed
+from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
@@ -76,7 +76,7 @@ async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
         raise
 
 
-def _told(deed: Deed, kind: Kind, hello: Hello) -> Deed:
+def _told(deed: AuditRecord, kind: Kind, hello: Hello) -> AuditRecord:
     """What a stream is for, by its first frame."""
     what = {Kind.HELLO: "Replica/Append", Kind.INSTALL: "Replica/Install"}.get(kind, "Replica/FetchSegment")
     return replace(deed, what=what, partitions=str(hello.partition), about=f"session={hello.session}")
@@ -88,7 +88,7 @@ class StreamPort:
         calls: StorageCalls,
         address: Address,
         tls: Tls | None,
-        auditor: Auditor = DEAF,
+        auditor: Auditor = NO_AUDIT,
         *,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
@@ -131,7 +131,7 @@ class StreamPort:
 
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)
-        deed = Deed(who=name_of(connection.identity), peer=connection.peer, what="Replica/Stream")
+        deed = AuditRecord(who=name_of(connection.identity), peer=connection.peer, what="Replica/Stream")
         try:
             async with _telling(link):
                 call = await self._call(connection)
@@ -157,7 +157,7 @@ class StreamPort:
         finally:
             connection.close()
 
-    def _end(self, deed: Deed, code: str | None) -> None:
+    def _end(self, deed: AuditRecord, code: str | None) -> None:
         """Of a stream that was refused, or was lost: one that never said what it wanted, and went, is nothing to tell."""
         if code is not None or deed.what.endswith("/end"):
             self._auditor.note(replace(deed, code=code))

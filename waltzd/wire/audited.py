@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from waltzd.errors import WaltzError
-from waltzd.protocol.audit import ANONYMOUS, Auditor, Deed, shortened, spans
+from waltzd.protocol.audit import ANONYMOUS, Auditor, AuditRecord, shortened, spans
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.calls import CALLS, OPEN, RIGHTS_OF_TOOLS, About, Audit
 from waltzd.wire.grpc import caller_of, peer_of
@@ -56,7 +56,7 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
             partitions, about = _about(method, request)
             code, partitions = _refused_in(heard.reply, code, partitions)
             auditor.note(
-                Deed(
+                AuditRecord(
                     who=name_of(caller),
                     peer=peer,
                     what=method.removeprefix("/waltz.v1.").removeprefix("/"),

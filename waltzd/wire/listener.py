@@ -24,7 +24,7 @@ import grpc.aio
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooManyCallers, WaltzError
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address
-from waltzd.protocol.audit import DEAF, Auditor
+from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.role import Role
 from waltzd.wire.audited import noted
 from waltzd.wire.calls import allowed
@@ -204,7 +204,7 @@ async def _end_with_certificate(context: Any, serving: asyncio.Task[Any], tls: T
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Auditor = DEAF) -> Server:
+def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Auditor = NO_AUDIT) -> Server:
     options = [
         *options_for(message_bytes_max),
         ("grpc.so_reuseport", 0),  # with it two daemons share one port in silence
@@ -270,7 +270,7 @@ class Listener:
         address: Address,
         message_bytes_max: int,
         tls: Tls | None,
-        auditor: Auditor = DEAF,
+        auditor: Auditor = NO_AUDIT,
         *,
         roles: frozenset[Role] = frozenset(Role),
         connections_max: int = CONNECTIONS_MAX,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from waltzd.protocol.audit import ANONYMOUS, Auditor, Deed
+from waltzd.protocol.audit import ANONYMOUS, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Mounted, MountRequest, Refused, ServerFrame
 
 MOUNT = "Log/Mount"
@@ -17,7 +17,7 @@ MOUNT = "Log/Mount"
 class MountAudit:
     def __init__(self, auditor: Auditor, *, who: str, peer: str) -> None:
         self._auditor = auditor
-        self._deed = Deed(who=who or ANONYMOUS, peer=peer, what=MOUNT)
+        self._deed = AuditRecord(who=who or ANONYMOUS, peer=peer, what=MOUNT)
         self._is_asked = self._is_mounted = False
         self._code: str | None = None
 

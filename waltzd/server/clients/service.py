@@ -12,7 +12,7 @@ import grpc.aio
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import Run
-from waltzd.protocol.audit import DEAF, Auditor
+from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -91,7 +91,7 @@ def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest) -> UUID
 class LogService(Host):
     """The calls themselves check which cluster is meant."""
 
-    def __init__(self, calls: ServerCalls, auditor: Auditor = DEAF) -> None:
+    def __init__(self, calls: ServerCalls, auditor: Auditor = NO_AUDIT) -> None:
         self._calls = calls
         self._auditor = auditor
 

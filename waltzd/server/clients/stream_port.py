@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
-from waltzd.protocol.audit import DEAF, Auditor, Deed
+from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
 from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
@@ -82,7 +82,7 @@ class StreamPort:
         address: Address,
         message_bytes_max: int,
         tls: Tls | None,
-        auditor: Auditor = DEAF,
+        auditor: Auditor = NO_AUDIT,
         *,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
@@ -136,7 +136,7 @@ class StreamPort:
             identity = self._identity(connection)
         except NotPermitted as error:
             who = name_of(connection.identity)
-            self._auditor.note(Deed(who=who, peer=connection.peer, what=mount_audit.MOUNT, code=error.code))
+            self._auditor.note(AuditRecord(who=who, peer=connection.peer, what=mount_audit.MOUNT, code=error.code))
             await self._refuse(connection, error)
             return
         mount = MountAudit(self._auditor, who=identity, peer=connection.peer)

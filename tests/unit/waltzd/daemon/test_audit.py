@@ -18,13 +18,13 @@ import pytest
 from waltzd.daemon import audit
 from waltzd.daemon.audit import AuditLog, ChainedFile
 from waltzd.errors import BadConfig
-from waltzd.protocol.audit import START, Deed
+from waltzd.protocol.audit import START, AuditRecord
 
-ANN = Deed(
+ANN = AuditRecord(
     who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence", partitions="0", about="session=9"
 )
-EVE = Deed(who="waltz://k/role/client/eve", peer="10.0.0.9:9", what="StorageAdmin/Fence", code="W2024")
-APP = Deed(who="waltz://k/role/client/app", peer="10.0.0.2:2", what="Log/Mount", partitions="3")
+EVE = AuditRecord(who="waltz://k/role/client/eve", peer="10.0.0.9:9", what="StorageAdmin/Fence", code="W2024")
+APP = AuditRecord(who="waltz://k/role/client/app", peer="10.0.0.2:2", what="Log/Mount", partitions="3")
 
 
 PAGE = Path(__file__).parents[4] / "docs/security.md"
@@ -33,7 +33,7 @@ CHECK = next(code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(
 
 
 def line(number: int) -> audit.Noted:
-    return Deed(who="ann", peer="", what="x"), number
+    return AuditRecord(who="ann", peer="", what="x"), number
 
 
 def chained(path: Path, *, bytes_max: int = 1 << 20, files_max: int = 4) -> ChainedFile:
@@ -257,7 +257,7 @@ def test_what_is_daily_work_is_no_event(caplog: pytest.LogCaptureFixture) -> Non
     """Events are the lines from info on."""
     caplog.set_level("DEBUG")
     log = AuditLog(None)
-    for deed in (APP, Deed(who="x", peer="y", what="Replica/Open", code="W2001"), ANN, EVE):
+    for deed in (APP, AuditRecord(who="x", peer="y", what="Replica/Open", code="W2001"), ANN, EVE):
         log.note(deed)
     assert [one.levelname for one in caplog.records[1:]] == ["DEBUG", "DEBUG", "INFO", "WARNING"]
     assert "ann at 10.0.0.1:7: StorageAdmin/Fence partition 0 session=9: done" in caplog.text
@@ -267,7 +267,7 @@ def test_what_applications_do_without_end_pushes_no_line_of_a_person_out(tmp_pat
     path, traffic = tmp_path / "audit.log", tmp_path / "audit-traffic.log"
     bounds = {"bytes_max": 4000, "files_max": 2}
     log = AuditLog(chained(path, **bounds), chained(traffic, **bounds))
-    reading = Deed(who=ANN.who, peer=ANN.peer, what="Log/Fetch", partitions="0")
+    reading = AuditRecord(who=ANN.who, peer=ANN.peer, what="Log/Fetch", partitions="0")
     log.note(ANN)
     log.note(EVE)
     log.note(reading)

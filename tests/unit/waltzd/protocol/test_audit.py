@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from waltzd.protocol import audit
-from waltzd.protocol.audit import START, Deed, Refusals, encode, spans
+from waltzd.protocol.audit import START, AuditRecord, RefusalCounter, encode, spans
 
-DEED = Deed(
+DEED = AuditRecord(
     who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence", partitions="0",
     about='session=9 "\n\u2028',
 )  # fmt: skip
@@ -30,48 +30,50 @@ def test_a_line_is_one_object_of_json() -> None:
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
-REFUSED = Deed(who="eve", peer="10.0.0.9:1", what="StorageAdmin/Fence", partitions="3", about="session=1", code="W2024")
+REFUSED = AuditRecord(
+    who="eve", peer="10.0.0.9:1", what="StorageAdmin/Fence", partitions="3", about="session=1", code="W2024"
+)
 
 
 def test_the_first_is_told_and_then_a_count() -> None:
-    refusals = Refusals()
-    assert refusals.told(REFUSED, 0) == [REFUSED]
+    refusals = RefusalCounter()
+    assert refusals.record(REFUSED, 0) == [REFUSED]
     for number in range(1, 1000):
-        assert refusals.told(replace(REFUSED, peer=f"10.0.0.9:{number}"), number) == []
-    assert refusals.over(59_999) == []
-    (count,) = refusals.over(60_000)
+        assert refusals.record(replace(REFUSED, peer=f"10.0.0.9:{number}"), number) == []
+    assert refusals.expired(59_999) == []
+    (count,) = refusals.expired(60_000)
     assert (count.times, count.peer, count.partitions, count.code) == (999, "10.0.0.9:999", "", "W2024")
-    assert refusals.told(REFUSED, 60_001) == [REFUSED], "a new minute"
-    assert refusals.over(10**9) == [], "there was only one"
+    assert refusals.record(REFUSED, 60_001) == [REFUSED], "a new minute"
+    assert refusals.expired(10**9) == [], "there was only one"
 
 
 def test_each_name_call_and_code_is_counted_apart() -> None:
-    refusals = Refusals()
+    refusals = RefusalCounter()
     for other in (
         REFUSED, replace(REFUSED, who="bob"), replace(REFUSED, what="StorageAdmin/Digest"), replace(REFUSED, code="W2002"),
     ):  # fmt: skip
-        assert refusals.told(other, 0) == [other]
-        assert refusals.told(other, 1) == []
-    assert [one.times for one in refusals.over(2, is_all=True)] == [1, 1, 1, 1]
+        assert refusals.record(other, 0) == [other]
+        assert refusals.record(other, 1) == []
+    assert [one.times for one in refusals.expired(2, is_end=True)] == [1, 1, 1, 1]
 
 
 def test_names_without_end_take_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "NAMES_MAX", 10)
-    refusals = Refusals()
-    lines = [line for number in range(1000) for line in refusals.told(replace(REFUSED, who=str(number)), number)]
+    refusals = RefusalCounter()
+    lines = [line for number in range(1000) for line in refusals.record(replace(REFUSED, who=str(number)), number)]
     assert len(lines) == 11
     assert lines[-1].who == "others"
-    assert [one.times for one in refusals.over(10**6)] == [989], "none is forgotten"
+    assert [one.times for one in refusals.expired(10**6)] == [989], "none is forgotten"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_refusal_is_forgotten_and_none_is_counted_twice(seed: int) -> None:
-    drawn, refusals, now, told, count = random.Random(seed), Refusals(), 0, 0, 300
+    drawn, refusals, now, told, count = random.Random(seed), RefusalCounter(), 0, 0, 300
     for _ in range(count):
         now += drawn.choice((0, 1, 1000, 70_000))
         one = replace(REFUSED, who=drawn.choice("abc"), code=drawn.choice(("W2024", "W2002")))
-        told += sum(line.times for line in refusals.told(one, now))
-    assert told + sum(line.times for line in refusals.over(now, is_all=True)) == count
+        told += sum(line.times for line in refusals.record(one, now))
+    assert told + sum(line.times for line in refusals.expired(now, is_end=True)) == count
 
 
 def test_partitions_in_few_characters() -> None:

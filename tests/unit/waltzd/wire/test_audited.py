@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from waltzd.errors import NoSuchPartition, NotPermitted, WaltzError
-from waltzd.protocol.audit import Deed
+from waltzd.protocol.audit import AuditRecord
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.audited import noted
 from waltzd.wire.calls import CALLS, Audit
@@ -25,9 +25,9 @@ CHANGES = {
 
 class Ear:
     def __init__(self) -> None:
-        self.deeds: list[Deed] = []
+        self.deeds: list[AuditRecord] = []
 
-    def note(self, deed: Deed) -> None:
+    def note(self, deed: AuditRecord) -> None:
         self.deeds.append(deed)
 
 
@@ -50,7 +50,9 @@ class Context:
         return "" if self._error is None else f"{self._error.code} {self._error.message}"
 
 
-def heard(method: str, request: Any, *, reply: Any = None, error: WaltzError | None = None, ends: Any = None) -> list[Deed]:
+def heard(
+    method: str, request: Any, *, reply: Any = None, error: WaltzError | None = None, ends: Any = None
+) -> list[AuditRecord]:
     ear, context = Ear(), Context(error)
     try:
         with noted(ear, f"/waltz.v1.{method}", context) as call:  # type: ignore[arg-type]
@@ -78,7 +80,7 @@ def test_a_call_that_is_not_declared_is_noted() -> None:
 def test_a_line_says_who_what_and_where() -> None:
     request = wire.RemoveRequest(partitions=[0, 1, 2, 7], delete_files=True)
     assert heard("StorageAdmin/RemovePartitions", request) == [
-        Deed(
+        AuditRecord(
             who="anonymous",
             peer="[::1]:55",
             what="StorageAdmin/RemovePartitions",
