@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tests.checker.group_history import Changed, Delivered, GroupHistory, Said, Standing, Written
-from waltzd.protocol.groups import Exhausted, Mode
-from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker, GroupSettings, Verdict
+from waltzd.protocol.groups import AckResult, Exhausted, Mode
+from waltzd.server.groups.delivery_tracker import Delivery, DeliveryTracker, GroupSettings
 from waltzd.server.groups.state import GroupState
 
 SECOND = 1_000_000_000
@@ -223,7 +223,7 @@ class _Story:
         self.history.standings[self.partition] = Standing(state.floor, state.stopped, parked)
 
 
-def _word(verdict: Verdict) -> str:
+def _word(verdict: AckResult) -> str:
     if verdict.is_old:
         return "old"
     return next((name for name in ("taken", "done", "late", "unknown") if getattr(verdict, name)), "")

@@ -14,8 +14,8 @@ from tests.checker.group_sample import SECOND, group_sample
 from tests.checker.group_twin import judge_group_slowly
 from tests.checker.group_verdict import EXPLAINED, judge_group
 from tests.checker.history import BadHistory
-from waltzd.protocol.groups import Mode
-from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings, Verdict
+from waltzd.protocol.groups import AckResult, Mode
+from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings
 from waltzd.server.groups.dispatch_order import KeyedOrder, LogOrder, QueueOrder
 from waltzd.server.groups.state import GroupState
 
@@ -319,7 +319,7 @@ def keeps_no_failures(patch: pytest.MonkeyPatch) -> None:
 def takes_any_epoch(patch: pytest.MonkeyPatch) -> None:
     right = DeliveryTracker._heard
 
-    def heard(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], Verdict]:
+    def heard(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
         return right(self, name, self.state.epoch, 1 << 40, first, last)
 
     patch.setattr(DeliveryTracker, "_heard", heard)

@@ -139,7 +139,7 @@ class Policies:
             and machine.life is not None
             and not machine.life.is_still
             and machine.server is not None
-            and machine.server.access.why_closed is None
+            and machine.server.authorizer.why_closed is None
             and world.zookeeper.hears(name)
             and not any(world.network.is_slow(one) for one in (name, ZOOKEEPER))
         )
@@ -149,7 +149,7 @@ class Policies:
 
         def judge() -> None:
             if machine.life is life and machine.server is not None and self._is_undisturbed(name, begun):
-                access, newer = machine.server.access, self._written[number:]
+                access, newer = machine.server.authorizer, self._written[number:]
                 if not any(self._goes_by(access, granted) for granted in newer):
                     late = f"{name} does not go by the policy of {begun:.3f} after {ADOPTED_SECONDS:g} seconds"
                     self.world.mistake(AssertionError(late))

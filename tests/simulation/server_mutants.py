@@ -31,7 +31,7 @@ from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
 from waltzd.server.session.trimmer import Trimming
-from waltzd.server.subscriptions.member import Attendance
+from waltzd.server.subscriptions.consumer_stream import ConsumerStream
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -508,4 +508,4 @@ def learns_of_a_policy_late(patches: Patches) -> None:
 @mutant(2, aim=FED)
 def gives_deliveries_beyond_the_quota(patches: Patches) -> None:
     """What members of durable groups are given does not count."""
-    patches.set(Attendance, "_is_held", lambda self: False)
+    patches.set(ConsumerStream, "_is_held", lambda self: False)

@@ -32,7 +32,7 @@ CHECK = next(code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(
 """The lines of Python with which an operator checks the chain."""
 
 
-def line(number: int) -> audit.Noted:
+def line(number: int) -> tuple[AuditRecord, int]:
     return AuditRecord(who="ann", peer="", what="x"), number
 
 
@@ -193,7 +193,7 @@ def test_a_full_disk_stops_nobody_and_is_said_once(
         log.flush()
         is_full = True
 
-        def append(file: ChainedFile, lines: list[audit.Noted]) -> None:
+        def append(file: ChainedFile, lines: list[tuple[AuditRecord, int]]) -> None:
             if is_full:
                 raise OSError(errno.ENOSPC, "full")
             real(file, lines)

@@ -196,7 +196,7 @@ def sent(end: End | None) -> tuple[list[tuple[Content, int]], list[Piece]]:
             committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
         )  # fmt: skip
         log.core.opened("a", status)
-        working = asyncio.create_task(link._stream_tail())
+        working = asyncio.create_task(link._stream_cache())
         for number in range(2):
             log.append(piece_of(log.cache, [b"x", b"y"], time=None if end is None else number))
         await settle()
@@ -268,7 +268,7 @@ def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -
             committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
         )  # fmt: skip
         log.core.opened("a", status)
-        working = asyncio.create_task(link._stream_tail())
+        working = asyncio.create_task(link._stream_cache())
         await settle()
         await test(log, stream)
         working.cancel()
