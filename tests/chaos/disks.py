@@ -58,7 +58,13 @@ class Disk:
             os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._where).free - LEFT_BYTES)
 
     def free(self) -> None:
+        """Remove the ballast for good: flush the directory, or a power cut would bring the ballast back."""
         self._ballast.unlink(missing_ok=True)
+        directory = os.open(self._where, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def cut_power(self) -> None:
         """Its storage must not run: a flush that races with the end of the file system may report success falsely."""

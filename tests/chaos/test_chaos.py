@@ -166,6 +166,32 @@ def test_kills_need_no_rights_at_all(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+POWER_CUT_AFTER_FULL = """
+import os, sys
+from pathlib import Path
+from tests.chaos.disks import Disk
+
+folder = Path(sys.argv[1])
+disk = Disk(folder / "image", folder / "disk")
+disk.make()
+disk.fill()
+os.sync()
+disk.free()
+disk.cut_power()
+disk.restore_power()
+print(sorted(path.name for path in (folder / "disk").iterdir()))
+disk.unmount()
+"""
+
+
+def test_space_that_was_freed_stays_free_after_a_power_cut(tmp_path: Path) -> None:
+    if (why := NEMESES["disk-full"].refusal()) is not None:
+        pytest.skip(why)
+    arguments = [*sandbox.ENTER, sys.executable, "-c", POWER_CUT_AFTER_FULL, str(tmp_path)]
+    done = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "['lost+found']\n", done.stderr
+
+
 def test_a_run_notices_that_a_cluster_broke_its_promises(tmp_path: Path) -> None:
     if (why := NEMESES["lying-disks"].refusal()) is not None:
         pytest.skip(why)
