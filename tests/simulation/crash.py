@@ -92,7 +92,13 @@ def check_indexes(disk: SimDisk, partition: Partition) -> None:
         index = disk.open(f"{partition.directory}/{entry.name[:-4]}.idx")
         checker = IndexChecker(index, first_id)
         version = FileHeader.decode(data.read(0, HEADER_BYTES), data.path).version
-        found = survey(data, first_id=first_id, end=data.size(), version=version, on_run=checker.add)
+        found = survey(
+            data,
+            first_id=first_id,
+            end=data.size(),
+            version=version,
+            on_span=lambda span, checker=checker: checker.add(span.first_id, span.entries),
+        )
         assert checker.is_right, f"{entry.name}: wrong index entry"
         assert found.tail_bytes == 0, f"{entry.name}: bytes left at the end"
         if not found.gaps:

@@ -22,8 +22,8 @@ from tests.simulation.sample import (
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import OtherTimeline, StaleSession, WaltzError
 from waltzd.format.layout import aside_build_name, aside_partition, is_aside_build
-from waltzd.format.record import Run
 from waltzd.format.scan import survey
+from waltzd.format.span import Span
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.partition import Partition
@@ -73,8 +73,8 @@ def set_aside(disk: SimDisk) -> list[bytes]:
     """The records above the fork in what was set aside: one directory, also after a crash."""
     out: dict[int, bytes] = {}
 
-    def take(offset: int, run: Run) -> None:
-        for id_, record in enumerate(records_of(run), run.first_id):
+    def take(span: Span) -> None:
+        for id_, record in enumerate(records_of(span.run), span.first_id):
             assert out.setdefault(id_, record) == record
 
     folders = [entry.name for entry in disk.list(ROOT) if entry.is_directory and entry.name != "0"]
@@ -82,7 +82,7 @@ def set_aside(disk: SimDisk) -> list[bytes]:
     for folder in folders:
         for name in disk.names(f"{ROOT}/{folder}"):
             file = disk.open(f"{ROOT}/{folder}/{name}")
-            survey(file, first_id=int(name[:-4]), end=file.size(), version=0, on_run=take)
+            survey(file, first_id=int(name[:-4]), end=file.size(), version=0, on_span=take)
     return [record for id_, record in sorted(out.items()) if id_ > FORK]
 
 

@@ -7,22 +7,20 @@ is taken as it is, because it can always be made again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
-
-import numpy as np
 
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, HeaderDamaged, UnfitSegment
 from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
-from waltzd.format.footer import END_BYTES, Footer, footer_at, footer_bytes
+from waltzd.format.footer import END_BYTES, Footer, FooterBuilder, footer_at, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
 from waltzd.format.record import Run, walk
 from waltzd.format.scan import scan
-from waltzd.format.span import BatchSpan
+from waltzd.format.span import BatchSpan, Span
 from waltzd.protocol.peers import Content
 
 
@@ -56,11 +54,40 @@ def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int,
     if header.encode() != raw[:HEADER_BYTES]:
         raise UnfitSegment(f"{path} has other bytes than zeros in its header")
     hashing = sha256()  # once over each byte: what a footer has a digest of is where the object begins
+    held, end, crc, record_bytes = Held(path, raw), len(raw), 0, 0
+    builder = FooterBuilder(raw[:HEADER_BYTES], is_hashing=False)
+    footer: Footer | None = None
     if header.version == BATCHES:
-        record_bytes, crc = _batches(raw, expected.first_id, last_id, path, hashing)
-    else:
-        record_bytes, crc = _records(raw, expected.first_id, last_id, path)
-        hashing.update(raw)
+        end -= footer_bytes(raw[-END_BYTES:]) or 0
+        footer = footer_at(held, end, len(raw))  # type: ignore[arg-type]
+        if footer is None or (footer.first_id, footer.last_id) != (expected.first_id, last_id):
+            raise UnfitSegment(f"{path} has no sound footer of the ids {expected.first_id} to {last_id}")
+    hashing.update(raw[:end])
+    if footer is not None and hashing.digest() != footer.digest:
+        raise UnfitSegment(f"{path} has other bytes than its footer says")
+
+    def add(span: Span) -> None:
+        nonlocal crc, record_bytes
+        for records in span.record_pieces:
+            crc = crc32(records, crc)
+            record_bytes += len(records)
+        if isinstance(span, BatchSpan):
+            builder.add_span(span)
+
+    stop = scan(
+        held,  # type: ignore[arg-type]
+        segment_first_id=expected.first_id,
+        next_id=expected.first_id,
+        offset=HEADER_BYTES,
+        end=end,
+        version=header.version,
+        on_span=add,
+    )
+    if stop.offset != end or stop.next_id != last_id + 1:
+        raise UnfitSegment(f"{path} has no sound record {stop.next_id} at byte {stop.offset}")
+    if footer is not None and replace(builder.footer(footer.before), digest=footer.digest).encode() != raw[end:]:
+        raise UnfitSegment(f"{path} has a footer that is not that of its batches")
+    hashing.update(raw[end:])
     kept = index_to_keep(index, records=last_id - expected.first_id + 1)
     hashing.update(kept)
     size = len(raw) + len(kept)
@@ -112,7 +139,8 @@ def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where:
     size = footer_bytes(raw[-END_BYTES:]) if version == BATCHES else None
     hashing = sha256()
 
-    def add(_offset: int, run: Run) -> None:
+    def add(span: Span) -> None:
+        run = span.run
         low, high = max(first_id, run.first_id), min(last_id, run.last_id)
         if low <= high:
             hashing.update(run.data[run.bounds[low - run.first_id] : run.bounds[high + 1 - run.first_id]])
@@ -124,7 +152,7 @@ def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where:
         offset=HEADER_BYTES,
         end=len(raw) - (size or 0),
         version=version,
-        on_run=add,
+        on_span=add,
     )
     return hashing.hexdigest()
 
@@ -133,47 +161,3 @@ def index_to_keep(index: Buffer, *, records: int) -> memoryview:
     """As much of an index as counts; nothing where its end is missing."""
     size = HEADER_BYTES + INDEX_ENTRY_BYTES * records
     return memoryview(index).cast("B")[: size if len(index) >= size else 0]
-
-
-def _batches(raw: memoryview, first_id: int, last_id: int, path: str, hashing: hashlib._Hash) -> tuple[int, int]:
-    """`hashing` has seen all of it then."""
-    size = footer_bytes(raw[-12:])
-    place = len(raw) - (size or 0)
-    footer = None if size is None else footer_at(Held(path, raw), place, len(raw))  # type: ignore[arg-type]
-    if footer is None or (footer.first_id, footer.last_id) != (first_id, last_id):
-        raise UnfitSegment(f"{path} has no sound footer of the ids {first_id} to {last_id}")
-    hashing.update(raw[:place])
-    if hashing.digest() != footer.digest:
-        raise UnfitSegment(f"{path} has other bytes than its footer says")
-    hashing.update(raw[place:])
-    at = np.append(footer.batches, place) - HEADER_BYTES
-    span = BatchSpan(raw[HEADER_BYTES:place], at, None)
-    if span.count < len(footer.batches) or (span.first_id, span.next_id) != (first_id, last_id + 1):
-        raise UnfitSegment(f"{path} has batches that are not sound")
-    crc = record_bytes = 0
-    ends, leads = at.tolist(), span.lead.tolist()
-    for start, lead, end in zip(ends, leads, ends[1:], strict=False):
-        crc = crc32(span.raw[start + lead : end], crc)
-        record_bytes += end - start - lead
-    return record_bytes, crc
-
-
-def _records(raw: memoryview, first_id: int, last_id: int, path: str) -> tuple[int, int]:
-    crc = record_bytes = 0
-
-    def add(_offset: int, run: Run) -> None:
-        nonlocal crc, record_bytes
-        crc = crc32(run.data, crc)
-        record_bytes += len(run.data)
-
-    stop = scan(
-        Held(path, raw),  # type: ignore[arg-type]
-        segment_first_id=first_id,
-        next_id=first_id,
-        offset=HEADER_BYTES,
-        end=len(raw),
-        on_run=add,
-    )
-    if stop.offset != len(raw) or stop.next_id != last_id + 1:
-        raise UnfitSegment(f"{path} has no sound record {stop.next_id} at byte {stop.offset}")
-    return record_bytes, crc

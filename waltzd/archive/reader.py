@@ -28,11 +28,12 @@ from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent, WaltzError
-from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, records_of, why_wrong
+from waltzd.format.batch import HEAD_BYTES, Batch, Head, records_of, sound_batches
 from waltzd.format.footer import Footer, read_footer
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset
 from waltzd.format.record import NO_TIME, OVERHEAD_BYTES, Run, first_bad, id_and_length, walk
 from waltzd.format.scan import is_sound_record, scan, survey
+from waltzd.format.span import Span
 from waltzd.protocol.descriptions import Archived
 
 STEP_BYTES = 8 << 20
@@ -161,19 +162,9 @@ class Piece:
         raw = memoryview(self._file.read(place, stop - place))
         if len(raw) < stop - place:
             raise PieceRotten(self._file.path)
-        found: list[Batch] = []
-        before: End | None = None
-        while raw:
-            head = Head.decode(raw)
-            if head is None or head.size > len(raw):
-                raise PieceRotten(self._file.path)
-            batch = batch_at(raw[: head.size], head)
-            is_next = head.first_id == found[-1].last_id + 1 if found else head.first_id <= first_id <= head.last_id
-            if batch is None or not is_next or why_wrong(batch, before, deeply=False):
-                raise PieceRotten(self._file.path)
-            found.append(batch)
-            before = End(crc=head.crc, time=head.time)
-            raw = raw[head.size :]
+        found = sound_batches(raw, first_id)
+        if sum(batch.size for batch in found) < len(raw):
+            raise PieceRotten(self._file.path)
         return found
 
     # -- records of format 0
@@ -206,14 +197,14 @@ class Piece:
         if len(entry) == 8 and is_sound_record(self._file, place := int.from_bytes(entry, "big"), end, id_):  # type: ignore[arg-type]
             return place
 
-        def look(offset: int, run: Run) -> None:
-            if run.last_id >= id_:
-                raise _Found(offset + int(run.bounds[id_ - run.first_id]))
+        def look(span: Span) -> None:
+            if span.run.last_id >= id_:
+                raise _Found(span.offset + int(span.run.bounds[id_ - span.first_id]))
 
         try:
             scan(
                 self._file,  # type: ignore[arg-type]
-                segment_first_id=self.entry.first, next_id=self.entry.first, offset=HEADER_BYTES, end=end, on_run=look,
+                segment_first_id=self.entry.first, next_id=self.entry.first, offset=HEADER_BYTES, end=end, on_span=look,
             )  # fmt: skip
         except _Found as found:
             return found.offset

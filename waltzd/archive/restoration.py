@@ -36,7 +36,6 @@ from waltzd.disk.seam import Buffer, Disk, join, opened
 from waltzd.errors import ArchiveDamaged, FlushFailed, HeaderDamaged, ObjectAbsent, WaltzError
 from waltzd.format.batch import Head
 from waltzd.format.footer import END_BYTES, NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
-from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
     BATCHES,
     HEADER_BYTES,
@@ -47,7 +46,6 @@ from waltzd.format.layout import (
     index_offset,
     segment_name,
 )
-from waltzd.format.record import Run
 from waltzd.format.scan import scan
 
 AHEAD = 3
@@ -328,9 +326,6 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
     """The index entries of all records up to an id."""
     found = [np.zeros(0, np.int64)]
 
-    def add(offset: int, run: Run) -> None:
-        found.append(offsets_of(offset, run))
-
     scan(
         Held(where, data),  # type: ignore[arg-type]
         segment_first_id=header.first_id,
@@ -338,7 +333,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
         offset=HEADER_BYTES,
         end=len(data),
         version=header.version,
-        on_run=add,
+        on_span=lambda span: found.append(span.entries),
     )
     entries = np.concatenate(found)[: last_id - header.first_id + 1]
     if len(entries) <= last_id - header.first_id:

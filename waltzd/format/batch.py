@@ -36,7 +36,17 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES, ID_MAX
-from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, first_bad, heads, join_runs, no_locks, walk
+from waltzd.format.record import (
+    FEW_RECORDS,
+    OVERHEAD_BYTES,
+    LockColumns,
+    Run,
+    first_bad,
+    heads,
+    join_runs,
+    no_locks,
+    walk,
+)
 
 MAGIC = b"WZB1"
 HEAD_BYTES = 96
@@ -318,6 +328,41 @@ def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | 
     if len(bounds) != head.records + 1 or bounds[-1] != len(records):
         return None
     return _batch(head, raw[: head.lead], records, bounds)
+
+
+def sound_batches(raw: memoryview, id_: int, starts: I64 | None = None) -> list[Batch]:
+    """Return the consecutive batches at the start of `raw`, up to the first one that is not whole and sound. The first one
+    has to hold `id_`. `starts`: where the records from `id_` on start in `raw`, as an index says; it is only a hint."""
+    found: list[Batch] = []
+    before: End | None = None
+    at = 0
+    while at < len(raw):
+        head = Head.decode(raw, at)
+        if head is None or head.size > len(raw) - at:
+            break
+        if not head.first_id <= id_ <= head.last_id if before is None else head.first_id != found[-1].last_id + 1:
+            break
+        bounds, entry = None, head.first_id - id_
+        if starts is not None and entry >= 0:
+            known = starts[entry : entry + head.records] - (at + head.lead)
+            bounds = _confirmed(raw[at + head.lead : at + head.size], head, known)
+        batch = batch_at(raw[at : at + head.size], head, bounds)
+        if batch is None or why_wrong(batch, before, deeply=False):
+            break
+        found.append(batch)
+        before, at = End(crc=head.crc, time=head.time), at + head.size
+    return found
+
+
+def _confirmed(records: memoryview, head: Head, starts: I64) -> I64 | None:
+    """Return the bounds of the records of a batch if each length agrees with the index; None if one does not, or if
+    following the lengths of a few records takes less time."""
+    if head.records < FEW_RECORDS or len(starts) != head.records or starts[0] != 0:
+        return None
+    bounds = np.append(starts, len(records))
+    if (np.diff(bounds) < OVERHEAD_BYTES).any():
+        return None
+    return bounds if (heads(Run(0, records, bounds))["length"] == np.diff(bounds) - OVERHEAD_BYTES).all() else None
 
 
 def records_of(batches: Sequence[Batch], first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:

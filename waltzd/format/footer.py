@@ -102,8 +102,10 @@ def footer_bytes(end: Buffer) -> int | None:
 class FooterBuilder:
     """A footer in the making: given the bytes of its segment, in their order."""
 
-    def __init__(self, header: Buffer) -> None:
+    def __init__(self, header: Buffer, *, is_hashing: bool = True) -> None:
+        """`is_hashing`: False leaves the digest out, for who has it from elsewhere or does without."""
         self._hash = sha256(header)
+        self._is_hashing = is_hashing
         self._offset = len(header)
         self._batches: list[int] = []
         self._first: Head | None = None
@@ -120,9 +122,10 @@ class FooterBuilder:
     def add_span(self, span: BatchSpan) -> None:
         """The next batches."""
         count = span.count
-        self._batches += (span.at[:count] + self._offset).tolist()
+        self._batches += (span.at[:count] + span.offset).tolist()
         self._first, self._last = self._first or span.head_of(0), span.head_of(count - 1)
-        self._hash.update(span.bytes)
+        if self._is_hashing:
+            self._hash.update(span.bytes)
         self._offset += len(span.bytes)
 
     @property

@@ -52,7 +52,7 @@ def install_index(disk: Disk, directory: str, first_id: int) -> None:
 
 
 class IndexWriter:
-    """A new index for the segment with this header; `add` is the `on_run` of a survey."""
+    """A new index for the segment with this header."""
 
     def __init__(self, disk: Disk, directory: str, header: FileHeader) -> None:
         self._disk = disk
@@ -66,10 +66,7 @@ class IndexWriter:
             self.abandon()
             raise
 
-    def add(self, offset: int, run: Run) -> None:
-        self.add_entries(run.first_id, offsets_of(offset, run))
-
-    def add_entries(self, first_id: int, entries: I64) -> None:
+    def add(self, first_id: int, entries: I64) -> None:
         write_entries(self._file, first_id - self._first_id, entries)
 
     def finish(self, next_id: int) -> None:
@@ -89,17 +86,14 @@ class IndexWriter:
 
 
 class IndexChecker:
-    """Compares the entries of an existing index with the data; `add` is the `on_run` of a survey."""
+    """Compares the entries of an existing index with the data."""
 
     def __init__(self, index: File, first_id: int) -> None:
         self._index = index
         self._first_id = first_id
         self.is_right = True
 
-    def add(self, offset: int, run: Run) -> None:
-        self.add_entries(run.first_id, offsets_of(offset, run))
-
-    def add_entries(self, first_id: int, entries: I64) -> None:
+    def add(self, first_id: int, entries: I64) -> None:
         if self.is_right:
             found = read_index(self._index, first_id - self._first_id, len(entries))
             self.is_right = bool(np.array_equal(found, entries))

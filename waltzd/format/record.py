@@ -409,13 +409,9 @@ def bad_payloads(run: Run) -> I64:
 
     A record can be whole and its payload still wrong: damaged before the record was made. The checksum of the payload
     follows from the record's and the head's, so the payload is not read again."""
-    return disagreeing(heads(run), trailers(run))
-
-
-def disagreeing(found: HeadArray, stored: U32) -> I64:
-    """The same for the heads and the checksums of records that may stand anywhere."""
+    found = heads(run)
     implied = shift(crc_of_rows(found.view(np.uint8).reshape(-1, HEAD_BYTES)), found["length"].astype(np.int64))
-    return np.flatnonzero((implied ^ found["data_crc"].astype(np.uint32)) != stored)
+    return np.flatnonzero((implied ^ found["data_crc"].astype(np.uint32)) != trailers(run))
 
 
 def likely_starts(data: Buffer, low_id: int, high_id: int, room: int) -> list[tuple[int, int, int]]:

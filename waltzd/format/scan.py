@@ -24,13 +24,12 @@ import numpy as np
 
 from waltzd.disk.seam import File
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
-from waltzd.format.batch import LAST, MAGIC, Batch, End, Head, batch_at, why_wrong
+from waltzd.format.batch import LAST, MAGIC, End, Head, batch_at
 from waltzd.format.checksum import I64, crc32, is_one_byte_wrong, shift, single_byte_error
 from waltzd.format.footer import Footer, footer_at
-from waltzd.format.index import LEAD_BITS, places_of, read_index
+from waltzd.format.index import offsets_of, places_of, read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION
 from waltzd.format.record import (
-    FEW_RECORDS,
     HEAD_BYTES,
     OVERHEAD_BYTES,
     TRAILER_BYTES,
@@ -40,7 +39,7 @@ from waltzd.format.record import (
     likely_starts,
     walk,
 )
-from waltzd.format.span import BatchSpan, whole_batches
+from waltzd.format.span import BatchSpan, RecordSpan, Span, whole_batches
 
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
@@ -53,16 +52,8 @@ _HINT_ENTRIES = 8192
 _HINTS_BEHIND = 64
 
 
-OnRun = Callable[[int, Run], None]
-"""Called with the file offset of the first record, and the sound records there: one batch in format 1. The buffer is used
-again afterwards."""
-OnBatch = Callable[[int, Batch], None]
-"""Called with the file offset of the head. The buffer is used again afterwards."""
-OnSpan = Callable[[int, BatchSpan, I64], None]
-"""In format 1 in the place of `OnRun`, for many batches at a time: called with the file offset of the first head, the sound
-batches, and where each record starts in them. The buffer is used again afterwards."""
-Hints = Callable[[int, Head, memoryview], I64 | None]
-"""Where the records of a batch start and end, as far as an index says it and their lengths confirm it."""
+OnSpan = Callable[[Span], None]
+"""Called with the next sound records. The buffer is used again afterwards."""
 
 
 @dataclass(frozen=True)
@@ -158,25 +149,19 @@ def scan(
     version: int = VERSION,
     before: End | None = None,
     index: File | None = None,
-    on_run: OnRun | None = None,
-    on_batch: OnBatch | None = None,
     on_span: OnSpan | None = None,
     chunk_bytes: int = CHUNK_BYTES,
-    record_bytes_max: int | None = None,
+    bytes_max: int | None = None,
 ) -> Stop:
-    """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, or to `end`.
+    """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, to the last batch of the
+    segment, or to `end`.
 
-    In format 1 `offset` is that of a batch, and the limit is one of batches. `before`: the end of the batch in front; None:
-    it is not known, so any batch may come first."""
-    if version == BATCHES and on_batch is None and (on_span is not None or on_run is None):
-        return scan_spans(
-            file, next_id=next_id, offset=offset, end=end, before=before, index=index, segment_first_id=segment_first_id,
-            on_span=on_span, chunk_bytes=chunk_bytes, bytes_max=record_bytes_max,
-        )  # fmt: skip
+    In format 1 `offset` is that of a batch, and `bytes_max` the limit of batches. `before`: the end of the batch in front;
+    None: it is not known, so any batch may come first."""
     if version == BATCHES:
-        return scan_batches(
-            file, next_id=next_id, offset=offset, end=end, before=before, hints=_hints(index, segment_first_id),
-            on_run=on_run, on_batch=on_batch, chunk_bytes=chunk_bytes, bytes_max=record_bytes_max,
+        return _scan_batches(
+            file, next_id=next_id, offset=offset, end=end, before=before, index=index, segment_first_id=segment_first_id,
+            on_span=on_span, chunk_bytes=chunk_bytes, limit=BATCH_BYTES_MAX if bytes_max is None else bytes_max,
         )  # fmt: skip
     buffer = bytearray(min(chunk_bytes, max(end - offset, 0)))
     while offset < end:
@@ -189,7 +174,7 @@ def scan(
         bounds = _bounds(data, hint)
         if len(bounds) == 1:  # not one whole record in the chunk: a longer one, or nothing
             needed = OVERHEAD_BYTES + id_and_length(data)[1] if got >= OVERHEAD_BYTES else 0
-            is_too_large = record_bytes_max is not None and needed > record_bytes_max
+            is_too_large = bytes_max is not None and needed > bytes_max
             if needed <= got or needed > end - offset or got < want or is_too_large:
                 return Stop(offset, next_id)
             buffer = bytearray(needed)
@@ -197,39 +182,13 @@ def scan(
         run = Run(next_id, data[: int(bounds[-1])], bounds)
         bad = first_bad(run)
         sound = run if bad is None else run.part(0, bad)
-        if len(sound) and on_run is not None:
-            on_run(offset, sound)
+        if len(sound) and on_span is not None:
+            on_span(RecordSpan(offset, sound))
         offset += len(sound.data)
         next_id += len(sound)
         if bad is not None:
             return Stop(offset, next_id)
     return Stop(offset, next_id)
-
-
-def _hints(index: File | None, segment_first_id: int) -> Hints | None:
-    """For batches whose lengths are dearer to follow than the index is to read."""
-    if index is None:
-        return None
-
-    first, known = 0, np.zeros(0, np.int64)
-
-    def bounds(offset: int, head: Head, records: memoryview) -> I64 | None:
-        nonlocal first, known
-        if head.records < FEW_RECORDS:
-            return None
-        at = head.first_id - segment_first_id
-        if at < first or at + head.records > first + len(known):
-            first, known = at, read_index(index, at, max(head.records, _HINT_ENTRIES))
-        if len(known) < at - first + head.records:
-            return None
-        starts = (known[at - first : at - first + head.records] & (1 << LEAD_BITS) - 1) - offset
-        if starts[0] != 0 or int(starts.min()) < 0 or int(starts.max()) > len(records) - OVERHEAD_BYTES:
-            return None
-        found = np.append(starts, len(records))
-        lengths = np.ndarray((len(records) - HEAD_BYTES + 1,), ">i4", buffer=records[28:], strides=(1,))[starts]
-        return found if (found[:-1] + lengths + OVERHEAD_BYTES == found[1:]).all() else None
-
-    return bounds
 
 
 def _is_sound_at(file: File, offset: int, length: int) -> bool:
@@ -307,8 +266,6 @@ def survey(
     offset: int = HEADER_BYTES,
     id_limit: int | None = None,
     index: File | None = None,
-    on_run: OnRun | None = None,
-    on_batch: OnBatch | None = None,
     on_span: OnSpan | None = None,
 ) -> Survey:
     """The segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit` is the first
@@ -319,7 +276,7 @@ def survey(
     while True:
         stop = scan(
             file, segment_first_id=first_id, next_id=next_id, offset=offset, end=end, version=version, before=before,
-            index=index, on_run=on_run, on_batch=on_batch, on_span=on_span,
+            index=index, on_span=on_span,
         )  # fmt: skip
         found = Survey(
             stop.next_id, stop.offset, end - stop.offset, gaps, end_of_log=stop.end_of_log, is_sealed=stop.is_sealed
@@ -447,63 +404,12 @@ class _Window:
         return self._data[first : first + size]
 
 
-def scan_batches(
-    file: File,
-    *,
-    next_id: int,
-    offset: int,
-    end: int,
-    before: End | None = None,
-    hints: Hints | None = None,
-    on_run: OnRun | None = None,
-    on_batch: OnBatch | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    bytes_max: int | None = None,
-) -> Stop:
-    """Check batches from `offset` on, where `next_id` should start, up to a bad or too large one, the last of the segment,
-    or to `end`."""
+def _scan_batches(
+    file: File, *, next_id: int, offset: int, end: int, before: End | None, index: File | None, segment_first_id: int,
+    on_span: OnSpan | None, chunk_bytes: int, limit: int,
+) -> Stop:  # fmt: skip
     window = _Window(file, min(chunk_bytes, max(end - offset, 0)), end)
     committed, is_sealed = NO_MARK, False
-    while offset < end and not is_sealed:
-        head = Head.decode(window.at(offset, BATCH_HEAD_BYTES))
-        room = min(end - offset, BATCH_BYTES_MAX if bytes_max is None else bytes_max)
-        if head is None or head.first_id != next_id or head.size > room:
-            break
-        raw = window.at(offset, head.size)
-        if len(raw) < head.size:
-            break
-        batch = batch_at(raw, head, None if hints is None else hints(offset + head.lead, head, raw[head.lead :]))
-        if batch is None or why_wrong(batch, before, deeply=False):
-            break
-        if on_batch is not None:
-            on_batch(offset, batch)
-        if on_run is not None:
-            on_run(offset + head.lead, batch.run)
-        offset += head.size
-        next_id += head.records
-        is_sealed = head.is_last
-        committed = max(committed, head.committed)
-        before = End(crc=head.crc, time=head.time, segment_bytes=0 if is_sealed else offset)
-    return Stop(offset, next_id, before, is_sealed, committed)
-
-
-def scan_spans(
-    file: File,
-    *,
-    next_id: int,
-    offset: int,
-    end: int,
-    before: End | None = None,
-    index: File | None = None,
-    segment_first_id: int = 0,
-    on_span: OnSpan | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    bytes_max: int | None = None,
-) -> Stop:
-    """The same as `scan_batches`, many batches at a time."""
-    window = _Window(file, min(chunk_bytes, max(end - offset, 0)), end)
-    committed, is_sealed = NO_MARK, False
-    limit = BATCH_BYTES_MAX if bytes_max is None else bytes_max
     while offset < end and not is_sealed:
         head = Head.decode(window.at(offset, BATCH_HEAD_BYTES))
         if head is None or head.first_id != next_id or head.size > min(end - offset, limit):
@@ -511,17 +417,17 @@ def scan_spans(
         raw = window.at(offset, max(head.size, min(chunk_bytes, end - offset)))
         if len(raw) < head.size:
             break
-        span = BatchSpan(raw, np.array(whole_batches(raw)[0]), None if before is None else (before.crc, before.time))
+        at = np.array(whole_batches(raw)[0])
+        span = BatchSpan(raw, at, None if before is None else (before.crc, before.time), offset)
         span.keep_to(limit)
         hint = None
         if index is not None and span.count:
             entry = span.first_id - segment_first_id
             hint = places_of(read_index(index, entry, span.next_id - span.first_id))[0] - offset
-        starts = span.starts(hint) if span.count else None
-        if starts is None:
+        if not span.count or not span.find_starts(hint):
             break
         if on_span is not None:
-            on_span(offset, span, starts)
+            on_span(span)
         heads = span.head[: span.count]
         offset += len(span.bytes)
         next_id, committed = span.next_id, max(committed, int(heads["committed"].max()))
@@ -678,9 +584,12 @@ def _rest_of_body(file: File, offset: int, head: Head) -> Rest:
 # -- by a footer -------------------------------------------------------------------------------------------------------
 
 
-def follow_footer(file: File, footer: Footer, on_run: OnRun, *, chunk_bytes: int = CHUNK_BYTES) -> bool:
-    """Where the records are, by the footer, the heads of the batches and the lengths of the records; no checksum of a
-    record is computed. False where these contradict each other: then only the data can tell (`survey`)."""
+def follow_footer(
+    file: File, footer: Footer, on_entries: Callable[[int, I64], object], *, chunk_bytes: int = CHUNK_BYTES
+) -> bool:
+    """Call `on_entries` with the first id and the index entries of each batch, by the footer, the heads of the batches and
+    the lengths of the records; compute no checksum of a record. Return False if these contradict each other: then only the
+    data can tell (`survey`)."""
     next_id = footer.first_id
     window = _Window(file, chunk_bytes, footer.offset)
     places = [*footer.batches.tolist(), footer.offset]
@@ -692,6 +601,6 @@ def follow_footer(file: File, footer: Footer, on_run: OnRun, *, chunk_bytes: int
         batch = batch_at(raw, head, walk(raw[head.lead :])) if len(raw) == head.size else None
         if batch is None:
             return False
-        on_run(offset + head.lead, batch.run)
+        on_entries(next_id, offsets_of(offset + head.lead, batch.run))
         next_id += head.records
     return next_id == footer.last_id + 1

@@ -8,11 +8,14 @@ batch. Pure.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.format.batch import HEAD_BYTES, LAST, MAGIC, Head, are_locks, decode_groups, encode_groups
+from waltzd.format.batch import HEAD_BYTES, LAST, MAGIC, Batch, Head, are_locks, batch_at, decode_groups, encode_groups
 from waltzd.format.checksum import I64, crc32, crc_of_rows
 from waltzd.format.index import LEAD_BITS
 from waltzd.format.layout import ID_MAX
@@ -65,15 +68,18 @@ def whole_batches(raw: memoryview, last_id: int = ID_MAX) -> tuple[list[int], in
 class BatchSpan:
     """Whole batches back to back, as their heads say. `count` of them are sound and fit to each other."""
 
-    def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None) -> None:
-        """`at`: where each begins, and where the last one ends. `before`: the checksum and the time of the head in front,
-        where it is known."""
+    def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None, offset: int = 0) -> None:
+        """`at`: where each begins in `raw`, and where the last one ends. `before`: the checksum and the time of the head in
+        front, where it is known. `offset`: of `raw` in its file."""
         assert len(at) > 1
         self.raw = raw
+        self.offset = offset
         self.at = at
         every = np.ndarray((len(raw) - HEAD_BYTES + 1,), f"V{HEAD_BYTES}", buffer=raw, strides=(1,))
         self.rows: NDArray[np.void] = every[at[:-1]]
         self.head: NDArray[np.void] = self.rows.view(_HEAD)
+        self.starts: I64 = np.zeros(0, np.int64)
+        """Where each record of the sound batches starts in `raw`, once `find_starts` has found it."""
         self.lead = HEAD_BYTES + self.head["lock_bytes"].astype(np.int64) + self.head["group_bytes"]
         self.count = self._sound(before)
 
@@ -158,14 +164,15 @@ class BatchSpan:
 
     # -- where records start
 
-    def starts(self, hint: I64 | None = None) -> I64 | None:
-        """Where each record of the sound batches starts: as the hint says, where all lengths agree, else by the lengths
-        alone. Of fewer batches where lengths or ids show that an owner was wrong; None where the first one does."""
+    def find_starts(self, hint: I64 | None = None) -> bool:
+        """Find where each record of the sound batches starts: at `hint` if all lengths agree with it, else by the lengths
+        alone. Count only the batches in front of one whose lengths or ids are wrong; return False if that leaves none."""
         records = self.records
         if (records == 1).all():
             hint = self.at[: self.count] + self.lead[: self.count]
         if hint is not None and len(hint) == int(records.sum()) and self._are_starts(hint):
-            return hint
+            self.starts = hint
+            return True
         found: list[I64] = []
         at, leads = self.at.tolist(), self.lead.tolist()
         for number, count in enumerate(records.tolist()):
@@ -181,7 +188,8 @@ class BatchSpan:
                 self.count = number
                 break
             found.append(bounds[:-1] + start)
-        return np.concatenate(found) if found else None
+        self.starts = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return bool(found)
 
     def _are_starts(self, starts: I64) -> bool:
         """Whether the records that start there fill the sound batches, one behind the other, and have their ids."""
@@ -199,14 +207,56 @@ class BatchSpan:
         ids = np.ndarray((end - 7,), ">i8", buffer=self.raw[:end], strides=(1,))[starts]
         return bool(is_right and (ids == np.arange(self.first_id, self.first_id + len(starts))).all())
 
-    def run(self, starts: I64) -> Run:
-        """The records that start there as one run, without what stands between them."""
+    @property
+    def record_pieces(self) -> list[memoryview]:
+        """The bytes of the records of each sound batch."""
         at, leads = self.at.tolist(), self.lead.tolist()
-        pieces = [self.raw[at[number] + leads[number] : at[number + 1]] for number in range(self.count)]
+        return [self.raw[at[number] + leads[number] : at[number + 1]] for number in range(self.count)]
+
+    @property
+    def run(self) -> Run:
+        """All records as one run, copied together unless there is one batch. It has neither times nor groups."""
+        pieces = self.record_pieces
         data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-        bounds = np.append(starts - np.repeat(np.cumsum(self.lead[: self.count]), self.records), len(data))
+        bounds = np.append(self.starts - np.repeat(np.cumsum(self.lead[: self.count]), self.records), len(data))
         return Run(self.first_id, data, bounds)
 
-    def entries(self, starts: I64, offset: int) -> I64:
-        """The index entries of the records that start there, in a file that has the span at `offset`."""
-        return (starts + offset) | (starts - np.repeat(self.at[: self.count], self.records)) << LEAD_BITS
+    @property
+    def entries(self) -> I64:
+        """The index entries of all records."""
+        return (self.starts + self.offset) | (self.starts - np.repeat(self.at[: self.count], self.records)) << LEAD_BITS
+
+    def batches(self) -> Iterator[tuple[int, Batch]]:
+        """Yield each sound batch with its file offset."""
+        at, first = self.at.tolist(), 0
+        for number in range(self.count):
+            head, start = self.head_of(number), at[number]
+            bounds = np.append(self.starts[first : first + head.records] - (start + head.lead), head.record_bytes)
+            batch = batch_at(self.raw[start : at[number + 1]], head, bounds)
+            assert batch is not None, "find_starts() has followed its lengths"
+            yield self.offset + start, batch
+            first += head.records
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSpan:
+    """Sound records of format 0 back to back, with what `BatchSpan` says of batches."""
+
+    offset: int
+    run: Run
+
+    @property
+    def first_id(self) -> int:
+        return self.run.first_id
+
+    @property
+    def record_pieces(self) -> list[memoryview]:
+        return [self.run.data]
+
+    @property
+    def entries(self) -> I64:
+        return self.run.bounds[:-1] + self.offset
+
+
+Span: TypeAlias = RecordSpan | BatchSpan
+"""What a scan finds next: sound records with consecutive ids, in the format of their segment."""

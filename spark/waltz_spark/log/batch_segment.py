@@ -88,8 +88,7 @@ class Batches:
 
     def _run(self, batches: _BatchSpan, offset: int, *, with_locks: bool) -> Run | None:
         """The records of the sound batches of a span, of fewer where lengths or ids show that an owner was wrong."""
-        starts = batches.starts(self._hint(batches, offset))
-        return None if starts is None else batches.columns(starts, with_locks=with_locks)
+        return batches.columns(with_locks=with_locks) if batches.find_starts(self._hint(batches, offset)) else None
 
     def _hint(self, batches: BatchSpan, offset: int) -> I64 | None:
         """Where each record starts in the span, as the index says."""
@@ -162,13 +161,13 @@ class Batches:
 class _BatchSpan(BatchSpan):
     """As one run, with what stands beside the records."""
 
-    def columns(self, starts: I64, *, with_locks: bool) -> Run | None:
+    def columns(self, *, with_locks: bool) -> Run | None:
         head, records = self.head[: self.count], self.records
         locks = self._locks(records) if with_locks else None
         if with_locks and locks is None:
             return None
         times = np.repeat(head["time"].astype(np.int64), records)
-        return replace(self.run(starts), times=times, follows=self._follows(records), locks=locks)
+        return replace(self.run, times=times, follows=self._follows(records), locks=locks)
 
     def _follows(self, records: I64) -> Flags | None:
         head = self.head[: self.count]

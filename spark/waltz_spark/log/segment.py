@@ -236,7 +236,7 @@ class Segment:
                 offset=offset,
                 end=min(self._size, offset + window),
                 chunk_bytes=window,
-                on_run=lambda _, run: found.append(Run(run.first_id, memoryview(bytes(run.data)), run.bounds)),
+                on_span=lambda span: found.append(Run(span.first_id, memoryview(bytes(span.run.data)), span.run.bounds)),
             )
             if found:
                 run = join_runs(found)

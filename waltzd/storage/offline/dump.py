@@ -51,6 +51,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import Record, Run, decode_record
 from waltzd.format.scan import survey, version_behind
+from waltzd.format.span import RecordSpan, Span
 from waltzd.protocol.timelines import Lineage
 
 INDEX_CHUNK_ENTRIES = 1 << 16
@@ -246,11 +247,15 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
         if high is not None and batch.last_id >= high:
             raise _Enough
 
+    def on_span(span: Span) -> None:
+        if isinstance(span, RecordSpan):
+            on_run(span.offset, span.run)
+        else:
+            for offset, batch in span.batches():
+                on_batch(offset, batch)
+
     try:
-        found = survey(
-            file, first_id=first_id, end=end, version=version, index=index,
-            on_run=on_run if version == VERSION else None, on_batch=on_batch,
-        )  # fmt: skip
+        found = survey(file, first_id=first_id, end=end, version=version, index=index, on_span=on_span)
         if found.footer_bytes:
             raw = file.read(found.end, min(found.footer_bytes, FOOTER_BYTES_MAX))
             sink(FooterBytes(offset=found.end, raw=raw, footer=found.footer))

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -22,12 +20,12 @@ import numpy as np
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
-from waltzd.format.batch import Batch, End, Head
-from waltzd.format.checksum import I64, U32
+from waltzd.format.batch import End, Head
+from waltzd.format.checksum import I64
 from waltzd.format.explain import describe, explain
 from waltzd.format.finding import Code, Finding
-from waltzd.format.footer import Footer
-from waltzd.format.index import offsets_of, places_of, read_index
+from waltzd.format.footer import Footer, FooterBuilder
+from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import (
     BATCHES,
     HEADER_BYTES,
@@ -42,22 +40,10 @@ from waltzd.format.layout import (
     read_header,
     segment_name,
 )
-from waltzd.format.record import (
-    HEAD,
-    HEAD_BYTES,
-    OVERHEAD_BYTES,
-    HeadArray,
-    Run,
-    disagreeing,
-    heads,
-    id_and_length,
-    trailers,
-)  # fmt: skip
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, bad_payloads, id_and_length
 from waltzd.format.scan import Survey, Tail, judge_tail, survey, version_behind
+from waltzd.format.span import BatchSpan, Span
 
-TOGETHER = 4096
-"""So many records are looked at together: what is done for each run costs about the same for one record and for a
-thousand."""
 FINDINGS_MAX = 1000
 """Of one kind in one segment; further ones are counted in a last finding, so that the memory stays bounded."""
 
@@ -149,20 +135,6 @@ class _Places:
         return out
 
 
-class _Records(NamedTuple):
-    """What is looked at of sound records with consecutive ids, wherever they stand."""
-
-    first_id: int
-    entries: I64
-    """That the index must have."""
-    heads: HeadArray
-    trailers: U32
-
-    @property
-    def next_id(self) -> int:
-        return self.first_id + len(self.entries)
-
-
 class _Inspection:
     def __init__(self, disk: Disk, task: SegmentTask) -> None:
         self._disk = disk
@@ -177,13 +149,10 @@ class _Inspection:
         self._twin = _Places(Code.DAMAGED_RECORD, self._path, task.partition)
         self._wrong = _Places(Code.WRONG_INDEX_ENTRY, self._index_path, task.partition)
         self._missing = _Places(Code.MISSING_INDEX_ENTRY, self._index_path, task.partition)
-        self._waiting: list[_Records] = []
-        self._waiting_records = 0
         self._version = VERSION
         self._first: Head | None = None
-        self._last: Head | None = None
-        self._batches: list[int] = []
-        self._hash = None if not task.is_deep else sha256()
+        self._footer: FooterBuilder | None = None
+        """The footer of the batches that were read; None before the first one."""
 
     @property
     def _is_last(self) -> bool:
@@ -224,9 +193,8 @@ class _Inspection:
             return
         found = survey(
             file, first_id=first_id, end=end, version=self._version, before=task.before, id_limit=task.next_first_id,
-            index=self._index, on_run=self._on_run, on_batch=self._on_batch,
+            index=self._index, on_span=self._on_span,
         )  # fmt: skip
-        self._look_at_waiting()
         report.bytes, report.next_id, report.reaches = end, found.next_id, found.next_id
         self._report_gaps(file, found)
         tail = self._report_tail(file, found)
@@ -281,20 +249,34 @@ class _Inspection:
             return
         self._entries = index_entries(index.size())
 
-    # -- each run of sound records
+    # -- sound records
 
-    def _on_batch(self, offset: int, batch: Batch) -> None:
-        header = self._report.header
-        if self._first is None:
-            self._first = batch.head
-            right = None if header is None else self._right_header(header, batch.head)
-            if self._hash is not None and right is not None:
-                self._hash.update(right.encode())
-        self._last = batch.head
-        self._batches.append(offset)
-        if self._hash is not None:
-            for piece in batch.pieces:
-                self._hash.update(piece)
+    def _on_span(self, span: Span) -> None:
+        if isinstance(span, BatchSpan):
+            self._note_batches(span)
+        run, entries, limit = span.run, span.entries, self._task.durable_id
+        if limit is not None and run.last_id > limit:
+            if run.first_id > limit:
+                return
+            run = run.part(0, limit - run.first_id + 1)
+            entries = entries[: len(run)]
+        self._report.records += len(run)
+        if self._index is not None:
+            self._compare_index(self._index, run.first_id, entries)
+        places, sizes = self._places(entries), np.diff(run.bounds)
+        for number in bad_payloads(run).tolist():
+            id_, first = run.first_id + number, int(places[number])
+            what = "the payload does not have the checksum that the client gave it"
+            self._payloads.add(id_, id_, first, first + int(sizes[number]) - 1, what)
+        if self._task.is_deep:
+            self._check_one_by_one(run, places)
+
+    def _note_batches(self, span: BatchSpan) -> None:
+        if self._footer is None:
+            self._first, header = span.head_of(0), self._report.header
+            raw = bytes(HEADER_BYTES) if header is None else self._right_header(header, self._first).encode()
+            self._footer = FooterBuilder(raw, is_hashing=self._task.is_deep)
+        self._footer.add_span(span)
 
     def _right_header(self, header: FileHeader, first: Head) -> FileHeader:
         """In format 1 the time of the first batch says also when the file was created."""
@@ -303,40 +285,6 @@ class _Inspection:
             detail = f"the creation time is {header.created_ms}, that of the first batch is {right.created_ms}"
             self._find(Code.DAMAGED_HEADER, detail, first_byte=4, last_byte=11)
         return right
-
-    def _on_run(self, offset: int, run: Run) -> None:
-        limit = self._task.durable_id
-        if limit is not None and run.last_id > limit:
-            if run.first_id > limit:
-                return
-            run = run.part(0, limit - run.first_id + 1)
-        entries = offsets_of(offset, run)
-        if self._waiting and self._waiting[-1].next_id != run.first_id:
-            self._look_at_waiting()
-        self._waiting.append(_Records(run.first_id, entries, heads(run), trailers(run)))
-        if self._task.is_deep:
-            self._check_one_by_one(run, self._places(entries))
-        self._waiting_records += len(run)
-        if self._waiting_records >= TOGETHER:
-            self._look_at_waiting()
-
-    def _look_at_waiting(self) -> None:
-        if self._waiting:
-            entries = np.concatenate([one.entries for one in self._waiting])
-            rows = np.concatenate([one.heads.view(np.uint8) for one in self._waiting])  # as bytes: their order must stay
-            stored = np.concatenate([one.trailers for one in self._waiting])
-            self._look_at(_Records(self._waiting[0].first_id, entries, rows.view(HEAD), stored))
-        self._waiting, self._waiting_records = [], 0
-
-    def _look_at(self, records: _Records) -> None:
-        self._report.records += len(records.entries)
-        if self._index is not None:
-            self._compare_index(self._index, records.first_id, records.entries)
-        places = self._places(records.entries)
-        for number in disagreeing(records.heads, records.trailers).tolist():
-            id_, first, length = records.first_id + number, int(places[number]), int(records.heads["length"][number])
-            what = "the payload does not have the checksum that the client gave it"
-            self._payloads.add(id_, id_, first, first + OVERHEAD_BYTES + length - 1, what)
 
     def _places(self, entries: I64) -> I64:
         return places_of(entries)[0] if self._version == BATCHES else entries
@@ -497,17 +445,17 @@ class _Inspection:
 
     def _differences(self, footer: Footer) -> list[str]:
         """In which words it is not the footer of these batches."""
-        assert self._first is not None
-        assert self._last is not None
-        right = {
-            "first id": footer.first_id == self._first.first_id,
-            "last id": footer.last_id == self._last.last_id,
-            "first time": footer.first_time == self._first.time,
-            "last time": footer.last_time == self._last.time,
-            "places of batches": footer.batches.tolist() == self._batches,
-            "hash": self._hash is None or footer.digest == self._hash.digest(),
+        assert self._footer is not None
+        right = self._footer.footer(footer.before)
+        same = {
+            "first id": footer.first_id == right.first_id,
+            "last id": footer.last_id == right.last_id,
+            "first time": footer.first_time == right.first_time,
+            "last time": footer.last_time == right.last_time,
+            "places of batches": footer.batches.tolist() == right.batches.tolist(),
+            "hash": not self._task.is_deep or footer.digest == right.digest,
         }
-        return [word for word, is_right in right.items() if not is_right]
+        return [word for word, is_same in same.items() if not is_same]
 
 
 def _first_id(file: File, version: int) -> int | None:

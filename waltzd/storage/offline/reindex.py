@@ -215,10 +215,7 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
         try:
             survey(
                 data, first_id=task.first_id, end=report.bytes, version=report.header.version,
-                id_limit=task.next_first_id, on_run=writer.add,
-                on_span=lambda offset, span, starts: writer.add_entries(
-                    span.first_id, span.entries(starts, offset)
-                ),
+                id_limit=task.next_first_id, on_span=lambda span: writer.add(span.first_id, span.entries),
             )  # fmt: skip
             writer.seal(ends)
         except BaseException:

@@ -24,13 +24,12 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
-from waltzd.format.checksum import I64
 from waltzd.format.finding import Code, Finding
 from waltzd.format.footer import FooterBuilder
-from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
+from waltzd.format.index import IndexChecker, IndexWriter
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, read_header
 from waltzd.format.scan import Gap, Survey, survey
-from waltzd.format.span import BatchSpan
+from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.site import Site
 
@@ -276,13 +275,14 @@ def _survey_active(site: Site, active: Segment, header: FileHeader, before: End 
     if not _has_right_header(index, header):
         _write_header(site, active.index, header)
 
-    def on_span(offset: int, span: BatchSpan, starts: I64) -> None:
-        builder.add_span(span)
-        active.write_index(span.first_id, span.entries(starts, offset))
+    def on_span(span: Span) -> None:
+        if isinstance(span, BatchSpan):
+            builder.add_span(span)
+        active.write_index(span.first_id, span.entries)
 
     return survey(
         data, first_id=header.first_id, end=data.size(), version=header.version, before=before, index=index,
-        on_span=on_span, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+        on_span=on_span,
     )  # fmt: skip
 
 
@@ -293,14 +293,14 @@ def _survey_sealed(
     disk, first_id = site.disk, header.first_id
 
     def look(index: File | None, entries: IndexChecker | IndexWriter, builder: FooterBuilder | None = None) -> Survey:
-        def on_span(offset: int, span: BatchSpan, starts: I64) -> None:
-            entries.add_entries(span.first_id, span.entries(starts, offset))
-            if builder is not None:
+        def on_span(span: Span) -> None:
+            entries.add(span.first_id, span.entries)
+            if builder is not None and isinstance(span, BatchSpan):
                 builder.add_span(span)
 
         return survey(
             data, first_id=first_id, end=data.size(), version=header.version, before=before, id_limit=next_id, index=index,
-            on_run=entries.add, on_span=on_span,
+            on_span=on_span,
         )  # fmt: skip
 
     path = join(site.directory, index_name(first_id))

@@ -22,9 +22,8 @@ from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
-from waltzd.format.checksum import I64
 from waltzd.format.footer import Footer, FooterBuilder, footer_at
-from waltzd.format.index import offsets_of, places_of, read_index, write_entries
+from waltzd.format.index import places_of, read_index, write_entries
 from waltzd.format.layout import (
     BATCHES,
     HEADER_BYTES,
@@ -37,7 +36,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import Stop, scan
-from waltzd.format.span import BatchSpan
+from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -112,10 +111,12 @@ class Installation:
         self._index.write(0, raw)
         builder = FooterBuilder(raw)
 
-        def add(offset: int, span: BatchSpan, starts: I64) -> None:
-            self._check(span.run(starts), deeply=True)
-            write_entries(self._index, span.first_id - self.first_id, span.entries(starts, offset))
-            builder.add_span(span)
+        def add(span: Span) -> None:
+            is_batches = isinstance(span, BatchSpan)
+            self._check(span.run, deeply=is_batches)
+            write_entries(self._index, span.first_id - self.first_id, span.entries)
+            if is_batches:
+                builder.add_span(span)
 
         stop = scan(
             self._data,
@@ -124,9 +125,8 @@ class Installation:
             offset=HEADER_BYTES,
             end=self._size,
             version=header.version,
-            on_run=self._add,
             on_span=add,
-            record_bytes_max=None if header.version == BATCHES else self._record_bytes_max,
+            bytes_max=None if header.version == BATCHES else self._record_bytes_max,
         )
         if stop.offset != self._size and not stop.is_sealed:
             raise self._bad_record(stop)
@@ -190,10 +190,6 @@ class Installation:
 
     def _too_large(self, id_: int, size: int) -> TooLarge:
         return TooLarge(f"record {id_} has {size} bytes; {self._record_bytes_max} are allowed")
-
-    def _add(self, offset: int, run: Run) -> None:
-        self._check(run, deeply=False)
-        write_entries(self._index, run.first_id - self.first_id, offsets_of(offset, run))
 
     def _check(self, run: Run, *, deeply: bool) -> None:
         """`deeply`: the checksums of batches say the same, if their owner was right."""

@@ -28,7 +28,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
-from waltzd.format.batch import Batch, End, Head, batch_at, decode_locks, records_of, why_wrong
+from waltzd.format.batch import Batch, End, Head, decode_locks, records_of, sound_batches
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.footer import FooterBuilder, read_footer
 from waltzd.format.index import offsets_of, places_of, read_index, write_entries
@@ -43,16 +43,15 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import (
-    FEW_RECORDS,
     HEAD_BYTES,
     OVERHEAD_BYTES,
     LockColumns,
     Run,
     first_bad,
-    heads,
     id_and_length,
 )
-from waltzd.format.scan import scan_spans
+from waltzd.format.scan import scan
+from waltzd.format.span import BatchSpan, Span
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
@@ -412,12 +411,19 @@ class BatchSegment(Segment):
 
     def _caught_up(self) -> FooterBuilder:
         builder = FooterBuilder(self.data.read(0, HEADER_BYTES))
-        stop = scan_spans(
+
+        def add(span: Span) -> None:
+            assert isinstance(span, BatchSpan)
+            builder.add_span(span)
+
+        stop = scan(
             self.data,
+            segment_first_id=self.first_id,
             next_id=self.first_id,
             offset=HEADER_BYTES,
             end=self.end,
-            on_span=lambda offset, span, starts: builder.add_span(span),
+            version=BATCHES,
+            on_span=add,
         )
         if stop.offset != self.end:
             raise Suspect(self.first_id)
@@ -471,22 +477,7 @@ class BatchSegment(Segment):
         stops = stops[stops <= place + bytes_max]
         stop = int(stops[-1]) if len(stops) else place + self._head_of(first_id)[1].size
         raw = memoryview(self.data.read(place, stop - place))
-        found: list[Batch] = []
-        before: End | None = None
-        while len(raw):
-            head = Head.decode(raw)
-            if head is None or head.size > len(raw):
-                break
-            if not head.first_id <= first_id <= head.last_id if before is None else head.first_id != found[-1].last_id + 1:
-                break
-            entry = head.first_id - first_id
-            known = starts[entry : entry + head.records] - (place + head.lead) if entry >= 0 else starts[:0]
-            batch = batch_at(raw[: head.size], head, _confirmed(raw[head.lead : head.size], head, known))
-            if batch is None or why_wrong(batch, before, deeply=False):
-                break
-            found.append(batch)
-            before = End(crc=head.crc, time=head.time)
-            raw, place = raw[head.size :], place + head.size
+        found = sound_batches(raw, first_id, starts - place)
         if not found:
             raise Suspect(self.first_id)
         return found
@@ -542,14 +533,3 @@ class BatchSegment(Segment):
             else:
                 high = head.first_id
         return min(low, last_id + 1)
-
-
-def _confirmed(records: memoryview, head: Head, starts: I64) -> I64 | None:
-    """The bounds of the records of a batch, where the index says them and each length agrees; following all lengths takes
-    longer for many."""
-    if head.records < FEW_RECORDS or len(starts) != head.records or starts[0] != 0:
-        return None
-    bounds = np.append(starts, len(records))
-    if (np.diff(bounds) < OVERHEAD_BYTES).any():
-        return None
-    return bounds if (heads(Run(0, records, bounds))["length"] == np.diff(bounds) - OVERHEAD_BYTES).all() else None

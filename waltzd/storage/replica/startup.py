@@ -36,9 +36,7 @@ from typing import Any
 
 from waltzd.disk.seam import File, join
 from waltzd.errors import PartitionDamaged, PathMissing
-from waltzd.format.checksum import I64
 from waltzd.format.finding import Finding
-from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
     HEADER_BYTES,
     NEW_SUFFIX,
@@ -52,9 +50,8 @@ from waltzd.format.layout import (
     index_offset,
     segment_ids,
 )
-from waltzd.format.record import Run
 from waltzd.format.scan import Survey, Tail, judge_tail, survey
-from waltzd.format.span import BatchSpan
+from waltzd.format.span import Span
 from waltzd.storage.replica.examine import (
     DamageReport,
     examine_segment,
@@ -253,11 +250,8 @@ class _Opening:
         end, version = segment.data.size(), segment.header.version
         anchor = self._promise.value.durable
 
-        def put(offset: int, run: Run) -> None:
-            segment.write_index(run.first_id, offsets_of(offset, run))
-
-        def put_batches(offset: int, span: BatchSpan, starts: I64) -> None:
-            segment.write_index(span.first_id, span.entries(starts, offset))
+        def put(span: Span) -> None:
+            segment.write_index(span.first_id, span.entries)
 
         if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
             offset, first_id = segment.anchor(anchor)
@@ -269,8 +263,7 @@ class _Opening:
                     version=version,
                     next_id=first_id,
                     offset=offset,
-                    on_run=put,
-                    on_span=put_batches,
+                    on_span=put,
                 )
                 if found.next_id > anchor and not found.gaps:
                     return found, first_id
@@ -280,8 +273,7 @@ class _Opening:
             end=end,
             version=version,
             index=segment.index,
-            on_run=put,
-            on_span=put_batches,
+            on_span=put,
         )
         return found, segment.first_id
 

@@ -16,8 +16,8 @@ from waltzd.format.batch import HEAD_BYTES, Batch, End
 from waltzd.format.footer import read_footer
 from waltzd.format.index import offsets_of, places_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES
-from waltzd.format.record import Run
 from waltzd.format.scan import Gap, Rest, Stop, Survey, Tail, batches_behind, follow_footer, judge_tail, scan, survey
+from waltzd.format.span import BatchSpan, Span
 
 KEY = UUID(int=1)
 PAYLOADS = [[b"a", b"bb", b""], [b"c" * 70], [b"d", b"e" * 30], [b"f" * 9, b"g"]]
@@ -80,15 +80,16 @@ def test_a_sound_segment_is_read_batch_by_batch(chunk_bytes: int) -> None:
     runs: list[tuple[int, int, bytes, list[int] | None]] = []
     seen: list[tuple[int, bytes]] = []
 
-    def on_run(offset: int, run: Run) -> None:
-        runs.append((offset - run.lead, run.first_id, bytes(run.data), None if run.times is None else run.times.tolist()))
-
-    def on_batch(offset: int, batch: Batch) -> None:
-        seen.append((offset, raw([batch])))
+    def on_span(span: Span) -> None:
+        assert isinstance(span, BatchSpan)
+        for offset, batch in span.batches():
+            run = batch.run
+            runs.append((offset, run.first_id, bytes(run.data), None if run.times is None else run.times.tolist()))
+            seen.append((offset, raw([batch])))
 
     stop = scan(
         file, segment_first_id=0, next_id=0, offset=HEADER_BYTES, end=file.size(), version=BATCHES, before=End(),
-        on_run=on_run, on_batch=on_batch, chunk_bytes=chunk_bytes,
+        on_span=on_span, chunk_bytes=chunk_bytes,
     )  # fmt: skip
     last = batches[-1].head
     end = End(crc=last.crc, time=last.time, segment_bytes=file.size())
@@ -139,13 +140,13 @@ def test_an_empty_segment() -> None:
 def test_an_index_saves_the_walk_of_lengths_and_is_never_believed() -> None:
     batches = batches_of([[b"x" * (number % 7) for number in range(100)], [b"y"] * 200])
     content, index = segment(batches), file_of(index_raw(batches, key=KEY))
-    want: list[tuple[int, list[int]]] = []
-    look(content, on_run=lambda offset, run: want.append((offset, run.bounds.tolist())))
-    assert len(want) == 2
+    want: list[int] = []
+    look(content, on_span=lambda span: want.extend(span.entries.tolist()))
+    assert len(want) == 300
     for lie in (b"", b"\xff" * 800, bytes(800)):
         index.write(HEADER_BYTES + 80, lie)
-        found: list[tuple[int, list[int]]] = []
-        look(content, index=index, on_run=lambda offset, run, to=found: to.append((offset, run.bounds.tolist())))
+        found: list[int] = []
+        look(content, index=index, on_span=lambda span, to=found: to.extend(span.entries.tolist()))
         assert found == want
 
 
@@ -155,12 +156,12 @@ def test_an_index_can_be_made_from_a_footer() -> None:
     footer = read_footer(file)
     assert footer is not None
     entries: list[int] = []
-    assert follow_footer(file, footer, lambda offset, run: entries.extend(offsets_of(offset, run).tolist()))
+    assert follow_footer(file, footer, lambda _, found: entries.extend(found.tolist()))
     assert b"".join(entry.to_bytes(8, "big") for entry in entries) == index_raw(batches, key=KEY)[HEADER_BYTES:]
     records, heads = places_of(file_entries := offsets_of(0, batches[0].run) + HEADER_BYTES + batches[0].head.lead)
     assert (records[0], heads[0]) == (HEADER_BYTES + batches[0].head.lead, HEADER_BYTES), file_entries
     file.write(starts_of(batches)[2] + 20, b"\x77")
-    assert not follow_footer(file, footer, lambda offset, run: None), "a head is not what the footer says"
+    assert not follow_footer(file, footer, lambda *_: None), "a head is not what the footer says"
 
 
 # -- one wrong bit -----------------------------------------------------------------------------------------------------
@@ -324,12 +325,10 @@ def test_a_batch_over_the_bound_of_all_batches_is_none(monkeypatch: pytest.Monke
     largest = batches[1]
     file, end = file_of(segment(batches)), starts_of(batches)[-1]
     monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size)
-    assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
-    assert module.scan_spans(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
+    known = {"segment_first_id": 0, "next_id": 0, "offset": HEADER_BYTES, "end": end, "version": BATCHES}
+    assert scan(file, **known).offset == end  # type: ignore[arg-type]
     monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size - 1)
-    start = starts_of(batches)[batches.index(largest)]
-    assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
-    assert module.scan_spans(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
+    assert scan(file, **known).offset == starts_of(batches)[batches.index(largest)]  # type: ignore[arg-type]
 
 
 def test_forged_heads_cost_no_more_than_a_few_readings_of_the_file() -> None:
