@@ -28,7 +28,7 @@ from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.step import Portion
 from waltzd.server.core.task import SetLowMark, Task, Truncate
 from waltzd.server.session.confirmation import Confirming
-from waltzd.server.session.replica import Log, ReplicaLink
+from waltzd.server.session.partition_leader import PartitionLeader, Replicator
 from waltzd.server.session.session import Session
 from waltzd.server.session.trimmer import Trimming
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
@@ -108,13 +108,13 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     """The committed mark that goes with the records is the last id that was sent."""
 
     def make(right: Any) -> Any:
-        def following(self: ReplicaLink) -> Any:
+        def following(self: Replicator) -> Any:
             content, committed = right(self)
             return content, max(committed, runs_of(content)[-1].last_id) if content else committed
 
         return following
 
-    patches.wrap(ReplicaLink, "_next", make)
+    patches.wrap(Replicator, "_next", make)
 
 
 @mutant(6, 2, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
@@ -122,28 +122,28 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
     def make(right: Any) -> Any:
-        async def stream_tail(self: ReplicaLink) -> None:
+        async def stream_tail(self: Replicator) -> None:
             if self.__dict__.get("was_live"):
-                self._log.core.copied(self.name, min(self._progress.sent, self._log.cache.next_id - 1))
+                self._leader.core.copied(self.name, min(self._progress.sent, self._leader.cache.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
         return stream_tail
 
-    patches.wrap(ReplicaLink, "_stream_tail", make)
+    patches.wrap(Replicator, "_stream_tail", make)
 
 
 @mutant(0, aim=TWO_OWNERS)
 def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
     """A storage has promised itself to a newer session, and the owner tells all clients that everything is committed."""
 
-    def fenced(self: Log, error: StaleSession) -> None:
+    def fenced(self: PartitionLeader, error: StaleSession) -> None:
         if self.marks is not None and self.cache.next_id - 1 > self.marks.committed:
             self.marks.committed = self.cache.next_id - 1
             self.commit(self.marks.committed)
         self.end(error)
 
-    patches.set(Log, "fenced", fenced)
+    patches.set(PartitionLeader, "fenced", fenced)
 
 
 @mutant(0, 1, aim=TWO_OWNERS)
@@ -422,7 +422,7 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
 @mutant(2, 0, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
-    patches.set(Log, "sendable", property(lambda self: self.cache.next_id - 1))
+    patches.set(PartitionLeader, "sendable", property(lambda self: self.cache.next_id - 1))
 
 
 @mutant(0, 2, aim=RENEW)

@@ -126,15 +126,15 @@ async def test_a_session_that_gives_way_in_the_middle_does_not_end_it() -> None:
         pipeline = await c.opened(owned)
         backup = owned._backup
         assert backup is not None
-        log, right = backup._log, backup._confirming.confirm
+        log, right = backup._leader, backup._confirming.confirm
 
         async def confirm() -> None:
             nonlocal times
             await right()
             times += 1
             if times < 4:
-                links, log.links = log.links, {}
-                asyncio.get_running_loop().call_later(0.5, setattr, log, "links", links)
+                links, log.replicators = log.replicators, {}
+                asyncio.get_running_loop().call_later(0.5, setattr, log, "replicators", links)
 
         backup._confirming.confirm = confirm  # type: ignore[method-assign]
         mark = pipeline.append(7)
@@ -210,7 +210,7 @@ async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner()
             nonlocal committed_at
             await right()
             backup._confirming.confirm = right  # type: ignore[method-assign]
-            for name, link in backup._log.links.items():
+            for name, link in backup._leader.replicators.items():
                 if name != backup._asked:
                     link.cancel()  # the owner hears of nobody who replaces it
             c.connect = lambda meta: (NoWay if meta.name == backup._asked else SimPort)(c.storages[meta.name])  # type: ignore[method-assign]
@@ -238,7 +238,7 @@ async def test_only_what_is_committed_is_backed_up() -> None:
     async with backing_up(store) as c:
         owned, pipeline = await c.holding(20)
         await c.all_hold(19)
-        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        port = owned._session.leader.replicators["s0"].port  # type: ignore[union-attr]
         session = pipeline.session.session
         found = await port.back_up(0, Archived(), session=session, committed=11, moment=5)
         assert (found.last_id, found.moment) == (11, 5)
@@ -260,7 +260,7 @@ async def test_a_replica_that_holds_less_does_not_say_that_all_is_there() -> Non
     store = FaultyStore()
     async with backing_up(store) as c:
         owned, pipeline = await c.holding(20)
-        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        port = owned._session.leader.replicators["s0"].port  # type: ignore[union-attr]
         await c.all_hold(19)
         found = await port.back_up(0, Archived(), session=pipeline.session.session, committed=30, moment=7)
         assert (found.last_id, found.moment) == (19, 0)

@@ -23,7 +23,7 @@ from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, 
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
 from waltzd.server.session.archive_lane import ArchiveLane
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 
 CHUNK = 700
 
@@ -97,7 +97,7 @@ async def trimmed(store: FaultyStore) -> AsyncIterator[TrimmedCell]:
         yield TrimmedCell(made, store)
 
 
-async def read_all(log: Log, first_id: int, *, patience: int = 0, pause: float = 0) -> Run:
+async def read_all(log: PartitionLeader, first_id: int, *, patience: int = 0, pause: float = 0) -> Run:
     """As a mount does: chunk by chunk, and waiting for what passes."""
     cold, runs = ColdReader(log, asyncio.Semaphore(1), CHUNK), []
     until = log.cache.first_id - 1
@@ -158,7 +158,7 @@ async def test_a_replica_that_has_not_trimmed_yet_is_asked_first() -> None:
         check(c, await read_all(pipeline.session, 0))
         assert c.reader.counters.pieces == 0
         c.storages["s1"].kill()  # now nobody has it
-        await c.made.until(lambda: not pipeline.session.links["s1"].is_readable)
+        await c.made.until(lambda: not pipeline.session.replicators["s1"].is_readable)
         check(c, await read_all(pipeline.session, 0))
         assert c.reader.counters.pieces == 6
         await c.storages["s1"].start()
@@ -288,7 +288,7 @@ async def test_a_slow_piece_keeps_no_reader_whose_piece_is_here() -> None:
         await c.lane.close()
 
 
-async def read_all_of(log: Log, first_id: int, last_id: int) -> Run:
+async def read_all_of(log: PartitionLeader, first_id: int, last_id: int) -> Run:
     cold, runs = ColdReader(log, asyncio.Semaphore(1), CHUNK), []
     while first_id <= last_id:
         runs.append(await cold.read(first_id, last_id))
@@ -330,7 +330,7 @@ async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
         await lane.close()
 
 
-async def read_some(log: Log, first_id: int) -> Run:
+async def read_some(log: PartitionLeader, first_id: int) -> Run:
     cold = ColdReader(log, asyncio.Semaphore(1), CHUNK)
     while True:
         try:

@@ -18,7 +18,7 @@ from waltzd.cluster.coordinator import Delete
 from waltzd.errors import ChangedMeanwhile, Trimmed
 from waltzd.format.layout import index_offset, segment_ids
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 
 SMALL = replace(SETTINGS, session_bytes_max=8_000)
 """Sessions give way to the next one often, so low marks move."""
@@ -274,8 +274,11 @@ async def test_a_session_that_gives_way_in_the_middle_ends_neither_archiving_nor
             nonlocal times
             log, times = (log_of(owned), times + 1)
             if times < 4:
-                links, log.links = log.links, {name: link for name, link in log.links.items() if name != "s2"}
-                loop.call_later(0.5, setattr, log, "links", links)
+                links, log.replicators = (
+                    log.replicators,
+                    {name: link for name, link in log.replicators.items() if name != "s2"},
+                )
+                loop.call_later(0.5, setattr, log, "replicators", links)
             return right(*arguments, **named)
 
         calls.segments = segments  # type: ignore[method-assign]
@@ -286,9 +289,9 @@ async def test_a_session_that_gives_way_in_the_middle_ends_neither_archiving_nor
         assert not any("a mistake in Waltz itself" in line for line in c.log)
 
 
-def log_of(owned: OwnedLog[Appender]) -> Log:
+def log_of(owned: OwnedLog[Appender]) -> PartitionLeader:
     assert owned._session is not None
-    return owned._session.log
+    return owned._session.leader
 
 
 @pytest.mark.parametrize("seed", range(8))

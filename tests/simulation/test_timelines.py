@@ -133,7 +133,7 @@ async def test_a_rescue_waits_for_the_lease_of_an_owner_that_it_cut_off() -> Non
         old = Confirming(pipeline.session)
         await pipeline.committed(pipeline.append(1))
         assert old.is_leased
-        for link in pipeline.session.links.values():
+        for link in pipeline.session.replicators.values():
             link.cancel()
         scene = await Hands(c).scene()
         await Hands(c).carry_out(scene)

@@ -33,7 +33,7 @@ from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
 """The state in which an owner sees a replica that cannot be healed, or that a rescue gave up
-(`waltzd.server.session.replica`)."""
+(`waltzd.server.session.partition_leader`)."""
 
 
 def recover(

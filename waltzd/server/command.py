@@ -64,7 +64,7 @@ from waltzd.server.roster import Roster
 from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
@@ -137,7 +137,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
             streams.serve(daemon.calls, on_fatal=end_at_once)
 
         def add_log_service(server: Server) -> None:
-            add_service(server, "Log", LogService(daemon.calls, audit))
+            add_service(server, "PartitionLeader", LogService(daemon.calls, audit))
             add_health(server, {"waltz.v1.Log": True}, daemon.unready)
 
         await clients.start(add_log_service, on_fatal=end_at_once)
@@ -440,7 +440,7 @@ class _Daemon:
         if partition == self._meta.partitions:
             settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
-        def make_pipeline(session: Log) -> Pipeline:
+        def make_pipeline(session: PartitionLeader) -> Pipeline:
             return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(

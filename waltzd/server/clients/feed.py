@@ -17,7 +17,7 @@ import numpy as np
 from waltzd.errors import NotReady, Trimmed
 from waltzd.format.record import HEAD, HeadArray, Run, heads
 from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 
 FIRST_COUNT = 64
 """How many ids the first chunk asks for, while the size of the records is not known."""
@@ -26,7 +26,9 @@ FIRST_COUNT = 64
 class ColdReader:
     """Reads what has left the tail, a chunk at a time."""
 
-    def __init__(self, session: Log, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False) -> None:
+    def __init__(
+        self, session: PartitionLeader, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False
+    ) -> None:
         self._session = session
         self._with_locks = with_locks
         self._turns = turns
@@ -72,7 +74,7 @@ class Cursor:
 
     def __init__(
         self,
-        session: Log,
+        session: PartitionLeader,
         cold: ColdReader,
         *,
         next_id: int,
@@ -153,7 +155,7 @@ def own_heads(run: Run, client: int) -> HeadArray:
 
 
 async def records(
-    session: Log, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
+    session: PartitionLeader, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
 ) -> AsyncGenerator[Run, None]:
     """Committed records by id, in chunks."""
     while first_id <= last_id:

@@ -48,7 +48,7 @@ from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build, groups_of, locks_of
 from waltzd.server.session.confirmation import Confirming
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
 
@@ -243,7 +243,7 @@ class Follower(Protocol):
 class Pipeline:
     def __init__(
         self,
-        session: Log,
+        session: PartitionLeader,
         settings: PipelineSettings,
         capacity: Capacity,
         *,

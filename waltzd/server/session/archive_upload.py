@@ -19,19 +19,19 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
 from waltzd.server.session.change_signal import ChangeSignal
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.trimmer import Trimming
 
-log = logging.getLogger("waltz.server")
+_logger = logging.getLogger("waltz.server")
 
 
 class Archiving:
     """Of one session."""
 
-    def __init__(self, log: Log, cluster: Cluster, say: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._leader = leader
         self._coordinator = cluster.coordinator
-        self._trimming = Trimming(log, cluster, say)
+        self._trimming = Trimming(leader, cluster, say)
         self._say = say
         self._turns = Turns()
         self._rounds = Rounds()
@@ -52,7 +52,7 @@ class Archiving:
                 both.create_task(self._go_on())
                 both.create_task(self._look_again())
         except Exception as error:
-            log.exception("a mistake in Waltz itself")
+            _logger.exception("a mistake in Waltz itself")
             self._tell(f"a mistake in Waltz itself: {error!r}")
 
     async def _go_on(self) -> None:
@@ -80,10 +80,14 @@ class Archiving:
             self._signal.notify()
 
     def _able(self) -> list[str]:
-        return [name for name, link in sorted(self._log.links.items()) if link.is_readable and self.archives(name)]
+        return [
+            name
+            for name, replicator in sorted(self._leader.replicators.items())
+            if replicator.is_readable and self.archives(name)
+        ]
 
     def archives(self, name: str) -> bool:
-        status = self._log.core.status(name)
+        status = self._leader.core.status(name)
         return status is not None and status.archives
 
     def _tell(self, trouble: str) -> None:
@@ -96,7 +100,7 @@ class Archiving:
         self._told = trouble
 
     async def _step(self) -> float:
-        owned, turns, committed = self._log, self._turns, self._log.committed
+        owned, turns, committed = self._leader, self._turns, self._leader.committed
         able = self._able()
         name = turns.choose(able, committed)
         if name is None:
@@ -132,7 +136,7 @@ class Archiving:
 
     def _begins_late(self, error: WaltzError) -> bool:
         """Only the group log is trimmed without an archive."""
-        core, settings = self._log.core, self._log.settings
+        core, settings = self._leader.core, self._leader.settings
         is_unfit = isinstance(error, ForeignArchive | UnfitSegment)
         is_trimmed = any(status.floor for status in core.statuses.values())
         return settings.needed_from is not None and self.known is None and is_trimmed and is_unfit
@@ -158,13 +162,15 @@ class Archiving:
                 )
 
     async def _look(self) -> None:
-        owned, rounds, known, able = self._log, self._rounds, self.known, self._able()
+        owned, rounds, known, able = self._leader, self._rounds, self.known, self._able()
         if known is None or not able:
             rounds.failed()
             return
         asked, name = asyncio.get_running_loop().time(), able[self._looks % len(able)]
         self._looks += 1
-        found = await owned.links[name].port.check_archive(owned.partition, known, rounds.first_id, session=owned.session)
+        found = await owned.replicators[name].port.check_archive(
+            owned.partition, known, rounds.first_id, session=owned.session
+        )
         if not rounds.first_id - 1 <= found.last_id <= known.last_id:
             raise BadFrame(f"{name} has looked from id {rounds.first_id} to {known.last_id}, and says {found}")
         rounds.saw(found, known.last_id, asked)

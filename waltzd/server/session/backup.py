@@ -19,9 +19,9 @@ from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp
 from waltzd.server.session.archive_upload import Archiving
 from waltzd.server.session.confirmation import Confirming
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 
-log = logging.getLogger("waltz.server")
+_logger = logging.getLogger("waltz.server")
 ARCHIVES_FIRST_SECONDS = 1.0
 """Until it is asked again, when a sealed segment goes first."""
 SPREAD = 16
@@ -31,12 +31,14 @@ SPREAD = 16
 class Backup:
     """Of one session."""
 
-    def __init__(self, log: Log, coordinator: Coordinator, archiving: Archiving, say: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(
+        self, leader: PartitionLeader, coordinator: Coordinator, archiving: Archiving, say: Callable[[str], None]
+    ) -> None:
+        self._leader = leader
         self._coordinator = coordinator
         self._archiving = archiving
         self._say = say
-        self._confirming = Confirming(log)
+        self._confirming = Confirming(leader)
         self._asked = ""
         """The storage that is asked."""
         self._failed: dict[str, str] = {}
@@ -50,7 +52,7 @@ class Backup:
     @property
     def lag(self) -> float:
         """For how many seconds something that is committed is not backed up; 0 where all is."""
-        if self._since is None or self._log.committed <= self._reached:
+        if self._since is None or self._leader.committed <= self._reached:
             return 0.0
         return asyncio.get_running_loop().time() - self._since
 
@@ -61,19 +63,21 @@ class Backup:
 
     async def run(self) -> None:
         """Until it is cancelled. A mistake in here ends nothing else."""
-        seconds = self._log.settings.backup_seconds
+        seconds = self._leader.settings.backup_seconds
         try:
-            await asyncio.sleep(seconds * (self._log.partition % SPREAD) / SPREAD)
+            await asyncio.sleep(seconds * (self._leader.partition % SPREAD) / SPREAD)
             while True:
                 pause = await self._look(seconds)
                 await asyncio.sleep(pause)
         except Exception as error:
-            log.exception("a mistake in Waltz itself")
+            _logger.exception("a mistake in Waltz itself")
             self._tell(f"a mistake in Waltz itself: {error!r}")
 
     async def _look(self, seconds: float) -> float:
         able = [
-            name for name, link in sorted(self._log.links.items()) if link.is_readable and self._archiving.archives(name)
+            name
+            for name, replicator in sorted(self._leader.replicators.items())
+            if replicator.is_readable and self._archiving.archives(name)
         ]
         if not able or self._archiving.begins_late:
             return seconds
@@ -90,7 +94,7 @@ class Backup:
             return seconds
 
     async def _round(self, able: list[str], seconds: float) -> float:
-        owned = self._log
+        owned = self._leader
         free = [name for name in able if name not in self._failed]
         if self._asked not in free:
             self._asked = free[owned.partition % len(free)] if free else ""

@@ -17,15 +17,15 @@ import asyncio
 from waltzd.errors import NotReady, SessionEnded, WaltzError
 from waltzd.server.core.progress import is_bound
 from waltzd.server.session.change_signal import ChangeSignal
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 
 CONFIRM_SECONDS = 2.0
 """How long a majority may take to say that the session still holds."""
 
 
 class Confirming:
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, leader: PartitionLeader) -> None:
+        self._leader = leader
         self._current: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         """It has not asked anybody yet: whoever comes now may share it."""
@@ -43,50 +43,50 @@ class Confirming:
     @property
     def is_leased(self) -> bool:
         """Whether nobody can have replaced us yet."""
-        log, marks = self._log, self._log.marks
-        if marks is None or marks.lease is None or log.ended is not None:
+        leader, marks = self._leader, self._leader.marks
+        if marks is None or marks.lease is None or leader.ended is not None:
             return False
-        return marks.lease.holds(marks.counted, log.settings.clock())
+        return marks.lease.holds(marks.counted, leader.settings.clock())
 
     async def _wait_and_ask(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
         self._current, self._next = self._next, None
-        log, problems = self._log, dict[str, str]()
+        leader, problems = self._leader, dict[str, str]()
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
-                seen = log.decided.version
+                seen = leader.decided.version
                 while not await self._ask(problems):
-                    await log.decided.wait(seen)
-                    seen = log.decided.version
+                    await leader.decided.wait(seen)
+                    seen = leader.decided.version
         except TimeoutError:
             self._check()
             why = "; ".join(problems.values()) or "it gives way to another session"
             raise NotReady(
-                f"no majority confirmed within {CONFIRM_SECONDS:g} seconds that session {log.session} of partition "
-                f"{log.partition} still holds: {why}",
-                partition=log.partition,
+                f"no majority confirmed within {CONFIRM_SECONDS:g} seconds that session {leader.session} of partition "
+                f"{leader.partition} still holds: {why}",
+                partition=leader.partition,
             ) from None
 
     def _check(self) -> None:
-        if self._log.ended is not None:
-            raise SessionEnded(f"session {self._log.session} of partition {self._log.partition} has ended")
+        if self._leader.ended is not None:
+            raise SessionEnded(f"session {self._leader.session} of partition {self._leader.partition} has ended")
 
     async def _ask(self, problems: dict[str, str]) -> bool:
         """One round; False when it cannot confirm anything before something has changed."""
-        log = self._log
+        leader = self._leader
         self._check()
-        if log.marks is None or log.sending_up_to is not None:
+        if leader.marks is None or leader.sending_up_to is not None:
             return False
-        marks, session, meta, lease = log.marks, log.session, log.core.meta, log.marks.lease
-        asked_at = log.settings.clock() if lease is not None else 0.0
+        marks, session, meta, lease = leader.marks, leader.session, leader.core.meta, leader.marks.lease
+        asked_at = leader.settings.clock() if lease is not None else 0.0
         bound: dict[str, None] = {}
         answered, came = 0, ChangeSignal()
 
         async def ask(name: str) -> None:
             nonlocal answered
             try:
-                status = await log.port(name).status(log.partition)
+                status = await leader.port(name).status(leader.partition)
                 if is_bound(status, meta.replicas[name].incarnation if name in meta.replicas else None, session):
                     bound[name] = None
                     if lease is not None:

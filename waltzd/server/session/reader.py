@@ -43,14 +43,14 @@ async def nothing_archived() -> Archived | None:
 
 
 class Reading:
-    """What readers use of the log of a partition; the rest of it is `waltzd.server.session.replica.Log`."""
+    """What readers use of the log of a partition; the rest of it is `waltzd.server.session.partition_leader.Log`."""
 
     partition: int
     settings: SessionSettings
     core: Recovery
     marks: Marks | None
     open_cache: LogCache | None
-    links: Mapping[str, Source]
+    replicators: Mapping[str, Source]
     ended: BaseException | None
     opened_at: float
     say: Callable[[str], None]
@@ -83,7 +83,7 @@ class Reading:
         failed: dict[str, WaltzError] = {}
         while first_id <= last_id:
             name = await self._source(first_id, failed)
-            until, port = min(last_id, self.core.held(name)), self.links[name].port
+            until, port = min(last_id, self.core.held(name)), self.replicators[name].port
             runs = port.read(
                 self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes, with_locks=with_locks
             )
@@ -104,7 +104,11 @@ class Reading:
 
     def _held(self, id_: int) -> list[str]:
         """The replicas that can be read and have reached this id, whatever they have trimmed since."""
-        return [name for name, link in sorted(self.links.items()) if link.is_readable and self.core.held(name) >= id_]
+        return [
+            name
+            for name, replicator in sorted(self.replicators.items())
+            if replicator.is_readable and self.core.held(name) >= id_
+        ]
 
     async def read_archived(self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False) -> Run:
         """Committed records from `first_id` on that replicas have trimmed, at least one. `ArchiveAway` for a fault that may
@@ -170,7 +174,7 @@ class Reading:
 
     def _lowest(self, id_: int) -> int:
         """The first id behind this one that a replica has."""
-        return min((floor for floor in map(self._floor, self.links) if floor > id_), default=id_ + 1)
+        return min((floor for floor in map(self._floor, self.replicators) if floor > id_), default=id_ + 1)
 
     async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
         """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there, or the archive
@@ -218,7 +222,7 @@ class Reading:
         while True:
             name = await self._source(id_, failed)
             try:
-                found = await ask(self.links[name].port)
+                found = await ask(self.replicators[name].port)
                 self._unwell.pop(name, None)
                 return found
             except NeedsBatches:

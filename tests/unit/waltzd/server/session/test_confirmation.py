@@ -19,7 +19,7 @@ from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.confirmation import Confirming
-from waltzd.server.session.replica import Log
+from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.settings import SessionSettings
 
 SESSION = 5
@@ -65,7 +65,7 @@ class FakeLog:
 
 
 def confirming(log: FakeLog) -> Confirming:
-    return Confirming(cast(Log, log))
+    return Confirming(cast(PartitionLeader, log))
 
 
 def test_a_majority_is_enough() -> None:
@@ -204,7 +204,7 @@ async def test_real_storages_confirm_an_open_session_and_the_next_one_of_its_own
         with pytest.raises(NotReady, match="s1"):
             await asked.confirm()
         await c.storages["s1"].start()
-        await c.until(lambda: log.links["s1"].is_readable)
+        await c.until(lambda: log.replicators["s1"].is_readable)
         await asked.confirm()
 
 
@@ -213,7 +213,7 @@ async def test_storages_that_have_opened_for_another_owner_confirm_nothing() -> 
     async with cell() as c:
         _, first = await c.holding(100)
         asked = Confirming(first.session)
-        for link in first.session.links.values():  # it hears nothing any more, and still asks
+        for link in first.session.replicators.values():  # it hears nothing any more, and still asks
             link.cancel()
         second = await c.opened(await c.own(2))
         await second.committed(second.append(50))
@@ -248,13 +248,13 @@ async def test_nobody_opens_while_a_lease_may_hold() -> None:
     async with cell() as c:
         clock = asyncio.get_running_loop().time
         _, first = await c.holding(100, settings=leasing(0.2))
-        for link in first.session.links.values():
+        for link in first.session.replicators.values():
             link.cancel()
         old = Confirming(first.session)
         await old.confirm()
         began = clock()
         dies = await c.own(2, settings=leasing(0.0))
-        await c.until(lambda: dies._session is not None and dies._session.log.core.meta.decision is not None)
+        await c.until(lambda: dies._session is not None and dies._session.leader.core.meta.decision is not None)
         dies.task.cancel()
         await asyncio.gather(dies.task, return_exceptions=True)
         assert old.is_leased
@@ -297,7 +297,7 @@ async def test_a_lease_is_outlasted_from_when_the_promises_are_known() -> None:
     async with cell() as c:
         clock = asyncio.get_running_loop().time
         _, first = await c.holding(100, settings=leasing(0.2))
-        for link in first.session.links.values():
+        for link in first.session.replicators.values():
             link.cancel()
         old, began = Confirming(first.session), clock()
         c.connect = lambda meta: SlowToPromise(c.storages[meta.name])  # type: ignore[method-assign]

@@ -1,14 +1,14 @@
-"""One partition's log as its owner has it, and its replicas: each contacted, brought level, kept level, and again after any
-failure.
+"""The log of one partition at its owner, and the replication of it to each storage.
 
-`Log` is what the session, the links, the pipeline and its readers share: the tail, the marks, what recovery knows. It stays
-while sessions of the same owner follow upon each other; everything that belongs to one session is made anew by `follow`.
+`PartitionLeader` is shared by the session, the replicators, the pipeline and its readers: the log cache, the committed mark
+and the state of recovery. It outlives a planned change of session by the same owner; `follow` replaces everything that
+belongs to one session.
 
-`ReplicaLink` is one replica. Recovery decides what it does next, and the link does it. A link fails alone: it tells the
-core that its replica is silent, waits a little longer each time, and begins from the start. Only a storage that has
-promised itself to a newer session ends more than the link. Records reach a level replica from the tail; one that has fallen
-out of the tail copies from the other replicas, sealed segments as files, until it can go on from the tail. There is no
-queue: the replica is a cursor.
+`Replicator` drives one replica through three phases: contact, settling (recovery decides each step), and streaming from the
+log cache. A replicator fails alone: it reports its replica as silent to recovery, waits longer after each failure, and
+begins again with contact. Only a storage that is fenced by a newer session ends more than the replicator. There is no queue
+for each replica: a replicator is a cursor into the log cache. One that has fallen behind the cache copies from the other
+replicas, sealed segments as files, until it can stream again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OPEN_PATIENCE = 6
 """So many times longer than for other calls: a storage proves what it holds before it answers."""
 
 
-class State(enum.StrEnum):
+class ReplicatorState(enum.StrEnum):
     CONNECTING = "CONNECTING"
     SETTLING = "SETTLING"
     LIVE = "LIVE"
@@ -74,11 +74,11 @@ class State(enum.StrEnum):
     DOWN = "DOWN"
 
 
-_STATES: dict[type[Task], State] = {GiveUp: State.GIVEN_UP, Foreign: State.DIVERGED}
+_STATES: dict[type[Task], ReplicatorState] = {GiveUp: ReplicatorState.GIVEN_UP, Foreign: ReplicatorState.DIVERGED}
 """While a replica has a task of this kind."""
 
 
-class Log(Reading):
+class PartitionLeader(Reading):
     def __init__(
         self,
         partition: int,
@@ -89,7 +89,7 @@ class Log(Reading):
         say: Callable[[str], None],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """`meta` carries the session id, which is not saved yet. `watch` has `look` of every link called now and then."""
+        """`meta` carries the session id, which is not saved yet. `watch` starts the timer that calls `check_progress`."""
         super().__init__()
         self.partition = partition
         self.generation = meta.generation
@@ -103,7 +103,7 @@ class Log(Reading):
         self.open_cache: LogCache | None = None
         self.format = 0
         """Of what is appended: it rises when a session opens, and never falls."""
-        self.links: dict[str, ReplicaLink] = {}
+        self.replicators: dict[str, Replicator] = {}
         self.ended: BaseException | None = None
         """Why its owner has to stop."""
         self.decided = ChangeSignal()
@@ -142,14 +142,14 @@ class Log(Reading):
         assert isinstance(piece, Run) == (self.format == 0)
         self.cache.append(piece)
         self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
-        self.send_on()
+        self.resume_sending()
         if self.bytes > self.settings.session_bytes_max:
             self.decided.notify()
 
-    def send_on(self) -> None:
+    def resume_sending(self) -> None:
         """There may be something to send, or to tell."""
-        for link in self.links.values():
-            link.send_on()
+        for replicator in self.replicators.values():
+            replicator.resume_sending()
 
     def on_commit(self, listener: Callable[[int], None]) -> None:
         self._on_commit.append(listener)
@@ -224,14 +224,14 @@ class Log(Reading):
 
     def doubt(self, name: str, error: WaltzError) -> bool:
         """What this replica answered when it was opened may not be true any more: whether it is opened again."""
-        link = self.links.get(name)  # None: it has left the partition meanwhile
-        return link is not None and link.doubt(error)
+        replicator = self.replicators.get(name)  # None: it has left the partition meanwhile
+        return replicator is not None and replicator.doubt(error)
 
     def port(self, name: str) -> ReplicaPort:
-        link = self.links.get(name)
-        if link is None:
+        replicator = self.replicators.get(name)
+        if replicator is None:
             raise CannotConnect(f"{name} has left partition {self.partition}")
-        return link.port
+        return replicator.port
 
     def end(self, error: BaseException) -> None:
         self.ended = self.ended or error
@@ -245,14 +245,14 @@ class Log(Reading):
     def contact(self, storages: Mapping[str, StorageMeta], connect: Callable[[StorageMeta], ReplicaPort]) -> None:
         """A link to each storage that takes part and has none yet, and to no other any more."""
         names = self.core.names
-        for name in [name for name in self.links if name not in names]:
-            self.links.pop(name).cancel()
+        for name in [name for name in self.replicators if name not in names]:
+            self.replicators.pop(name).cancel()
         for name in names:
             if name not in storages:
                 self.core.silent(name)
-            elif name not in self.links:
-                self.links[name] = ReplicaLink(self, name, connect(storages[name]))
-                self.links[name].start()
+            elif name not in self.replicators:
+                self.replicators[name] = Replicator(self, name, connect(storages[name]))
+                self.replicators[name].start()
 
     def raise_end(self) -> None:
         """Raise what ended the log: also a mistake of ours in a link, which must not look like a replica that is level."""
@@ -261,49 +261,49 @@ class Log(Reading):
         refusal = self.core.refusal
         if refusal is not None:
             raise refusal
-        for link in self.links.values():
-            error = link.task.exception() if link.task.done() and not link.task.cancelled() else None
+        for replicator in self.replicators.values():
+            error = replicator.task.exception() if replicator.task.done() and not replicator.task.cancelled() else None
             if error is not None:
                 raise error
 
     async def follow(self, meta: PartitionMeta) -> None:
         """The next session of the same owner: it is saved, and nothing was written in between."""
-        links, self.links = self.links, {}
-        for link in links.values():
-            link.cancel()  # all at once: what they were told belongs to the session before
+        replicators, self.replicators = self.replicators, {}
+        for replicator in replicators.values():
+            replicator.cancel()  # all at once: what they were told belongs to the session before
         self.marks = None
         end = self.cache.end_at(self.cache.committed)
         leaving = self.core.leaving
         self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
         self.core.leaving = leaving
         self.bytes = 0
-        await _close(links)
+        await _close(replicators)
 
     def abandon(self) -> None:
         """It is over: nothing more is sent."""
         self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
-        for link in self.links.values():
-            link.cancel()
+        for replicator in self.replicators.values():
+            replicator.cancel()
 
     async def close(self) -> None:
-        await _close(self.links)
+        await _close(self.replicators)
 
     @property
     def missing(self) -> str:
         """Why nothing can be committed in the open session, in one sentence; empty when it can."""
         assert self.marks is not None
-        return self.marks.missing([name for name, link in self.links.items() if link.is_readable])
+        return self.marks.missing([name for name, replicator in self.replicators.items() if replicator.is_readable])
 
     def describe(self, name: str) -> OwnedReplica:
-        link, role = self.links.get(name), self.core.roles.get(name)
+        replicator, role = self.replicators.get(name), self.core.roles.get(name)
         has_joined = self.marks is not None and self.marks.counts(name)
         return OwnedReplica(
             storage=name,
             role=str(role) if role is not None else "leaving",
-            state=str(link.state) if link is not None else "DOWN",
+            state=str(replicator.state) if replicator is not None else "DOWN",
             durable_id=self.core.held(name),
-            counts=has_joined and link is not None and link.is_readable,
-            story=link.story if link is not None else "it is not in the list of storages",
+            counts=has_joined and replicator is not None and replicator.is_readable,
+            story=replicator.story if replicator is not None else "it is not in the list of storages",
         )
 
     def check(self) -> None:
@@ -322,20 +322,20 @@ class Log(Reading):
             assert progress.acknowledged <= last_id
 
 
-async def _close(links: Mapping[str, ReplicaLink]) -> None:
-    for link in list(links.values()):
-        await link.close()
+async def _close(replicators: Mapping[str, Replicator]) -> None:
+    for replicator in list(replicators.values()):
+        await replicator.close()
 
 
-class ReplicaLink:
-    def __init__(self, log: Log, name: str, port: ReplicaPort) -> None:
+class Replicator:
+    def __init__(self, leader: PartitionLeader, name: str, port: ReplicaPort) -> None:
         self.name = name
         self.port = port
-        self.state = State.CONNECTING
+        self.state = ReplicatorState.CONNECTING
         self.story = "not contacted yet"
-        self._log = log
-        self._seconds = log.settings.storage_seconds
-        self._retry_seconds = log.settings.retry_seconds
+        self._leader = leader
+        self._seconds = leader.settings.storage_seconds
+        self._retry_seconds = leader.settings.retry_seconds
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
@@ -343,7 +343,7 @@ class ReplicaLink:
         """Rings when there may be something to send."""
         self._waits = False
         """Whether everything was sent that could be: what is new may leave from where it was made."""
-        self._progress = log.core.progress(name)
+        self._progress = leader.core.progress(name)
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
         self._overdue: CannotConnect | None = None
@@ -358,11 +358,11 @@ class ReplicaLink:
     @property
     def is_readable(self) -> bool:
         """It has begun this session and answers."""
-        return self.state in (State.LIVE, State.SLOW)
+        return self.state in (ReplicatorState.LIVE, ReplicatorState.SLOW)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"partition {self._log.partition} on {self.name}")
-        self._task.add_done_callback(lambda _: self._log.decided.notify())  # a link that ends has a reason to be looked at
+        self._task = asyncio.create_task(self._run(), name=f"partition {self._leader.partition} on {self.name}")
+        self._task.add_done_callback(lambda _: self._leader.decided.notify())  # its end has a cause: `raise_end` looks
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -371,10 +371,10 @@ class ReplicaLink:
 
     def doubt(self, error: WaltzError) -> bool:
         """A link that waits while others decide asks nothing, and does not notice that its storage was started anew."""
-        if self.state is not State.SETTLING:
+        if self.state is not ReplicatorState.SETTLING:
             return False
         self._doubt = error
-        self._log.decided.notify()
+        self._leader.decided.notify()
         return True
 
     def _check_doubt(self) -> None:
@@ -391,14 +391,14 @@ class ReplicaLink:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def look(self, now: float) -> bool:
+    def check_progress(self, now: float) -> bool:
         """Called now and then, so that an acknowledgement that is overdue ends the stream, and an idle replica is told the
         committed mark. True when there is nothing to look for until `watch` is called again."""
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
-        if self._progress.told < self._log.committed and self.is_readable:
-            self.send_on()
+        if self._progress.told < self._leader.committed and self.is_readable:
+            self.resume_sending()
             return False
         return self._owes_since is None and self.is_readable
 
@@ -412,12 +412,12 @@ class ReplicaLink:
                 await self._serve()
             except Diverged as error:
                 if self._has_begun:  # else it was measured by others, and not by what we wrote
-                    self._log.diverge(self.name, f"holds another history than the log: {error.message}")
+                    self._leader.diverge(self.name, f"holds another history than the log: {error.message}")
                 self._fail(error)
             except StaleSession as error:
                 error.facts.setdefault("storage", self.name)
                 self._fail(error)
-                self._log.fenced(error)
+                self._leader.fenced(error)
                 return
             except WaltzError as error:
                 self._fail(self._overdue or error)
@@ -430,15 +430,15 @@ class ReplicaLink:
     @property
     def _has_begun(self) -> bool:
         status = self._progress.status
-        return status is not None and status.session == self._log.session
+        return status is not None and status.session == self._leader.session
 
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt
             self._said = type(error)
-            self._log.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
-        self.state, self.story = State.DOWN, error.message
-        self._log.core.silent(self.name)
-        self._log.decided.notify()
+            self._leader.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
+        self.state, self.story = ReplicatorState.DOWN, error.message
+        self._leader.core.silent(self.name)
+        self._leader.decided.notify()
 
     async def _timely(self, work: Awaitable[T], what: str) -> T:
         try:
@@ -448,16 +448,16 @@ class ReplicaLink:
             raise CannotConnect(f"{self.name} did not {what} within {self._seconds:.0f} seconds") from None
 
     async def _serve(self) -> None:
-        log = self._log
+        leader = self._leader
         if self._said is None:
-            self.state, self.story = State.CONNECTING, "being opened"
+            self.state, self.story = ReplicatorState.CONNECTING, "being opened"
         self._doubt = None
         if not self._was_asked:
             await self._ask()
-            await log.may_be_opened()
+            await leader.may_be_opened()
             self._was_asked = True
         status = await self._open()
-        core = log.core
+        core = leader.core
         twin = core.twin_of(self.name, status)
         if twin is not None:
             error = WrongStorage(
@@ -466,16 +466,16 @@ class ReplicaLink:
                 next_step="see the addresses in `waltzctl storage list`, and correct one with `waltzctl storage set`",
             )
             is_ours = core.is_recorded(self.name, status) and not core.is_recorded(twin, status)
-            if not is_ours or not log.doubt(twin, error):
+            if not is_ours or not leader.doubt(twin, error):
                 raise error
             core.silent(twin)
-        if log.has_forgotten(self.name, status):
+        if leader.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
-        log.witness.heard(self.name, status.time, asyncio.get_running_loop().time())
-        if log.is_other(status) and not core.divergence(self.name):
-            log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
-        log.decided.notify()
+        leader.witness.heard(self.name, status.time, asyncio.get_running_loop().time())
+        if leader.is_other(status) and not core.divergence(self.name):
+            leader.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
+        leader.decided.notify()
         await self._settle()
         while True:
             await self._wait_for_space()
@@ -485,103 +485,107 @@ class ReplicaLink:
     async def _ask(self) -> None:
         """Before it is opened: afterwards its promise is to us, and no longer tells to which session it had promised
         itself."""
-        log = self._log
+        leader = self._leader
         try:
-            status = await self._timely(self.port.status(log.partition), "say where it stands")
+            status = await self._timely(self.port.status(leader.partition), "say where it stands")
         except NoSuchPartition:
             status = None
-        log.core.asked(self.name, status)
+        leader.core.asked(self.name, status)
         self.story = "asked where it stands; the session is not saved yet"
-        log.decided.notify()
+        leader.decided.notify()
 
     async def _open(self) -> ReplicaStatus:
         """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
         replaced. An empty replica has no vote, so nothing is forgotten by that."""
-        log, seconds = self._log, OPEN_PATIENCE * self._seconds
+        leader, seconds = self._leader, OPEN_PATIENCE * self._seconds
         try:
-            return await self.port.open(log.partition, log.session, partitions=log.settings.partitions, seconds=seconds)
-        except NoSuchPartition:
-            if self.name not in log.core.roles:
-                raise
-            log.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
             return await self.port.open(
-                log.partition, log.session, partitions=log.settings.partitions, create=True, seconds=seconds
+                leader.partition, leader.session, partitions=leader.settings.partitions, seconds=seconds
+            )
+        except NoSuchPartition:
+            if self.name not in leader.core.roles:
+                raise
+            leader.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
+            return await self.port.open(
+                leader.partition, leader.session, partitions=leader.settings.partitions, create=True, seconds=seconds
             )
 
     async def _settle(self) -> None:
         """Until this replica is level with the decided log and the session is open."""
-        log, core = self._log, self._log.core
+        leader, core = self._leader, self._leader.core
         while True:
-            seen = log.decided.version
+            seen = leader.decided.version
             self._check_doubt()
             task = core.next_for(self.name)
-            self.state = _STATES.get(type(task), State.SETTLING)
+            self.state = _STATES.get(type(task), ReplicatorState.SETTLING)
             match task:
                 case Wait(why):
                     self.story = why
                     if isinstance(task, GiveUp):
                         await self._wait_for_another(seen)
                     else:
-                        await log.decided.wait(seen)
+                        await leader.decided.wait(seen)
                     continue
                 case Fork(lineage):
                     self.story = f"going over to timeline {lineage.number}, which forked behind id {lineage.fork}"
-                    gone_over = await self.port.fork(log.partition, log.session, lineage)
+                    gone_over = await self.port.fork(leader.partition, leader.session, lineage)
                     if gone_over.timeline != lineage.current:
                         raise BadFrame(f"{self.name} says that it went over, and holds timeline {gone_over.timeline}")
                     core.changed(self.name, gone_over)
-                    log.say(f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}")
+                    leader.say(
+                        f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}"
+                    )
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
-                    core.changed(self.name, await self.port.truncate(log.partition, log.session, mark))
+                    core.changed(self.name, await self.port.truncate(leader.partition, leader.session, mark))
                 case SetLowMark(mark):
                     self.story = f"beginning the session at {mark}"
-                    core.changed(self.name, await self.port.set_low_mark(log.partition, log.session, mark))
+                    core.changed(self.name, await self.port.set_low_mark(leader.partition, leader.session, mark))
                 case Trim(floor):
                     self.story = f"beginning at the floor {floor}, as the other replicas do"
-                    needs_none = log.settings.needed_from is not None
-                    known = None if needs_none else await log.ask_archived()
-                    status = await self.port.trim(log.partition, log.session, floor, known, needs_none=needs_none)
+                    needs_none = leader.settings.needed_from is not None
+                    known = None if needs_none else await leader.ask_archived()
+                    status = await self.port.trim(leader.partition, leader.session, floor, known, needs_none=needs_none)
                     core.changed(self.name, status)
                     core.trimmed(self.name, floor, status)
                 case Copy(last_id, sources):
                     self.story = f"copying up to {last_id} from {sources[0]}"
                     await self._copy(last_id, sources)
                 case Heal(segment, last_id, sources):
-                    self.state, self.story = State.DAMAGED, f"the damaged segment {segment} is being replaced"
+                    self.state, self.story = ReplicatorState.DAMAGED, f"the damaged segment {segment} is being replaced"
                     core.changed(self.name, await self.copier().heal(segment, last_id, sources))
                 case Level():
-                    if log.marks is not None:
+                    if leader.marks is not None:
                         return
                     self.story = "level"
-                    await log.decided.wait(seen)
+                    await leader.decided.wait(seen)
                     continue
-            log.decided.notify()
+            leader.decided.notify()
 
     async def _wait_for_another(self, seen: int) -> None:
         """An operator sets the directory aside: nothing of that reaches us by itself."""
-        log, clock = self._log, asyncio.get_running_loop()
+        leader, clock = self._leader, asyncio.get_running_loop()
         self._look_again_at = self._look_again_at or clock.time() + self._seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._look_again_at):
-                await log.decided.wait(seen)
+                await leader.decided.wait(seen)
         if clock.time() < self._look_again_at:
             return
         self._look_again_at = 0.0
-        found, status = await self._timely(self.port.status(log.partition), "say where it stands"), self._progress.status
+        found, status = await self._timely(self.port.status(leader.partition), "say where it stands"), self._progress.status
         if status is None or found.incarnation != status.incarnation:
             raise CannotConnect(f"{self.name} has another directory now")
 
     def copier(self) -> Copier:
         """From other replicas to this one."""
-        log, name, settings = self._log, self.name, self._log.settings
+        leader, name, settings = self._leader, self.name, self._leader.settings
         return Copier(
             self.port,
-            partition=log.partition,
-            session=log.session,
-            source=log.port,
-            committed=lambda: max(log.committed, log.core.mark if log.core.mark is not None else EMPTY),
-            copied=lambda mark: log.core.copied(name, mark),
+            partition=leader.partition,
+            session=leader.session,
+            source=leader.port,
+            committed=lambda: max(leader.committed, leader.core.mark if leader.core.mark is not None else EMPTY),
+            copied=lambda mark: leader.core.copied(name, mark),
             key=settings.key,
             seconds=settings.storage_seconds,
             bytes_per_second=settings.catch_up_bytes_per_second,
@@ -589,7 +593,7 @@ class ReplicaLink:
 
     async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
         """From the first source that can. When none can, everything here begins anew a moment later."""
-        log = self._log
+        leader = self._leader
         copier = self.copier()
         failed: SourceFailed | None = None
         for source in sources:
@@ -598,7 +602,7 @@ class ReplicaLink:
                 return
             except SourceFailed as error:
                 failed = error
-                log.doubt(source, error.error)
+                leader.doubt(source, error.error)
         assert failed is not None
         raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
 
@@ -609,43 +613,45 @@ class ReplicaLink:
         refused again and again would be level and failed each time."""
         pause = self._retry_seconds
         while self._said is DiskFull:
-            status = await self._timely(self.port.status(self._log.partition), "say whether its disk is full")
+            status = await self._timely(self.port.status(self._leader.partition), "say whether its disk is full")
             if not status.is_full:
                 return
-            self.state, self.story = State.DOWN, "its disk is full; it takes part again when there is space"
+            self.state, self.story = ReplicatorState.DOWN, "its disk is full; it takes part again when there is space"
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSES * self._retry_seconds)
 
     async def _catch_up(self) -> None:
         """Until what comes next is in the tail."""
-        log = self._log
-        while self._progress.held + 1 < log.cache.first_id:
+        leader = self._leader
+        while self._progress.held + 1 < leader.cache.first_id:
             held = self._progress.held
-            self.state = State.CATCHING_UP
-            last_id, sources = log.core.give(self.name, held, log.committed)
-            self.story = f"holds ids up to {held} of {log.committed}, copying from {sources[0] if sources else 'none'}"
+            self.state = ReplicatorState.CATCHING_UP
+            last_id, sources = leader.core.give(self.name, held, leader.committed)
+            self.story = f"holds ids up to {held} of {leader.committed}, copying from {sources[0] if sources else 'none'}"
             if not sources:
-                seen = log.decided.version
-                await log.decided.wait(seen)
+                seen = leader.decided.version
+                await leader.decided.wait(seen)
                 continue
             await self._copy(last_id, sources)
 
     async def _stream_cache(self) -> None:
         """Send what is in the tail and take the marks, until this replica has fallen out of it."""
-        log, status = self._log, self._progress.status
+        leader, status = self._leader, self._progress.status
         assert status is not None
         self._progress.sent = self._progress.held
         # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
-        stream = self._stream = renewing(self.port.append(log.partition, log.session), self.name, self._progress.sent, log)
+        stream = self._stream = renewing(
+            self.port.append(leader.partition, leader.session), self.name, self._progress.sent, leader
+        )
         try:
             await self._timely(stream.start(), "take a stream")
-            self.state, self.story = State.LIVE, "level"
+            self.state, self.story = ReplicatorState.LIVE, "level"
             if self._said is not None:
-                self._log.say(f"{self.name} is level again, at {self._progress.sent}")
+                self._leader.say(f"{self.name} is level again, at {self._progress.sent}")
                 self._said = None
-            log.acknowledged(self.name, self._progress.sent)
+            leader.acknowledged(self.name, self._progress.sent)
             stream.hear(self._take)
             sending = asyncio.create_task(self._send(stream))
             receiving = asyncio.create_task(self._receive(stream))
@@ -666,7 +672,7 @@ class ReplicaLink:
         while True:
             seen = self._news.version
             if self._is_behind:
-                self.state = State.SLOW
+                self.state = ReplicatorState.SLOW
                 return
             content, committed = self._next()
             if content is None:
@@ -679,7 +685,7 @@ class ReplicaLink:
             await stream.send(content, committed)
             self._has_sent(content, committed)
 
-    def send_on(self) -> None:
+    def resume_sending(self) -> None:
         """There may be something to send, or to tell: send it at once, where that needs no waiting."""
         stream = self._stream
         while self._waits and stream is not None and not self._is_behind and stream.may_post:
@@ -687,26 +693,26 @@ class ReplicaLink:
             if content is not None:
                 stream.post(content, committed)
                 self._has_sent(content, committed)
-            if self._progress.sent >= self._log.sendable:
+            if self._progress.sent >= self._leader.sendable:
                 return
         self._news.notify()
 
     @property
     def _is_behind(self) -> bool:
         """It has fallen out of the tail."""
-        return self._progress.sent + 1 < self._log.cache.first_id
+        return self._progress.sent + 1 < self._leader.cache.first_id
 
     def _next(self) -> tuple[Content | None, int]:
         """What it is sent next, if there is anything, and the committed mark that it is told with it."""
-        log, cache, progress = self._log, self._log.cache, self._progress
-        last_id, committed = log.sendable, log.committed
+        leader, cache, progress = self._leader, self._leader.cache, self._progress
+        last_id, committed = leader.sendable, leader.committed
         content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES)
         if content is None and progress.told < committed and self._owes_since is None:
             # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
-            content = () if log.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
+            content = () if leader.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
         if content and self._owes_since is None:
             self._owes_since = asyncio.get_running_loop().time()
-            log.watch()
+            leader.watch()
         return content, committed
 
     def _has_sent(self, content: Content, committed: int) -> None:
@@ -722,5 +728,5 @@ class ReplicaLink:
     def _take(self, mark: int) -> None:
         """It has everything up to here on its disk."""
         self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
-        self._log.core.copied(self.name, mark)
-        self._log.acknowledged(self.name, mark)
+        self._leader.core.copied(self.name, mark)
+        self._leader.acknowledged(self.name, mark)

@@ -30,7 +30,7 @@ from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.session.replica import Log, ReplicaLink
+from waltzd.server.session.partition_leader import PartitionLeader, Replicator
 from waltzd.server.session.settings import SessionSettings
 
 
@@ -68,12 +68,12 @@ class Replica:
         return self.gives
 
 
-class Replicas(Log):
+class Replicas(PartitionLeader):
     def __init__(self, replicas: dict[str, Replica], beginnings: int) -> None:
         meta = PartitionMeta(generation=1, session=7, opened=7)
         settings = SessionSettings(partitions=1, key=UUID(int=1), storage_seconds=1.0)
         super().__init__(0, meta, {}, settings, say=lambda sentence: None)
-        self.links = cast("dict[str, ReplicaLink]", replicas)
+        self.replicators = cast("dict[str, ReplicaLink]", replicas)
         self.open_cache = LogCache(100, 1)
         self.beginnings = beginnings
         for name in replicas:
@@ -84,7 +84,7 @@ class Replicas(Log):
         """The replicas can be read when this was asked so often."""
         self.beginnings -= 1
         if self.beginnings == 0:
-            for link in self.links.values():
+            for link in self.replicators.values():
                 cast(Replica, link).is_readable = True
         return self.beginnings >= 0
 
@@ -190,7 +190,7 @@ def sent(end: End | None) -> tuple[list[tuple[Content, int]], list[Piece]]:
     async def run() -> tuple[list[tuple[Content, int]], list[Piece]]:
         log, stream = FakeSession(commits_at_once=False, end=end), Stream()
         port: Any = stream
-        link = ReplicaLink(log, "a", port)
+        link = Replicator(log, "a", port)
         status = ReplicaStatus(
             partition=3, incarnation=UUID(int=3), promised_session=11, session=11, low_mark=-1, local_low_mark=-1,
             committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
@@ -262,7 +262,7 @@ def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -
     async def run() -> None:
         log, stream = FakeSession(commits_at_once=False, end=End()), PostingStream()
         port: Any = stream
-        link = log.links["a"] = ReplicaLink(log, "a", port)
+        link = log.replicators["a"] = Replicator(log, "a", port)
         status = ReplicaStatus(
             partition=3, incarnation=UUID(int=3), promised_session=11, session=11, low_mark=-1, local_low_mark=-1,
             committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
@@ -301,7 +301,7 @@ def test_nothing_overtakes_what_the_sending_task_has_in_its_hand() -> None:
         first = append(log, 1)
         stream.gate.clear()
         log.sending_up_to = None
-        log.links["a"]._news.notify()
+        log.replicators["a"]._news.notify()
         await settle()
         second = append(log, 2)
         assert stream.frames == []
