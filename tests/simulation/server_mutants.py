@@ -386,7 +386,7 @@ def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
             batch = self.__dict__.get("last", {}).pop(member.client, None)
             if batch is not None:
                 self._queue.append(_Batch(member, batch, 0, self._time()))
-                self._go_on()
+                self._schedule_step()
             return barrier
 
         return join

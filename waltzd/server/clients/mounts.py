@@ -1,7 +1,7 @@
 """One mount: a client's stream to the partition it writes and reads.
 
 Receiving and sending go on side by side. What is received is checked here, so that a mistake in it ends this mount and no
-other. What is to be sent gathers in the `Member`, and leaves as one message as soon as the one before has left: outcomes
+other. What is to be sent gathers in the `MountHandle`, and leaves as one message as soon as the one before has left: outcomes
 first, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded, because
 what is not answered counts against what the client may send. Of the feed only its place is kept.
 
@@ -37,7 +37,7 @@ from waltzd.protocol.policy import Rights, first_denied
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.authorizer import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
-from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
+from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, MountHandle, Pipeline
 from waltzd.server.clients.registry import ConnectedClient, QuotaUsage
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
@@ -78,7 +78,7 @@ class Mount:
         self._rights = rights
         self._spaces = rights.locks(request.partition)
         mark = checked_mark(request, pipeline)
-        self._member = Member(request.client, request.number, mark, usage, epoch=request.epoch, lap=lap)
+        self._handle = MountHandle(request.client, request.number, mark, usage, epoch=request.epoch, lap=lap)
         self._link = link
         self._pipeline = pipeline
         self._usage = usage
@@ -99,7 +99,7 @@ class Mount:
         self._client_is_done = False
         self._waits = False
         """Whether everything was sent that could be: what is new may leave from where it becomes known."""
-        self._member.tell = self._tell
+        self._handle.notify = self._send_now
         self._cold_wanted = asyncio.Event()
         self._feed_alarm: asyncio.TimerHandle | None = None
         """While its quota holds the feed back."""
@@ -108,7 +108,7 @@ class Mount:
 
     def join(self) -> None:
         """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
-        self._barrier = self._pipeline.join(self._member)
+        self._barrier = self._pipeline.join(self._handle)
         if self._cursor.asks is not None:
             self._cursor.last_id = self._barrier
 
@@ -123,7 +123,7 @@ class Mount:
             if self._takes_feed:
                 check_subscribe(rights, self._partition)
         except NotGranted as error:
-            self._member.refuse(error)
+            self._handle.refuse(error)
 
     async def serve(self, connected: ConnectedClient) -> None:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
@@ -133,27 +133,27 @@ class Mount:
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
-        ending = asyncio.create_task(self._member.over.wait())
+        ending = asyncio.create_task(self._handle.over.wait())
         tasks = (sending, receiving, reading, ending)
         try:
             await self._until_sent(tasks)
-            if self._member.error is not None:
+            if self._handle.error is not None:
                 await asyncio.wait((receiving,), timeout=REFUSED_SECONDS)
         finally:
-            self._member.over.set()
-            self._pipeline.leave(self._member)
+            self._handle.over.set()
+            self._pipeline.leave(self._handle)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._unanswered.give(self._unanswered.used)
             if self._feed_alarm is not None:
                 self._feed_alarm.cancel()
-        if self._member.error is not None:
-            raise self._member.error
+        if self._handle.error is not None:
+            raise self._handle.error
 
     def _end(self, error: WaltzError) -> bool:
-        is_new = not self._member.is_over
-        self._member.refuse(error)
+        is_new = not self._handle.is_over
+        self._handle.refuse(error)
         return is_new
 
     async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
@@ -181,11 +181,11 @@ class Mount:
         )
         await self._link.send([mounted])
         while True:
-            self._member.changed.clear()
-            error = self._member.error
+            self._handle.changed.clear()
+            error = self._handle.error
             frames, cost = self._ready()
             if error is not None:
-                frames.append(Refused(error, self._member.untaken))
+                frames.append(Refused(error, self._handle.untaken))
             if frames:
                 await self._link.send(frames)
                 self._unanswered.give(cost)
@@ -194,29 +194,29 @@ class Mount:
             if not frames:
                 self._waits = True
                 try:
-                    await self._member.changed.wait()
+                    await self._handle.changed.wait()
                 finally:
                     self._waits = False
 
-    def _tell(self) -> None:
+    def _send_now(self) -> None:
         """Send what is new at once, where that needs no waiting."""
-        member = self._member
-        if not self._waits or member.changed.is_set() or member.error is not None or self._client_is_done:
-            member.changed.set()
+        handle = self._handle
+        if not self._waits or handle.changed.is_set() or handle.error is not None or self._client_is_done:
+            handle.changed.set()
         elif self._link.may_post:
             frames, cost = self._ready()
             if frames:
                 self._link.post(frames)
                 self._unanswered.give(cost)
                 if isinstance(frames[-1], Feed | HeadFeed):
-                    member.changed.set()  # there may be more of it
+                    handle.changed.set()  # there may be more of it
         else:
-            member.changed.set()
+            handle.changed.set()
 
     def _ready(self) -> tuple[list[ServerFrame], int]:
         """What can be sent at once as one message, and the cost of what it answers."""
-        frames, cost = self._member.outcomes()
-        if self._member.error is None and not self._is_feed_held():
+        frames, cost = self._handle.outcomes()
+        if self._handle.error is None and not self._is_feed_held():
             feed = self._cursor.take(self._pipeline.committed)
             if feed is not None:
                 frames.append(feed)
@@ -225,7 +225,7 @@ class Mount:
                 self._connected.fed(count, size)
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
-        self._member.is_fed = self._cursor.has_room
+        self._handle.is_fed = self._cursor.has_room
         return frames, cost
 
     def _is_feed_held(self) -> bool:
@@ -236,7 +236,7 @@ class Mount:
 
     def _go_on_feeding(self) -> None:
         self._feed_alarm = None
-        self._member.changed.set()
+        self._handle.changed.set()
 
     async def _read_cold(self) -> None:
         """Outcomes do not wait for a storage, so the feed from there has a task of its own."""
@@ -254,10 +254,10 @@ class Mount:
                     self._cold_wanted.set()
                     continue
                 except WaltzError as error:
-                    self._member.refuse(error)
+                    self._handle.refuse(error)
                     return
                 self._connected.waiting, pause = "", ARCHIVE_SECONDS
-                self._member.changed.set()
+                self._handle.changed.set()
 
     # -- what the client says
 
@@ -268,8 +268,8 @@ class Mount:
             except CannotConnect:
                 raise
             except WaltzError as error:
-                self._member.refuse(error)
-        self._member.changed.set()
+                self._handle.refuse(error)
+        self._handle.changed.set()
 
     async def _take_message(self) -> None:
         """By itself, so that nothing of a message is kept while the next one is waited for."""
@@ -278,7 +278,7 @@ class Mount:
             self._client_is_done = True
             return
         for frame in frames:
-            if not self._member.is_over:
+            if not self._handle.is_over:
                 await self._take(frame)
 
     async def _take(self, frame: ClientFrame) -> None:
@@ -289,7 +289,7 @@ class Mount:
                 if frame.bytes <= 0:
                     raise BadFrame(f"a credit of {frame.bytes} bytes")
                 self._cursor.credit += frame.bytes
-                self._member.changed.set()
+                self._handle.changed.set()
             case MountRequest():
                 raise BadFrame("a second mount request in one stream")
 
@@ -319,7 +319,7 @@ class Mount:
         frame_cost = FRAME_COST
         await self._unanswered.take(size + frame_cost)
         for piece in slices(batch, STEP_ROWS_MAX, STEP_BYTES_MAX):
-            await self._pipeline.append(self._member, piece, piece.bytes + frame_cost)
+            await self._pipeline.append(self._handle, piece, piece.bytes + frame_cost)
             frame_cost = 0
 
 

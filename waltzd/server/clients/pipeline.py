@@ -114,7 +114,7 @@ class Capacity:
         usage.callers -= 1
 
 
-class Member:
+class MountHandle:
     """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Member:
         self.over = asyncio.Event()
         self.changed = asyncio.Event()
         """There may be something to send."""
-        self.tell: Callable[[], None] = self.changed.set
+        self.notify: Callable[[], None] = self.changed.set
         """There may be something to send, and nothing more is on its way."""
         self._committals: list[tuple[I64, int, int]] = []
         self._refusals: list[Refusals] = []
@@ -149,7 +149,7 @@ class Member:
         return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
-        """These have the ids from `first_id` on. `cost` is of what is answered with this. Afterwards `tell` it, or say that
+        """These have the ids from `first_id` on. `cost` is of what is answered with this. Afterwards `notify` it, or say that
         it has `changed`."""
         self._committals.append((sequences, first_id, time))
         self._cost += cost
@@ -208,7 +208,7 @@ def _joined_refusals(found: list[Refusals]) -> Refusals:
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    member: Member
+    mount: MountHandle
     batch: AppendBatch
     cost: int
     arrived: float
@@ -218,7 +218,7 @@ class _Batch:
 class _Flight:
     """Transactions of one mount that have ids and are not committed."""
 
-    member: Member
+    mount: MountHandle
     sequences: I64
     first_id: int
     cost: int
@@ -233,7 +233,7 @@ class _Flight:
         return self.first_id + len(self.sequences) - 1
 
 
-class Follower(Protocol):
+class CommitListener(Protocol):
     """What goes on beside the mounts of a pipeline, and is over with it. No call waits."""
 
     def committed(self) -> None: ...
@@ -265,8 +265,8 @@ class Pipeline:
         self._queue: deque[_Batch] = deque()
         self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
-        self._members: dict[int, Member] = {}
-        self._followers: dict[Follower, None] = {}
+        self._mounts: dict[int, MountHandle] = {}
+        self._listeners: dict[CommitListener, None] = {}
         self._epochs: dict[str, int] = {}
         """Of names of which only the newest instance may live: the highest that is known here."""
         self._loop = asyncio.get_running_loop()
@@ -296,19 +296,19 @@ class Pipeline:
         self._warming.cancel()
         self._queue.clear()
         self._flights.clear()
-        for member in list(self._members.values()):
-            member.refuse(error)
-        for follower in list(self._followers):
-            follower.end(error)
+        for mount in list(self._mounts.values()):
+            mount.refuse(error)
+        for listener in list(self._listeners):
+            listener.end(error)
 
-    def attach(self, follower: Follower) -> None:
+    def attach(self, listener: CommitListener) -> None:
         """From now on it hears of every commit, and of the end."""
         if self.ended is not None:
             raise self.ended
-        self._followers[follower] = None
+        self._listeners[listener] = None
 
-    def detach(self, follower: Follower) -> None:
-        self._followers.pop(follower, None)
+    def detach(self, listener: CommitListener) -> None:
+        self._listeners.pop(listener, None)
 
     def check(self) -> None:
         """What is true of the whole pipeline after every event."""
@@ -320,46 +320,46 @@ class Pipeline:
 
     @property
     def mounts(self) -> int:
-        return len(self._members)
+        return len(self._mounts)
 
     @property
     def last_id(self) -> int:
         """The highest id that was given out, committed or not."""
         return self.session.cache.next_id - 1
 
-    def join(self, member: Member) -> int:
+    def join(self, mount: MountHandle) -> int:
         """The barrier: what an earlier mount of the same client sent has an id up to here, or never gets one."""
         if self.ended is not None:
             raise self.ended
-        older = self._members.get(member.client)
-        if older is not None and (older.lap, older.number) >= (member.lap, member.number):
+        older = self._mounts.get(mount.client)
+        if older is not None and (older.lap, older.number) >= (mount.lap, mount.number):
             raise Displaced(
-                f"client {member.client} has mounted partition {self.session.partition} with the number {older.number}; "
-                f"{member.number} is not newer"
-                if older.lap == member.lap
-                else f"the client id {member.client} was given out again, and its new holder has mounted the partition"
+                f"client {mount.client} has mounted partition {self.session.partition} with the number {older.number}; "
+                f"{mount.number} is not newer"
+                if older.lap == mount.lap
+                else f"the client id {mount.client} was given out again, and its new holder has mounted the partition"
             )
-        is_again = older is not None and older.lap == member.lap
-        if older is not None and is_again and member.number > older.number + NUMBER_JUMP_MAX:
+        is_again = older is not None and older.lap == mount.lap
+        if older is not None and is_again and mount.number > older.number + NUMBER_JUMP_MAX:
             raise BadFrame(
-                f"client {member.client} mounts partition {self.session.partition} with the number {member.number}, far "
+                f"client {mount.client} mounts partition {self.session.partition} with the number {mount.number}, far "
                 f"above {older.number}, the number of its mount before"
             )
-        self.check_mark(member.mark)
-        self.check_epoch(member.usage.principal.name, member.epoch)
+        self.check_mark(mount.mark)
+        self.check_epoch(mount.usage.principal.name, mount.epoch)
         if not is_again:
-            self.capacity.enter(member.usage)
-        self._members[member.client] = member
+            self.capacity.enter(mount.usage)
+        self._mounts[mount.client] = mount
         if older is not None:
             if not is_again:
                 self.capacity.leave(older.usage)
-            older.refuse(Displaced(f"client {member.client} has mounted the partition again"))
+            older.refuse(Displaced(f"client {mount.client} has mounted the partition again"))
         return self.last_id
 
-    def leave(self, member: Member) -> None:
-        if self._members.get(member.client) is member:
-            del self._members[member.client]
-            self.capacity.leave(member.usage)
+    def leave(self, mount: MountHandle) -> None:
+        if self._mounts.get(mount.client) is mount:
+            del self._mounts[mount.client]
+            self.capacity.leave(mount.usage)
 
     # -- instances of which only the newest may live
 
@@ -371,9 +371,9 @@ class Pipeline:
         """From now on nothing is taken of instances of this name with a lower epoch; what has an id stays. `all_of_them`:
         nor of those that have none."""
         self._epochs[name] = max(epoch, self._epochs.get(name, 0))
-        for member in list(self._members.values()):
-            if member.usage.principal.name == name and member.epoch < self._epochs[name] and (member.epoch or all_of_them):
-                member.refuse(self._superseded(name))
+        for mount in list(self._mounts.values()):
+            if mount.usage.principal.name == name and mount.epoch < self._epochs[name] and (mount.epoch or all_of_them):
+                mount.refuse(self._superseded(name))
 
     def check_epoch(self, name: str, epoch: int) -> None:
         """0: of an instance that displaces none, and is displaced by none."""
@@ -413,22 +413,22 @@ class Pipeline:
 
     # -- what mounts put in
 
-    async def append(self, member: Member, batch: AppendBatch, cost: int) -> None:
+    async def append(self, mount: MountHandle, batch: AppendBatch, cost: int) -> None:
         """Queue a batch whose columns and payloads were checked; waits while too much is queued."""
         arrived = self._time()
         await self._intake.take(cost)
-        if member.is_over:
+        if mount.is_over:
             self._intake.give(cost)
             return
-        self._queue.append(_Batch(member, batch, cost, arrived))
-        if len(self._members) == 1 and not self._flights and self._turn is None and not self._is_held:
+        self._queue.append(_Batch(mount, batch, cost, arrived))
+        if len(self._mounts) == 1 and not self._flights and self._turn is None and not self._is_held:
             self._take_turn()  # nothing is there that could travel with it
         else:
-            self._go_on()
+            self._schedule_step()
 
     # -- steps
 
-    def _go_on(self) -> None:
+    def _schedule_step(self) -> None:
         """Take a step, if one may be taken, when the loop has served the others: what they bring joins it."""
         has_room = self._inflight_bytes < self.settings.inflight_bytes_max
         if self._queue and has_room and self._turn is None and not self._is_held:
@@ -441,7 +441,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001  a mistake of ours
             self.hold()
             self._on_fatal(error)
-        self._go_on()
+        self._schedule_step()
 
     def _gather(self) -> list[_Batch]:
         """What is in the queue, as far as it fits into one step."""
@@ -455,7 +455,7 @@ class Pipeline:
                 break
             self._queue.popleft()
             self._intake.give(item.cost)
-            if not item.member.is_over:
+            if not item.mount.is_over:
                 taken.append(item)
         return taken
 
@@ -475,7 +475,7 @@ class Pipeline:
         time = self._clock.next(self._now(), seen) if session.format > 0 else 0
         for item, portion in taken:
             self._flights.append(
-                _Flight(item.member, portion.sequences, first_id, item.cost, portion.bytes, item.arrived, time)
+                _Flight(item.mount, portion.sequences, first_id, item.cost, portion.bytes, item.arrived, time)
             )
             self._inflight_bytes += item.cost
             first_id += portion.accepted
@@ -498,15 +498,15 @@ class Pipeline:
     def _decide(self, item: _Batch, next_id: int) -> Portion:
         batch = item.batch
         self.counters.attempts += len(batch)
-        item.member.untaken = batch.first_sequence + len(batch)
+        item.mount.untaken = batch.first_sequence + len(batch)
         refusals = self._locks.decide(batch, next_id, self.committed)
         refused = len(refusals.sequences)
         if refused:
             for reason, count in enumerate(np.bincount(refusals.reasons).tolist()):
                 if count:
                     self.counters.refused[Reason(reason)] += count
-            item.member.rejected(refusals, item.cost if refused == len(batch) else 0)
-        return Portion(item.member.client, batch, refusals.sequences - batch.first_sequence)
+            item.mount.rejected(refusals, item.cost if refused == len(batch) else 0)
+        return Portion(item.mount.client, batch, refusals.sequences - batch.first_sequence)
 
     async def _warm_up(self) -> None:
         """Make the lock table more exact by what the log says of locks, a piece at a time and in turns with readers. Where
@@ -530,16 +530,16 @@ class Pipeline:
             return
         self._answer(mark)
         self.committed = mark
-        for member in self._members.values():
-            if not member.has_news:
+        for mount in self._mounts.values():
+            if not mount.has_news:
                 continue
             if self._flights:
-                member.changed.set()
+                mount.changed.set()
             else:
-                member.tell()  # nothing comes behind it that could travel with it
-        for follower in self._followers:
-            follower.committed()
-        self._go_on()
+                mount.notify()  # nothing comes behind it that could travel with it
+        for listener in self._listeners:
+            listener.committed()
+        self._schedule_step()
 
     def _answer(self, mark: int) -> None:
         """Outcomes up to `mark`, in the order of the log, to the mounts that wait for them."""
@@ -550,13 +550,13 @@ class Pipeline:
         while flights:
             item = flights[0]
             if item.last_id <= mark:
-                item.member.committed(item.sequences, item.first_id, item.time, item.cost)
+                item.mount.committed(item.sequences, item.first_id, item.time, item.cost)
                 self._inflight_bytes -= item.cost
                 self.counters.committed(len(item.sequences), item.bytes, now - item.arrived)
             else:
                 if item.first_id <= mark:
                     count = mark - item.first_id + 1
-                    item.member.committed(item.sequences[:count], item.first_id, item.time, 0)
+                    item.mount.committed(item.sequences[:count], item.first_id, item.time, 0)
                     self.counters.committed(count, 0, now - item.arrived)
                     flights[0] = replace(item, sequences=item.sequences[count:], first_id=mark + 1)
                 return
@@ -564,8 +564,8 @@ class Pipeline:
 
     def _on_rise(self) -> None:
         """Each mount was told that there are no groups: its client mounts again."""
-        for member in list(self._members.values()):
-            member.refuse(
+        for mount in list(self._mounts.values()):
+            mount.refuse(
                 SessionEnded(f"partition {self.session.partition} writes format {self.session.format} from now on")
             )
 

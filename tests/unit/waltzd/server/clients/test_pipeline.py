@@ -32,7 +32,7 @@ from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
-from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Member, Pipeline
+from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, MountHandle, Pipeline
 from waltzd.server.clients.registry import NOBODY, QuotaUsage
 
 WRITE = Mode.WRITE
@@ -75,7 +75,10 @@ def test_what_arrives_together_becomes_one_run() -> None:
 def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_has_some_waits_for_it() -> None:
     async def test(room: Room) -> None:
         pipe, session = room.pipe, room.session
-        one, two = Member(1, 0, -1, QuotaUsage(NOBODY, lambda: 0.0)), Member(2, 0, -1, QuotaUsage(NOBODY, lambda: 0.0))
+        one, two = (
+            MountHandle(1, 0, -1, QuotaUsage(NOBODY, lambda: 0.0)),
+            MountHandle(2, 0, -1, QuotaUsage(NOBODY, lambda: 0.0)),
+        )
         pipe.join(one)
         await pipe.append(one, batch_of(b"alone"), 100)
         assert session.payloads() == [b"alone"]
@@ -97,7 +100,7 @@ def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_ha
 
 def test_a_pipeline_that_is_held_gives_no_ids_to_what_has_no_company_either() -> None:
     async def test(room: Room) -> None:
-        one = Member(1, 0, -1, QuotaUsage(NOBODY, lambda: 0.0))
+        one = MountHandle(1, 0, -1, QuotaUsage(NOBODY, lambda: 0.0))
         room.pipe.join(one)
         room.pipe.hold()
         await room.pipe.append(one, batch_of(b"late"), 100)
