@@ -27,7 +27,7 @@ import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -37,7 +37,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchTableError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, NoSuchTableError, SQLAlchemyError
 
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, InboxPruned, OtherInbox, WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
@@ -50,7 +50,7 @@ from waltzd.sql.guard import (
     prove_alive,
     refuse_what_came,
 )
-from waltzd.sql.positions import NAME_MAX, add_columns, create, limit_waiting, prove_transactions
+from waltzd.sql.positions import NAME_MAX, add_columns, claim, create, key_columns, limit_waiting, prove_transactions
 
 R = TypeVar("R")
 OLD_PAGE = 8192
@@ -197,7 +197,7 @@ class SqlInbox:
             return await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
             if not beginning.cancel():  # it runs: nobody waits for what it has begun
-                beginning.add_done_callback(functools.partial(_give_back, work))
+                beginning.add_done_callback(lambda _: work.give_back())
             raise
 
     def handler(self, function: Callable[[Connection, D], object]) -> Callable[[D], Awaitable[None]]:
@@ -420,10 +420,6 @@ class _Work:
                 connection.close()
 
 
-def _give_back(work: _Work, beginning: Future[Connection | None]) -> None:
-    work.give_back()
-
-
 class _Done:
     """The tables, and the ids in them. Nothing here ends a database transaction that it did not begin."""
 
@@ -441,14 +437,14 @@ class _Done:
         self._rows = sa.Table(
             "waltz_inbox_done",
             self._metadata,
-            *_place(),
+            *key_columns("inbox_name"),
             sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
-            _timeline_column(),
+            sa.Column("timeline", sa.String(36), nullable=True),
         )
         self._pruned = sa.Table(
             "waltz_inbox_pruned",
             self._metadata,
-            *_place(),
+            *key_columns("inbox_name"),
             sa.Column("first_id", sa.BigInteger, primary_key=True, autoincrement=False),
             sa.Column("last_id", sa.BigInteger, nullable=False),
         )
@@ -462,27 +458,15 @@ class _Done:
         row = {"inbox_name": self._name, "partition_id": -1, "id": secrets.randbelow(1 << 60)}
         this = tuple(columns[name] == value for name, value in row.items())
         prove_transactions(self._engine, self._rows, sa.insert(self._rows).values(row), this)
-        wanted = sa.select(self._inboxes.c.cluster, self._inboxes.c.group_name)
-        for is_again in (False, True):
-            with self._engine.connect() as connection:
-                found = connection.execute(wanted.where(self._inboxes.c.inbox_name == self._name)).first()
-            if found is None:
-                claim = {"inbox_name": self._name, "cluster": str(cluster), "group_name": group}
-                try:
-                    with self._engine.begin() as connection:
-                        connection.execute(sa.insert(self._inboxes).values(claim))
-                    return
-                except IntegrityError:  # another process was faster
-                    if is_again:
-                        raise
-                    continue
-            if found[0] != str(cluster):
-                raise _foreign(self._name, found[0], cluster)
-            if found[1] != group:
-                raise OtherInbox(
-                    f"the inbox {self._name!r} in this database is that of the group {found[1]!r}, not {group!r}"
-                )
-            return
+        claimed = claim(
+            self._engine, self._inboxes, {"inbox_name": self._name, "cluster": str(cluster), "group_name": group}
+        )
+        if claimed["cluster"] != str(cluster):
+            raise _foreign(self._name, claimed["cluster"], cluster)
+        if claimed["group_name"] != group:
+            raise OtherInbox(
+                f"the inbox {self._name!r} in this database is that of the group {claimed['group_name']!r}, not {group!r}"
+            )
 
     # -- one id
 
@@ -631,11 +615,6 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _timeline_column() -> sa.Column[Any]:
-    """Identity of the timeline in which the id is one; NULL for the first one, as earlier versions wrote."""
-    return sa.Column("timeline", sa.String(36), nullable=True)
-
-
 def _named(timeline: UUID) -> str | None:
     return None if timeline == FIRST else str(timeline)
 
@@ -646,13 +625,6 @@ def _identity(named: str | None) -> UUID:
 
 def _is(column: sa.Column[Any], timeline: UUID) -> sa.ColumnElement[bool]:
     return column.is_(None) if timeline == FIRST else column == str(timeline)
-
-
-def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
-    return (
-        sa.Column("inbox_name", sa.String(NAME_MAX), primary_key=True),
-        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
-    )
 
 
 def _insert_new(engine: Engine, table: sa.Table) -> sa.Insert:

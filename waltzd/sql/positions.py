@@ -9,7 +9,7 @@ Nothing here ends a database transaction that it did not begin."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ class Positions:
         self._positions = sa.Table(
             "waltz_positions",
             self._metadata,
-            *_place(),
+            *key_columns("view_name"),
             sa.Column("position", sa.BigInteger, nullable=False),
             timeline_column(),
         )
@@ -69,7 +69,7 @@ class Positions:
             self._dead = sa.Table(
                 "waltz_dead_letters",
                 self._metadata,
-                *_place(),
+                *key_columns("view_name"),
                 sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
                 sa.Column("cluster", sa.String(36), nullable=False),
                 sa.Column("header", sa.Integer, nullable=False),
@@ -97,17 +97,9 @@ class Positions:
             )
 
     def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
-        found = self._owner()
-        if found is None:
-            try:
-                with self._engine.begin() as connection:
-                    row = {"view_name": self._view, "cluster": cluster, "function_name": function}
-                    connection.execute(sa.insert(self._views).values(row))
-            except IntegrityError:
-                found = self._owner()  # another process was faster
-            else:
-                return
-        had, made_by = found or ("", "")
+        row = {"view_name": self._view, "cluster": cluster, "function_name": function}
+        found = claim(self._engine, self._views, row)
+        had, made_by = found["cluster"], found["function_name"]
         if had != cluster:
             raise ForeignCluster(
                 f"the view {self._view!r} in this database comes from cluster {had}, and the client is one of {cluster}",
@@ -125,13 +117,6 @@ class Positions:
         with self._engine.begin() as connection:
             is_ours = self._views.c.view_name == self._view
             connection.execute(sa.update(self._views).where(is_ours).values(function_name=function))
-
-    def _owner(self) -> tuple[str, str] | None:
-        columns = self._views.c
-        wanted = sa.select(columns.cluster, columns.function_name).where(columns.view_name == self._view)
-        with self._engine.connect() as connection:
-            found = connection.execute(wanted).first()
-        return None if found is None else (found[0], found[1])
 
     def _prove_transactions(self) -> None:
         probe = -2 - secrets.randbelow(1 << 30)
@@ -210,9 +195,10 @@ def timeline_column() -> sa.Column[Any]:
     return sa.Column("timeline", sa.Text, nullable=True)
 
 
-def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
+def key_columns(name: str) -> tuple[sa.Column[Any], sa.Column[Any]]:
+    """Return the first two columns of a primary key: a name and a partition."""
     return (
-        sa.Column("view_name", sa.String(NAME_MAX), primary_key=True),
+        sa.Column(name, sa.String(NAME_MAX), primary_key=True),
         sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
     )
 
@@ -236,6 +222,28 @@ def prove_transactions(
         f"a row of {table.name} that was rolled back is still there: this {engine.dialect.name} engine "
         "commits every statement, or the table knows no transactions"
     )
+
+
+def claim(engine: Engine, table: sa.Table, row: Mapping[str, str]) -> Mapping[str, str]:
+    """Insert a row unless its primary key is taken; return the row that the table holds under this key."""
+    here = [column == row[column.name] for column in table.primary_key]
+
+    def read() -> Mapping[str, str] | None:
+        with engine.connect() as connection:
+            found = connection.execute(sa.select(table).where(*here)).mappings().first()
+        return None if found is None else {column.name: found[column] for column in table.columns}
+
+    found = read()
+    if found is None:
+        try:
+            with engine.begin() as connection:
+                connection.execute(sa.insert(table).values(row))
+            return row
+        except IntegrityError:
+            found = read()  # another process inserted it first
+            if found is None:
+                raise
+    return found
 
 
 def limit_waiting(connection: Connection, seconds: int) -> None:
