@@ -19,7 +19,7 @@ from tests.cli.example import examples
 from tests.cli.outcome import refused
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.zookeeper import LocalZooKeeper
-from waltzctl.placement.creation import Wish, create_cluster
+from waltzctl.placement.creation import ClusterSpec, create_cluster
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
@@ -64,12 +64,12 @@ class World:
         given = [word for name in self.daemons for word in self.storage(name)]
         return ["create-cluster", *self.place, "--name", "trial", "--partitions", str(PARTITIONS), *given]
 
-    def wish(self, **changes: Any) -> Wish:
+    def wish(self, **changes: Any) -> ClusterSpec:
         metas = tuple(
             StorageMeta(name=name, listen=daemon.listen, admin_listen=daemon.admin_listen, group=name)
             for name, daemon in self.daemons.items()
         )
-        return Wish(**{"name": "trial", "partitions": PARTITIONS, "replication": 3, "storages": metas, **changes})
+        return ClusterSpec(**{"name": "trial", "partitions": PARTITIONS, "replication": 3, "storages": metas, **changes})
 
     @contextlib.asynccontextmanager
     async def cluster(self) -> AsyncIterator[Cluster]:

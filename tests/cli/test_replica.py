@@ -20,7 +20,7 @@ from tests.cli.moving_words import PATIENCE_SECONDS
 from tests.cli.outcome import refused
 from tests.cli.replicas import make_replicas
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.change import Asked, Change, Request
+from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import resolve
 from waltzctl.shell.interruption import Interrupted
 from waltzctl.shell.progress import Say
@@ -29,7 +29,7 @@ from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
 
 Tool = Callable[..., Any]
-YES = Asked(is_dry=False, yes=True, confirm=None, reason=None, override=None)
+YES = ConfirmOptions(is_dry=False, yes=True, confirm=None, reason=None, override=None)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number
         raise AssertionError("nobody was told")
 
     with pytest.raises(Interrupted, match=r"What was done until now stays.* Run the same command again"):
-        Request(asked=YES, target=resolve({"directory": str(live.directory)})).perform(prepare)
+        ChangeCommand(confirmation=YES, target=resolve({"directory": str(live.directory)})).perform(prepare)
     entry = newest(waltzctl, live)
     assert (entry["subject"], entry["outcome"]) == (f"trial-{number}", "interrupted")
     assert entry["ended"] is not None

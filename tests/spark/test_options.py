@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from waltz_spark.export import options
 from waltz_spark.export.form import check_columns, form_of
-from waltz_spark.export.options import Asked, check_apart, check_ends
+from waltz_spark.export.options import SourceOptions, check_apart, check_ends
 from waltz_spark.log.decode import SCHEMA
 
-from waltzctl.shell.cluster_target import Given
+from waltzctl.shell.cluster_target import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
 
 PLAIN = [pa.int32(), pa.uint8(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us", "UTC"), pa.date32()]
@@ -51,8 +51,8 @@ def test_a_cluster_that_was_set_back() -> None:
 
 def test_a_channel_is_asked_of_a_running_cluster_and_of_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "chosen", lambda _reach, text: {"orders,0": [3, 1, 0]}[text])
-    live = Asked(cluster=Given(coordinator="127.0.0.1:1"))
+    live = SourceOptions(cluster=ClusterOptions(coordinator="127.0.0.1:1"))
     assert live.numbers("orders,0") == (0, 1, 3)
     assert live.numbers("0-1") == (0, 1)
     with pytest.raises(BadArgument, match="'orders' is no partition"):
-        Asked(sources=("/var/lib/waltz",), cluster=Given()).numbers("orders")
+        SourceOptions(sources=("/var/lib/waltz",), cluster=ClusterOptions()).numbers("orders")

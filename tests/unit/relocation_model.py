@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from waltzctl.shell.change import Asked, recorded
+from waltzctl.shell.change import ConfirmOptions, recorded
 from waltzctl.shell.safety import Plan, margin
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
@@ -43,7 +43,7 @@ DOCUMENTS_MAX = 20_000
 SETTLED_STEPS = 12
 """How old a session is before it gives way to another one for the sake of a new member. Longer than a call of a tool."""
 NEAR = 3
-ASKED = Asked(is_dry=False, yes=True, confirm=None, reason=None, override=None)
+ASKED = ConfirmOptions(is_dry=False, yes=True, confirm=None, reason=None, override=None)
 K = TypeVar("K")
 R = TypeVar("R")
 D = TypeVar("D", PartitionMeta, ReplicaSet, Moves)

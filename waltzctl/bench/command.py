@@ -29,7 +29,7 @@ from waltzctl.placement.plan import assign_replicas
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.shell.cluster_target import first_contact, tls_alone
 from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
-from waltzctl.shell.options import From, Output, confirmed, positive
+from waltzctl.shell.options import From, Output, confirmed, option_group, positive
 from waltzctl.shell.progress import Waiting
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, put
 from waltzctl.show.terminal import count
@@ -57,8 +57,9 @@ def size_of(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no size; say 512, 4KiB or 1MB") from None
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ClusterSizeOptions:
     """The cluster for this run."""
 
     directory: Annotated[
@@ -75,8 +76,9 @@ class Made:
     format: Annotated[int, Option("--format", min=min(VERSIONS), max=max(VERSIONS), help="Of its files.")] = FORMAT
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TransactionOptions:
     """One transaction."""
 
     size: Annotated[int, Option("--size", metavar="SIZE", parser=size_of, help="Bytes of a payload.")] = 512
@@ -123,10 +125,6 @@ class Series:
         }
 
 
-Cluster = Annotated[Made, From(Made)]
-Transactions = Annotated[Shape, From(Shape)]
-
-
 def append(
     *,
     at: Annotated[
@@ -137,8 +135,8 @@ def append(
         False
     ),
     tls: Annotated[Callable[[], Tls | None], From(tls_alone)] = lambda: None,
-    made: Cluster,
-    shape: Transactions,
+    made: ClusterSizeOptions,
+    shape: TransactionOptions,
     producers: Annotated[
         int, Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them.")
     ] = 64,
@@ -201,8 +199,8 @@ def append(
 
 def feed(
     *,
-    made: Cluster,
-    shape: Transactions,
+    made: ClusterSizeOptions,
+    shape: TransactionOptions,
     count: Annotated[int, Option("--count", min=1000, help="Transactions to read.")] = 200_000,
     output: Output = "table",
 ) -> int:
@@ -279,7 +277,7 @@ class _Live(Waiting, Reporter):
 
 
 @contextmanager
-def _scratch(made: Made, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
+def _scratch(made: ClusterSizeOptions, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
     """Make a cluster on this machine, and remove it at the end, whatever happens meanwhile."""
     replicas = made.replicas or min(3, made.storages)
     assign_replicas(1, {str(number): str(number) for number in range(made.storages)}, replicas)  # refuses too many

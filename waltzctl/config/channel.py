@@ -13,7 +13,7 @@ from typer import Argument
 
 from waltzctl.config.policy import connected, spelled_loss
 from waltzctl.config.policy_file import exact_names, losses
-from waltzctl.shell.change import Change, Changing, Request, nothing_to_do
+from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
@@ -56,7 +56,7 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def set_(*, name: Name, numbers: Numbers, request: Changing) -> int:
+def set_(*, name: Name, numbers: Numbers, command: ChangeCommand) -> int:
     """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
     exports and in applications; or give a channel other partitions. The name begins with a letter. A partition may be in
     many channels; what other channels are named here count as what they are at this moment.
@@ -70,10 +70,10 @@ def set_(*, name: Name, numbers: Numbers, request: Changing) -> int:
       waltzctl channel set orders 0-1 --dry-run
       waltzctl channel set orders 0-2 --yes --reason 'more room for orders'
     """
-    return _change("channel set", name, chosen(request.target, numbers), request)
+    return _change("channel set", name, chosen(command.target, numbers), command)
 
 
-def remove(*, name: Name, request: Changing) -> int:
+def remove(*, name: Name, command: ChangeCommand) -> int:
     """Take a channel's name away. Its partitions and what is in them stay. It is refused while the policy speaks of it.
 
     \b
@@ -81,10 +81,10 @@ def remove(*, name: Name, request: Changing) -> int:
       waltzctl channel remove orders --dry-run
       waltzctl channel remove orders --yes
     """
-    return _change("channel remove", name, None, request)
+    return _change("channel remove", name, None, command)
 
 
-def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -> int:
+def _change(verb: str, name: str, numbers: list[int] | None, command: ChangeCommand) -> int:
     if not is_channel(name):
         what = f"{name!r} is no name of a channel: a letter, then letters, digits, dots, dashes and underscores; not `all`"
         raise BadArgument(what)
@@ -103,7 +103,7 @@ def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -
         after = {other: ranges for other, ranges in before.items() if other != name}
         if wanted is not None:
             after[name] = wanted
-        rights = await _rights(cluster, name, before, after, meta.partitions, request)
+        rights = await _rights(cluster, name, before, after, meta.partitions, command)
         plan = Plan(
             verb=verb,
             subject=name,
@@ -117,7 +117,7 @@ def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:
@@ -134,7 +134,7 @@ def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:
 
 
 async def _rights(
-    cluster: Cluster, name: str, before: Channels, after: Channels, partitions: int, request: Request
+    cluster: Cluster, name: str, before: Channels, after: Channels, partitions: int, command: ChangeCommand
 ) -> list[str]:
     """What a change comes to by the policy, in words. One that cannot be read is refused: nobody could say."""
     policy, _ = await cluster.policy()
@@ -148,7 +148,7 @@ async def _rights(
             not_done="nothing was changed",
             next_step="take it out of the policy first, with `waltzctl policy set FILE`",
         )
-    there = await attendance(cluster, request.target.tls)
+    there = await attendance(cluster, command.target.tls)
     live = connected(there)
     names = sorted({*exact_names(policy), *(one.name for one in live)})
     lost = losses(Policy(grants, before), Policy(grants, after), names, partitions)

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
-from waltzctl.shell.change import Asking, Change, Request, nothing_to_do
+from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterOptions, CommandTarget, check_name, using
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.options import Misused, Output
@@ -97,7 +97,7 @@ def set_(
     is_none: Annotated[
         bool, Option("--none", help="Take the policy away: everybody with a certificate may do everything.")
     ] = False,
-    asked: Asking,
+    confirmation: ConfirmOptions,
     given: ClusterOptions,
     output: Output = "table",
 ) -> int:
@@ -120,8 +120,8 @@ def set_(
         raise Misused("Name the FILE with the policy, or say --none; --channel goes with --check.")
     if is_check and file is not None:
         return _check(file, channels, output)
-    request = Request(asked=asked, target=given.target(), output=output)
-    return _set(file, request) if file is not None else _remove(request)
+    command = ChangeCommand(confirmation=confirmation, target=given.target(), output=output)
+    return _set(file, command) if file is not None else _remove(command)
 
 
 def _check(file: Path, channels: Iterable[str], output: str) -> int:
@@ -140,7 +140,7 @@ def _check(file: Path, channels: Iterable[str], output: str) -> int:
     return EXIT_FINDINGS if rows else EXIT_OK
 
 
-def _set(file: Path, request: Request) -> int:
+def _set(file: Path, command: ChangeCommand) -> int:
     async def prepare(cluster: Cluster) -> Change:
         meta, found = await cluster.meta(), load(file)
         channels, _ = await channels_of(cluster.coordinator)
@@ -151,7 +151,7 @@ def _set(file: Path, request: Request) -> int:
         before, trouble = await _present(cluster)
         if before == found.document:
             return nothing_to_do("policy set", meta.name)
-        there = await attendance.attendance(cluster, request.target.tls)
+        there = await attendance.attendance(cluster, command.target.tls)
         is_first = before is None and not trouble
         steps = [*trouble, *_steps(before, found.document, channels, meta.partitions, there, is_first=is_first)]
         plan = Plan(
@@ -167,10 +167,10 @@ def _set(file: Path, request: Request) -> int:
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
-def _remove(request: Request) -> int:
+def _remove(command: ChangeCommand) -> int:
     async def prepare(cluster: Cluster) -> Change:
         meta, version = await cluster.meta(), await cluster.policy_version()
         before, trouble = await _present(cluster)
@@ -186,7 +186,7 @@ def _remove(request: Request) -> int:
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 # -- what a plan says --------------------------------------------------------------------------------------------------

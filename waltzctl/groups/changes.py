@@ -11,13 +11,12 @@ from typer import Argument, Option
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import Begin
 from waltzctl.groups.request import made, told
-from waltzctl.groups.settings import ALL, Given
+from waltzctl.groups.settings import ALL, GroupSettingOptions
 from waltzctl.placement.group_log import make_group_log, plan_group_log
 from waltzctl.shell import moment
-from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import check_name
 from waltzctl.shell.numbers import check_partitions
-from waltzctl.shell.options import From
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
@@ -34,8 +33,6 @@ from waltzd.protocol.channels import Parts, is_parts, numbers_of
 from waltzd.protocol.groups import KeyedBy, Mode
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
-
-Settings = Annotated[Given, From(Given)]
 
 
 def create(
@@ -64,8 +61,8 @@ def create(
     time: Annotated[
         str | None, Option("--from-time", metavar="TIME", help=f"What came since then is to be done. {moment.HELP}")
     ] = None,
-    given: Settings,
-    request: Changing,
+    given: GroupSettingOptions,
+    command: ChangeCommand,
 ) -> int:
     """Make a consumer group: members that share the work of partitions, and whose place the cluster keeps. It begins at the
     first transaction unless something else is said. A cluster that an older version made has no log in which groups are
@@ -90,7 +87,7 @@ def create(
         meta, (channels, _) = await cluster.meta(), await channels_of(cluster.coordinator)
         wanted = range(meta.partitions) if parts is None else sorted(numbers_of(parts, channels))
         check_partitions(wanted, meta.partitions)
-        there = (await groups(cluster, request.target.tls, name)).named(name)
+        there = (await groups(cluster, command.target.tls, name)).named(name)
         if there is not None:
             if dataclasses.replace(there.meta, starts=()) != plain:
                 raise NameInUse(
@@ -100,11 +97,11 @@ def create(
                     f"reset {name}`, or take another name",
                 )
             return nothing_to_do("group create", name)
-        afters = await begin.afters(wanted, cluster, request.target, how="from")
+        afters = await begin.afters(wanted, cluster, command.target, how="from")
         starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
         if not group_log.is_there((await cluster.assignment())[0], meta):
-            storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=request.target.tls))
+            storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=command.target.tls))
         plan = Plan(
             verb="group create",
             subject=name,
@@ -119,13 +116,13 @@ def create(
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             if storages:
                 say("making the log in which groups are kept")
-                await make_group_log(cluster, tls=request.target.tls)
-            found = await made(cluster, request.target.tls, say, dataclasses.replace(plain, starts=starts))
+                await make_group_log(cluster, tls=command.target.tls)
+            found = await made(cluster, command.target.tls, say, dataclasses.replace(plain, starts=starts))
             return {"name": name, "made_at": found.made_at, "is_new": found.is_new}
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _spelled(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
@@ -140,7 +137,7 @@ def _spelled(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
     ]
 
 
-def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
+def set_(*, name: GroupName, given: GroupSettingOptions, command: ChangeCommand) -> int:
     """Give a group other settings; what is not said stays. Members get them at once, for what they are given from then on.
     Its mode, its key and its partitions stay as they were made.
 
@@ -156,7 +153,7 @@ def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
         )
 
     async def prepare(cluster: Cluster) -> Change:
-        _, group = await one_of(cluster, request.target.tls, name)
+        _, group = await one_of(cluster, command.target.tls, name)
         wanted = dataclasses.replace(group.meta, **changes)
         if wanted == group.meta:
             return nothing_to_do("group set", name)
@@ -172,17 +169,17 @@ def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
         )
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            _, now = await one_of(cluster, request.target.tls, name)
+            _, now = await one_of(cluster, command.target.tls, name)
             meta = dataclasses.replace(now.meta, **changes)
-            await told(cluster, request.target.tls, say, lambda admin: admin.set_group(meta, group.made_at))
+            await told(cluster, command.target.tls, say, lambda admin: admin.set_group(meta, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
-def remove(*, name: GroupName, request: Changing) -> int:
+def remove(*, name: GroupName, command: ChangeCommand) -> int:
     """Take a group away, with its place in each partition and with what it has parked. Its members are sent away. The log
     stays as it is; a group that is made again under this name begins anew.
 
@@ -193,22 +190,22 @@ def remove(*, name: GroupName, request: Changing) -> int:
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        _, group = await one_of(cluster, request.target.tls, name)
+        _, group = await one_of(cluster, command.target.tls, name)
         plan = Plan(verb="group remove", subject=name, steps=tuple(_lost(group)), danger=Danger.TYPED)
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, request.target.tls, say, lambda admin: admin.remove_group(name, group.made_at))
+            await told(cluster, command.target.tls, say, lambda admin: admin.remove_group(name, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def pass_over(
     *,
     id: Annotated[int, Argument(metavar="ENTRY", min=0, help="The id that `waltzctl group list` names.")],
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Let consumer groups go on without an entry of the group log that no server can read. What it said of one group is
     lost: transactions that were done may be given out once more. Bring all servers to the newest version first; one of them
@@ -232,12 +229,12 @@ def pass_over(
         )
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, request.target.tls, say, lambda admin: admin.pass_entry(id))
+            await told(cluster, command.target.tls, say, lambda admin: admin.pass_entry(id))
             return {"entry": id}
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _lost(group: GroupView) -> list[str]:

@@ -18,7 +18,7 @@ from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
 from waltzctl.groups.request import changed, told
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
-from waltzctl.shell.change import Changing
+from waltzctl.shell.change import ChangeCommand
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
@@ -85,7 +85,7 @@ def replay(
     is_discard: Annotated[
         bool, Option("--discard", help="Leave it for good: nobody does it. The log keeps the transactions.")
     ] = False,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Let what is parked be done again, each once, from its first try on. One that fails again is parked again, and stays
     parked until somebody says so. With --discard the group forgets it, and nobody does it.
@@ -104,13 +104,13 @@ def replay(
     typed = None if ids is None else _typed(ids)
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.target.tls, name)
+        _, group = await one_of(cluster, command.target.tls, name)
         if typed is None:
             wanted = await chosen(cluster, group, numbers)
         else:
             wanted = await chosen(cluster, group, str(typed[0]))
         there: dict[int, list[int]] = {}
-        for one in await parked_in(cluster, request.target, group, wanted, IDS_MAX):
+        for one in await parked_in(cluster, command.target, group, wanted, IDS_MAX):
             if typed is None or one.id in typed[1]:
                 there.setdefault(one.partition, []).append(one.id)
         plan = Plan(
@@ -125,11 +125,11 @@ def replay(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             change = Change.DISCARD if is_discard else Change.REPLAY
-            return {"partitions": await changed(cluster, request.target.tls, say, group, change, there)}
+            return {"partitions": await changed(cluster, command.target.tls, say, group, change, there)}
 
         return Planned(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _spelled(number: int, ids: Sequence[int], *, is_discard: bool) -> str:

@@ -18,7 +18,7 @@ from waltzctl.groups.request import changed
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
-from waltzctl.shell.change import Changing, Request, nothing_to_do
+from waltzctl.shell.change import ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Say
@@ -120,7 +120,7 @@ def reset(
         str | None,
         Option("--skip-to", metavar="ID", help="The last id that is not to be done; of some partitions as 0=41,3=19."),
     ] = None,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Reset the position of a group. From there on everything is to be done, also what was done or parked; what lies before
     is not, and what is parked there stays. Members go on by themselves, and what they have in their hands counts for
@@ -143,11 +143,11 @@ def reset(
         )
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.target.tls, name)
+        _, group = await one_of(cluster, command.target.tls, name)
         wanted = await chosen(cluster, group, numbers)
         if skipped is not None:
-            return _skipping(group, _ids(skipped, wanted, "--skip-to"), request)
-        afters = await begin.afters(wanted, cluster, request.target, how="to")
+            return _skipping(group, _ids(skipped, wanted, "--skip-to"), command)
+        afters = await begin.afters(wanted, cluster, command.target, how="to")
         moved = {number: after for number, after in afters.items() if not _is_there(group, number, after)}
         if not moved:
             return nothing_to_do("group reset", name)
@@ -164,14 +164,14 @@ def reset(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             wanted = {number: [after] for number, after in moved.items()}
-            return {"partitions": await changed(cluster, request.target.tls, say, group, Change.RESET, wanted)}
+            return {"partitions": await changed(cluster, command.target.tls, say, group, Change.RESET, wanted)}
 
         return Planned(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
-def _skipping(group: GroupView, firsts: Mapping[int, int], request: Request) -> Planned:
+def _skipping(group: GroupView, firsts: Mapping[int, int], command: ChangeCommand) -> Planned:
     """`firsts`: by partition, the last id that is left out, less 1."""
     steps, wanted = list[str](), dict[int, Sequence[int]]()
     for number, before in sorted(firsts.items()):
@@ -185,7 +185,7 @@ def _skipping(group: GroupView, firsts: Mapping[int, int], request: Request) -> 
         return nothing_to_do("group reset", group.name)
 
     async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-        return {"partitions": await changed(cluster, request.target.tls, say, group, Change.SKIP, wanted)}
+        return {"partitions": await changed(cluster, command.target.tls, say, group, Change.SKIP, wanted)}
 
     return Planned(plan=Plan(verb="group reset", subject=group.name, steps=tuple(steps), danger=Danger.TYPED), do=do)
 
@@ -215,7 +215,7 @@ def _moved(group: GroupView, number: int, after: int) -> str:
     return "; ".join(found)
 
 
-def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) -> int:
+def resume(*, name: GroupName, numbers: Partitions = None, command: ChangeCommand) -> int:
     """Let a group go on where it has stopped, since the tries of a transaction were used up: that transaction gets one more
     try. When it fails again, the group stops again.
 
@@ -226,7 +226,7 @@ def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) ->
     """
 
     async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.target.tls, name)
+        _, group = await one_of(cluster, command.target.tls, name)
         wanted = await chosen(cluster, group, numbers)
         stopped = [one for one in group.partitions if one.partition in wanted and one.place.stopped]
         plan = Plan(
@@ -238,8 +238,8 @@ def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) ->
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             ids: dict[int, Sequence[int]] = {one.partition: () for one in stopped}
-            return {"partitions": await changed(cluster, request.target.tls, say, group, Change.GO_ON, ids)}
+            return {"partitions": await changed(cluster, command.target.tls, say, group, Change.GO_ON, ids)}
 
         return Planned(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
+from waltzctl.shell.options import option_group
 from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX
 from waltzd.errors import BadArgument
 from waltzd.protocol.groups import Exhausted
@@ -19,8 +20,9 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _HEADER = re.compile(r"-?[0-9]{1,10}")
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class GroupSettingOptions:
     """Settings that may be changed while a group lives; None where nothing was said."""
 
     ack_wait: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, unknown, using
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
@@ -69,7 +69,7 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandT
     return EXIT_OK
 
 
-def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], request: Changing) -> int:
+def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], command: ChangeCommand) -> int:
     """End the mounts of an application, or of one of its instances, behind what was decided. The library mounts again by
     itself, within a second: this is for one that hangs. To keep a name out, take its grants away with `waltzctl policy
     set`.
@@ -82,7 +82,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
     name, _, instance = subject.partition("/")
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await attendance.attendance(cluster, request.target.tls, needs_answer=True)
+        found = await attendance.attendance(cluster, command.target.tls, needs_answer=True)
         steps = tuple(
             f"end the mounts of {one.name}/{one.instance} at {', '.join(one.servers)}"
             for one in found.attendants
@@ -90,7 +90,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
         )
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            ended = await attendance.disconnect(cluster, request.target.tls, name, instance or None)
+            ended = await attendance.disconnect(cluster, command.target.tls, name, instance or None)
             silent = {server: why for server, why in ended.items() if isinstance(why, WaltzError)}
             if silent:
                 raise Unfinished(
@@ -101,4 +101,4 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
 
         return Change(plan=Plan(verb="client disconnect", subject=subject, steps=steps), do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)

@@ -79,7 +79,7 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.placement.creation import Wish
+    from waltzctl.placement.creation import ClusterSpec
     from waltzd.wire.tls import Tls
 
 NAME, ROOT = "local", "/waltz"
@@ -544,7 +544,7 @@ class LocalCluster:
         self.blueprint = replace(self.blueprint, has_moved=False)
         save_blueprint(self.directory, self.blueprint)
 
-    async def _written_down(self, coordinator: Coordinator) -> Wish | None:
+    async def _written_down(self, coordinator: Coordinator) -> ClusterSpec | None:
         """What the coordinator has, as the wish that completes it: replicas are made after the documents."""
         cluster = Cluster(coordinator)
         try:
@@ -560,10 +560,10 @@ class LocalCluster:
             storages=tuple((await cluster.storages()).values()),
         )
 
-    def _wish(self) -> Wish:
-        from waltzctl.placement.creation import Wish
+    def _wish(self) -> ClusterSpec:
+        from waltzctl.placement.creation import ClusterSpec
 
-        return Wish(
+        return ClusterSpec(
             name=NAME,
             key=self.blueprint.key,
             partitions=self.blueprint.partitions,

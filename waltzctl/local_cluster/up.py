@@ -25,7 +25,7 @@ from waltzctl.local_cluster.java import java_command
 from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machine
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
-from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.change import ConfirmOptions, agree
 from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, LOCAL_ROOT, ClusterTarget, load_contexts, resolve, unknown
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
@@ -457,7 +457,7 @@ def reset(
     found = survey(directory)
     running = LocalCluster.find(directory).running if has_blueprint else []
     plan = Plan(verb="reset", subject=str(directory), steps=_steps(directory, found, running))
-    asked = Asked(is_dry=dry_run, yes=yes, confirm=confirm, reason=None, override=None)
+    asked = ConfirmOptions(is_dry=dry_run, yes=yes, confirm=confirm, reason=None, override=None)
     if not agree(plan, asked, _target(directory), output):
         return EXIT_OK
     killed: list[str] = []

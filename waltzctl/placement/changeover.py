@@ -14,7 +14,7 @@ from typing import Any
 
 from waltzctl.placement.creation import check_formats
 from waltzctl.placement.mover import POLL_SECONDS
-from waltzctl.shell.change import Change, Request
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Plan
@@ -31,8 +31,8 @@ WAITS = (
 )
 
 
-def change_format(wanted: int, seconds: float | None, request: Request) -> int:
-    tls = request.target.tls
+def change_format(wanted: int, seconds: float | None, command: ChangeCommand) -> int:
+    tls = command.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
         found = await take_snapshot(cluster.coordinator, tls=tls)
@@ -59,7 +59,7 @@ def change_format(wanted: int, seconds: float | None, request: Request) -> int:
             plan=made, do=do, is_change=not is_told, is_planned_again=True, interrupted=None if is_told else WAITS
         )
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:

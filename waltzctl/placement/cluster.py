@@ -14,7 +14,7 @@ from waltzctl.placement.changeover import change_format
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
-from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
@@ -66,7 +66,7 @@ def set_(
         ),
     ] = None,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Change how many replicas each partition has, the format of what they write, or what storages keep of the archived
     log. The number of partitions, the name and the key of a cluster cannot be changed.
@@ -89,16 +89,16 @@ def set_(
     if keep_local is not None:
         if options.bytes_per_second is not None:
             raise Misused("--rate is a bound on copies, and --keep-local copies nothing.")
-        return change_keep_local(keep_local, request)
+        return change_keep_local(keep_local, command)
     if replicas is None:
         assert format is not None
         if options.bytes_per_second is not None:
             raise Misused("--rate is a bound on copies, and --format copies nothing.")
-        return change_format(format, options.timeout, request)
-    return spread_all("cluster set", replicas, request, options)
+        return change_format(format, options.timeout, command)
+    return spread_all("cluster set", replicas, command, options)
 
 
-def secure(*, request: Changing) -> int:
+def secure(*, command: ChangeCommand) -> int:
     """Close the documents of a cluster in ZooKeeper: from then on they belong to the credentials that this command is
     given, and nobody else reads or changes them, or creates nodes at the top of ZooKeeper. Every server needs them in its
     configuration before that (coordinator_credentials), and every operator; a process that has none loses the cluster at
@@ -112,16 +112,16 @@ def secure(*, request: Changing) -> int:
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials --dry-run
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
     """
-    if not request.asked.is_dry:
-        check_operator(request.target.tls, "change a cluster")
-    if not request.target.access.has_credentials:
+    if not command.confirmation.is_dry:
+        check_operator(command.target.tls, "change a cluster")
+    if not command.target.access.has_credentials:
         raise BadArgument(
             "no credentials are given that the documents could belong to",
             not_done="nothing was changed",
             next_step="write a line name:password into a file that only you can read, and give it by "
             "--coordinator-credentials; the servers need the same",
         )
-    name = request.target.access.owner.partition(":")[0]
+    name = command.target.access.owner.partition(":")[0]
 
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
@@ -142,7 +142,7 @@ def secure(*, request: Changing) -> int:
 
         return Change(plan=plan, do=do, is_change=bool(nodes or above))
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def delete(
@@ -156,7 +156,7 @@ def delete(
             help="Where the documents are kept; waltz-CLUSTER-TIME.jsonl here by default.",
         ),
     ] = None,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, and `waltzctl cluster
     load-metadata` puts them back. What is on the storages stays, but no server serves it any more, and a new cluster
@@ -168,7 +168,7 @@ def delete(
       waltzctl cluster delete --dry-run --override local --reason 'moved elsewhere' -o json
     """
 
-    target = request.target
+    target = command.target
 
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
@@ -204,7 +204,7 @@ def delete(
 
         return Change(plan=plan, do=do, is_recorded=False)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 async def _check_rest(cluster: Cluster, name: str) -> None:

@@ -76,7 +76,7 @@ GROUP_CHARACTERS_MAX = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ClusterSpec:
     name: str
     partitions: int
     replication: int
@@ -147,7 +147,7 @@ def create(
     if not dry_run:
         check_operator(target.tls, "make a cluster")
     storages = tuple(map(storage_of, given))
-    wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
+    wish = ClusterSpec(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
 
     async def make(cluster: Cluster) -> Creation:
@@ -198,7 +198,7 @@ def _silent(sentence: str, amount: Amount | None = None, /) -> None:
 
 async def create_cluster(
     coordinator: Coordinator,
-    wish: Wish,
+    wish: ClusterSpec,
     *,
     created: str,
     is_dry: bool = False,
@@ -276,7 +276,7 @@ async def each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awa
     return answers
 
 
-async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescription]:
+async def _describe_all(wish: ClusterSpec, tls: Tls | None) -> dict[str, StorageDescription]:
     found: dict[str, StorageDescription] = {}
     silent: dict[str, CannotConnect] = {}
 
@@ -348,7 +348,7 @@ async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, insta
             ) from error
 
 
-def _common_key(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> UUID:
+def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription]) -> UUID:
     """Of storages that were set up for the same cluster."""
     key = wish.key
     for name, description in sorted(descriptions.items()):
@@ -419,7 +419,7 @@ def is_fresh(found: PartitionDescription) -> bool:
 Documents = tuple[ClusterMeta, dict[str, StorageMeta], dict[int, tuple[str, ...]]]
 
 
-async def _look(coordinator: Coordinator, wish: Wish, key: UUID) -> Documents | None:
+async def _look(coordinator: Coordinator, wish: ClusterSpec, key: UUID) -> Documents | None:
     """What the coordinator has, if it is what is wished for."""
     cluster = Cluster(coordinator)
     try:

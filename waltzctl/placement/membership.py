@@ -16,7 +16,7 @@ from typer import Argument, Option
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
 from waltzctl.placement.mover import Moving, change_of, situation
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
-from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import StorageName, known_storages, option
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
@@ -39,7 +39,7 @@ def add(
         bool, Option("--auto-assign", help="Give it its share of the replicas, and wait until they are level.")
     ] = False,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Take a storage into the cluster. It must run, with the cluster's key and number of partitions in its configuration.
     With --auto-assign it gets its share of the replicas: it copies them while writing goes on, they become members when
@@ -50,14 +50,14 @@ def add(
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --auto-assign --dry-run
     """
-    storage, tls = storage_of(given), request.target.tls
+    storage, tls = storage_of(given), command.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, tls)
         said = await _newcomer(now, storage, tls)
         return change_of(addition(now, storage, said, spreads=auto_assign), options, tls)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def addition(now: Situation, storage: StorageMeta, said: StorageDescription | None, *, spreads: bool) -> Relocation:
@@ -133,7 +133,7 @@ def remove(
     ] = False,
     delete_files: DeleteFiles = False,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Take a storage out of the cluster. Its replicas are copied to others first, and leave it when those are level; a
     partition always keeps its majority, or this is refused. The storage may be down: then the others copy from each other.
@@ -146,13 +146,13 @@ def remove(
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.target.tls)
+        now = await situation(cluster, command.target.tls)
         if name not in now.storages and await was_taken_out(cluster, name):
             return nothing_to_do("storage remove", name)
         found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
-        return change_of(found, options, request.target.tls)
+        return change_of(found, options, command.target.tls)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def removal(now: Situation, name: str, *, fewer_replicas: bool, deletes_files: bool = False) -> Relocation:
@@ -196,7 +196,7 @@ def replace_(
         bool, Option("--delete-files", help="Delete the old one's files instead of setting them aside.")
     ] = False,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Let one storage stand for another: each replica on OLD is copied to NEW, and nothing else moves. OLD may be down. NEW
     is a storage of the cluster, or is added, in the group of OLD unless another one is given. To run this again goes on
@@ -207,7 +207,7 @@ def replace_(
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --dry-run
     """
-    given, tls = storage_of(new) if "=" in new else None, request.target.tls
+    given, tls = storage_of(new) if "=" in new else None, command.target.tls
     subject = f"{old} {new.partition('=')[0]}"
 
     async def prepare(cluster: Cluster) -> Change:
@@ -223,7 +223,7 @@ def replace_(
             found = replacement(now, old, storage, said, deletes_files=delete_files)
         return change_of(found, options, tls)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def replacement(
@@ -259,7 +259,7 @@ def set_(
         str | None, Option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
     ] = None,
     group: Annotated[str | None, Option("--group", metavar="NAME", help="What it may fail together with.")] = None,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Write down other addresses or another group of a storage: its name says which one it is. It must answer at the new
     addresses, and belong to this cluster.
@@ -274,12 +274,12 @@ def set_(
     _check_words(given)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.target.tls)
+        now = await situation(cluster, command.target.tls)
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):
             check_addresses(now, after)
-            await check_storage(now, after, request.target.tls)
+            await check_storage(now, after, command.target.tls)
         steps = [
             f"{field.replace('_', ' ')}: {getattr(before, field)} becomes {getattr(after, field)}"
             for field in given
@@ -293,7 +293,7 @@ def set_(
 
         return Change(plan=plan, do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _check_words(given: Mapping[str, str | None]) -> None:

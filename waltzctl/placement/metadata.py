@@ -34,7 +34,7 @@ from waltzctl.placement.restored_documents import (
     statements,
 )
 from waltzctl.shell.blueprint import write_whole
-from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.change import Change, ChangeCommand, who
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.options import Output
@@ -137,7 +137,7 @@ def load(
         tuple[str, ...],
         Option("--storage", metavar="NAME=LISTEN,ADMIN[,GROUP]", help="One that was added since then. Once for each."),
     ] = (),
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Put the documents of a cluster back into ZooKeeper, from a file that `waltzctl cluster save-metadata` wrote.
     ZooKeeper has to be empty there, or to hold older documents of the same cluster, and no server may be registered.
@@ -155,7 +155,7 @@ def load(
       waltzctl cluster load-metadata waltz-metadata.jsonl --dry-run
       waltzctl cluster load-metadata waltz-metadata.jsonl --yes
     """
-    tls = request.target.tls
+    tls = command.target.tls
     check_operator(tls, "change a cluster")
     try:
         data = file.read_bytes()
@@ -172,9 +172,9 @@ def load(
     daemons = RealDaemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
-        return await loading(cluster, daemons, saved, file=str(file), added=added, where=request.target.where, who=who(tls))
+        return await loading(cluster, daemons, saved, file=str(file), added=added, where=command.target.where, who=who(tls))
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 async def loading(
@@ -359,7 +359,7 @@ def rebuild(
         ),
     ],
     replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition, as they were.")] = 3,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Make the documents of a cluster anew from what its storages hold, when ZooKeeper lost all of them and no file of
     `waltzctl cluster save-metadata` is left. EVERY storage has to be named and to answer: a later session on one that was
@@ -378,7 +378,7 @@ def rebuild(
         --storage one=127.0.0.1:55280,127.0.0.1:55281 \\
         --confirm trial --reason 'the disks of ZooKeeper are gone'
     """
-    tls = request.target.tls
+    tls = command.target.tls
     check_operator(tls, "change a cluster")
     check_name(name)
     storages = {one.name: one for one in map(creation.storage_of, given)}
@@ -387,7 +387,7 @@ def rebuild(
     daemons = RealDaemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
-        descriptions = await _descriptions(list(storages.values()), request)
+        descriptions = await _descriptions(list(storages.values()), command)
         keys = {said.cluster_key for said in descriptions.values()}
         sizes = {said.partitions for said in descriptions.values()}
         if len(keys) > 1 or len(sizes) > 1:
@@ -397,15 +397,15 @@ def rebuild(
             raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
         meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
         return await rebuilding(
-            cluster, daemons, meta, storages, replicas=replicas, where=request.target.where, who=who(tls)
+            cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=who(tls)
         )
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
-async def _descriptions(storages: list[StorageMeta], request: Changing) -> dict[str, StorageDescription]:
+async def _descriptions(storages: list[StorageMeta], command: ChangeCommand) -> dict[str, StorageDescription]:
     """Every storage, at both of its addresses."""
-    tls = request.target.tls
+    tls = command.target.tls
     said = await creation.each(storages, lambda storage: creation.describe(storage, tls))
     found = {storage.name: one for storage, one in zip(storages, said, strict=True)}
     creation.check_apart(found)

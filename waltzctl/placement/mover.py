@@ -18,7 +18,7 @@ from uuid import UUID
 
 from waltzctl.placement import replica_moves
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
-from waltzctl.shell.change import Change, changing, who
+from waltzctl.shell.change import Change, change_option, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
@@ -51,7 +51,7 @@ class MoveOptions:
 def _move_options(
     timeout: Annotated[
         float | None,
-        changing(
+        change_option(
             "--timeout",
             parser=positive,
             metavar="SECONDS",
@@ -61,7 +61,7 @@ def _move_options(
     ] = None,
     rate: Annotated[
         str | None,
-        changing(
+        change_option(
             "--rate",
             metavar="SIZE",
             help="Copy at most so much a second in all, as 50MB, until the moves have ended; never faster than the "

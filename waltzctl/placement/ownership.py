@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.shell.change import Change, Changing, Prepare, changing
+from waltzctl.shell.change import Change, ChangeCommand, Prepare, change_option
 from waltzctl.shell.cluster_target import (
     ClusterTarget,
     CommandTarget,
@@ -89,9 +89,9 @@ class Owners:
         return [f"the leader moves {part}" for part in moved(self.assignment, after)]
 
 
-Wait = Annotated[bool, changing("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")]
+Wait = Annotated[bool, change_option("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")]
 Patience = Annotated[
-    float, changing("--timeout", min=0, metavar="SECONDS", help="How long to wait; what was done stays done.")
+    float, change_option("--timeout", min=0, metavar="SECONDS", help="How long to wait; what was done stays done.")
 ]
 
 
@@ -128,7 +128,7 @@ def drain(
     *,
     server: ServerName,
     is_undo: Annotated[bool, Option("--undo", help="Let a server that drains take partitions again.")] = False,
-    request: Changing,
+    command: ChangeCommand,
     wait: Wait = True,
     timeout: Patience = TIMEOUT_SECONDS,
 ) -> int:
@@ -142,9 +142,9 @@ def drain(
       waltzctl server drain server-1 --yes --reason "new memory"
       waltzctl server drain server-1 --undo
     """
-    tls = request.target.tls
+    tls = command.target.tls
     if is_undo:
-        return request.perform(_undo(server, tls, timeout, wait=wait))
+        return command.perform(_undo(server, tls, timeout, wait=wait))
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -161,7 +161,7 @@ def drain(
 
         return Change(plan=made, do=do, is_planned_again=True)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepare:
@@ -183,7 +183,7 @@ def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepar
     return prepare
 
 
-def remove(*, server: ServerName, request: Changing) -> int:
+def remove(*, server: ServerName, command: ChangeCommand) -> int:
     """Take a server that was stopped for good off the list of servers that are expected to be up: until then `waltzctl
     status` complains that it is not. One that is up is refused: stop it first. Started again, it is expected again.
 
@@ -210,7 +210,7 @@ def remove(*, server: ServerName, request: Changing) -> int:
 
         return Change(plan=made, do=do, is_planned_again=True)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 async def _to_give_away(found: Owners, server: str, tls: Tls | None) -> list[int]:
@@ -262,7 +262,7 @@ def transfer(
     server: Annotated[
         str, Option("--to", metavar="SERVER", help="The server that is to own them.", autocompletion=known_servers)
     ],
-    request: Changing,
+    command: ChangeCommand,
     wait: Wait = True,
     timeout: Patience = TIMEOUT_SECONDS,
 ) -> int:
@@ -275,7 +275,7 @@ def transfer(
       waltzctl partition transfer 0 --to server-2 --dry-run
       waltzctl partition transfer 0,1 --to server-1 --yes --reason "the new machine" -o json
     """
-    numbers = chosen(request.target, partitions)
+    numbers = chosen(command.target, partitions)
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -286,12 +286,12 @@ def transfer(
             await save(cluster, found, after)
             to = {move["partition"]: move["to"] for move in moves}
             wanted = Handover(numbers=tuple(to), to=to)
-            tls = request.target.tls
+            tls = command.target.tls
             return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
         return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
@@ -357,7 +357,7 @@ def preferred(
         ),
     ] = None,
     clear: Annotated[bool, Option("--clear", help="Prefer no server for PARTITIONS any more.")] = False,
-    request: Changing,
+    command: ChangeCommand,
     output: AnyForm = "table",
 ) -> int:
     """Show which servers should own which partitions, or say so with --server. A preference counts as far as servers own
@@ -369,9 +369,9 @@ def preferred(
       waltzctl partition preferred 0,2 --server server-1 --yes
       waltzctl partition preferred 0,2 --clear --yes -o json
     """
-    numbers = None if partitions is None else chosen(request.target, partitions)
+    numbers = None if partitions is None else chosen(command.target, partitions)
     if server is None and not clear:
-        return _list_preferences(request.target, numbers, output)
+        return _list_preferences(command.target, numbers, output)
     if server is not None and clear:
         raise BadArgument("--server and --clear say different things")
     if numbers is None:
@@ -400,7 +400,7 @@ def preferred(
 
         return Change(plan=preference_plan(found, wishes, after, numbers, server), do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 async def _save_preferences(cluster: Cluster, wishes: Preferences, version: int) -> None:

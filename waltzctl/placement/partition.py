@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.mover import MoveOptions, Moving, change_of, situation
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
-from waltzctl.shell.change import Change, Changing, Request
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused
@@ -64,7 +64,7 @@ def assign(
     old: Annotated[str | None, Option("--off", metavar="STORAGE,…", help="The storages that lose their replica.")] = None,
     is_cancel: Annotated[bool, Option("--cancel", help="Take back moves that are not over.")] = False,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Give PARTITIONS (like 0-3,7) one more replica on each storage of --to, and take those on the storages of --off away.
     A new replica copies first, and becomes a member when it is level; then old ones go, and their files are set aside.
@@ -94,7 +94,7 @@ def assign(
         return {number: tuple(sorted({*now.goals[number], *more} - less)) for number in chosen}
 
     verb = "partition assign --cancel" if is_cancel else "partition assign"
-    return _relocate(verb, numbers, aim, request, options, keeps_rate=not changes and not is_cancel)
+    return _relocate(verb, numbers, aim, command, options, keeps_rate=not changes and not is_cancel)
 
 
 def _unfinished(now: Situation, chosen: list[int], *, is_cancel: bool) -> Goals:
@@ -114,7 +114,7 @@ def auto_assign(
         int | None, Option("--replicas", min=1, max=15, help="Of each partition; as many as each has by default.")
     ] = None,
     options: Moving,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
     possible. What is spread already stays where it is.
@@ -124,14 +124,14 @@ def auto_assign(
       waltzctl partition auto-assign --dry-run
       waltzctl partition auto-assign --yes
     """
-    return spread_all("partition auto-assign", replicas, request, options)
+    return spread_all("partition auto-assign", replicas, command, options)
 
 
-def spread_all(verb: str, replicas: int | None, request: Request, options: MoveOptions) -> int:
+def spread_all(verb: str, replicas: int | None, command: ChangeCommand, options: MoveOptions) -> int:
     def aim(now: Situation, _chosen: list[int]) -> Goals:
         return now.spread(now.groups, {number: replicas or len(names) for number, names in now.goals.items()})
 
-    return _relocate(verb, None, aim, request, options)
+    return _relocate(verb, None, aim, command, options)
 
 
 def _names(text: str) -> list[str]:
@@ -145,19 +145,19 @@ def _relocate(
     verb: str,
     numbers: str | None,
     aim: Callable[[Situation, list[int]], Goals],
-    request: Request,
+    command: ChangeCommand,
     options: MoveOptions,
     *,
     keeps_rate: bool = False,
 ) -> int:
-    typed = chosen(request.target, numbers) if numbers is not None else None
+    typed = chosen(command.target, numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.target.tls)
+        now = await situation(cluster, command.target.tls)
         wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
         made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
-        return change_of(made, options, request.target.tls)
+        return change_of(made, options, command.target.tls)
 
-    return request.perform(prepare)
+    return command.perform(prepare)

@@ -18,7 +18,7 @@ from typer import Argument, Option
 from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import tidy
-from waltzctl.shell.change import Asked, Asking, Change, Request
+from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, known_storages
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused, Output
@@ -44,7 +44,7 @@ def recover(
         bool, Option("--clean", help="Clear the storage of what nobody needs any more, and bring nothing back.")
     ] = False,
     options: Moving,
-    asked: Asking,
+    confirmation: ConfirmOptions,
     given: ClusterOptions,
     output: Output = "table",
 ) -> int:
@@ -64,10 +64,10 @@ def recover(
       waltzctl storage recover storage-1 0-1 --dry-run
       waltzctl storage recover storage-1 --clean --dry-run
     """
-    request = Request(asked=asked, target=given.target(), output=output)
+    command = ChangeCommand(confirmation=confirmation, target=given.target(), output=output)
     if is_clean and numbers is not None:
         raise Misused("--clean is for a whole storage.")
-    return tidy(request, place) if is_clean else _recover(request, place, numbers, options)
+    return tidy(command, place) if is_clean else _recover(command, place, numbers, options)
 
 
 class State(enum.StrEnum):
@@ -136,9 +136,9 @@ def _itself(name: str, view: PartitionView) -> set[str]:
     return {one.storage for one in view.said.replicas if one.counts and one.storage == name} if view.said else set()
 
 
-def _recover(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
-    wanted = chosen(request.target, numbers) if numbers is not None else None
-    asked, target = request.asked, request.target
+def _recover(command: ChangeCommand, name: str, numbers: str | None, options: MoveOptions) -> int:
+    wanted = chosen(command.target, numbers) if numbers is not None else None
+    confirmation, target = command.confirmation, command.target
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, target.tls)
@@ -148,7 +148,7 @@ def _recover(request: Request, name: str, numbers: str | None, options: MoveOpti
         lost = [number for number, one in standings.items() if one.state is State.LOST]
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            aside = await _still_lost(cluster, target, name, lost, asked) if lost else []
+            aside = await _still_lost(cluster, target, name, lost, confirmation) if lost else []
             if aside:
                 await _set_aside(now, target, name, aside)
             after = await _follow(cluster, target, name, there, aside, options, say)
@@ -157,7 +157,7 @@ def _recover(request: Request, name: str, numbers: str | None, options: MoveOpti
 
         return Change(plan=plan_for(name, now.found, standings), do=do, is_change=bool(lost))
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[int]:
@@ -190,12 +190,14 @@ def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int
     return {number: standing(name, found.partitions[number], view.replica(number)) for number in chosen}
 
 
-async def _still_lost(cluster: Cluster, target: ClusterTarget, name: str, lost: list[int], asked: Asked) -> list[int]:
+async def _still_lost(
+    cluster: Cluster, target: ClusterTarget, name: str, lost: list[int], confirmation: ConfirmOptions
+) -> list[int]:
     """The question may have been answered late: other replicas may be gone since, or these be well."""
     found = await take_snapshot(cluster.coordinator, tls=target.tls)
     standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, standings)
-    if plan.refusals and asked.override != name:
+    if plan.refusals and confirmation.override != name:
         raise Unsafe(f"{VERB} {name}: this has changed since it was planned: {'; '.join(plan.refusals)}")
     return list(standings)
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue_scene import Scene
-from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.change import Change, ChangeCommand, who
 from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
@@ -63,7 +63,7 @@ def rescue(
         bool,
         Option("--without-archive", help="Do not bring back from the archive what no copy at hand is proven to hold."),
     ] = False,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that no owner
     can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
@@ -81,10 +81,10 @@ def rescue(
       waltzctl partition rescue 0-1 --dry-run -o json
     """
 
-    wanted = chosen(request.target, numbers)
+    wanted = chosen(command.target, numbers)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.target.tls)
+        now = await situation(cluster, command.target.tls)
         now.check_partitions(wanted)
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
@@ -96,14 +96,14 @@ def rescue(
         scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
         if not without_archive:
             daemons, there = (
-                RealDaemons(cluster, request.target.tls),
+                RealDaemons(cluster, command.target.tls),
                 {one.meta.name: one.meta for one in now.found.storages},
             )
             scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            storages = RealDaemons(cluster, request.target.tls)
-            done = [await carry_out(cluster, storages, scene, who(request.target.tls)) for scene in scenes.values()]
+            storages = RealDaemons(cluster, command.target.tls)
+            done = [await carry_out(cluster, storages, scene, who(command.target.tls)) for scene in scenes.values()]
             await _until_open(storages, closed, seconds, say)
             return {
                 "partitions": [
@@ -114,7 +114,7 @@ def rescue(
 
         return Change(plan=plan_for(f"{now.found.meta.name}/{numbers}", scenes), do=do)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:

@@ -35,7 +35,7 @@ from waltzctl.placement.restored_documents import (
     look_at,
     put_back,
 )
-from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.change import Change, ChangeCommand, who
 from waltzctl.shell.cluster_target import check_name, check_operator
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Danger, Plan
@@ -121,7 +121,7 @@ def restore(
     same_key: Annotated[
         bool, Option("--same-key", help="Under the key of the old cluster, of which no storage may answer any more.")
     ] = False,
-    request: Changing,
+    command: ChangeCommand,
 ) -> int:
     """Make a cluster out of an archive and its backup in STORE, at one moment, in new storages and an empty ZooKeeper.
 
@@ -141,7 +141,7 @@ def restore(
         --storage two=10.0.0.2:55280,10.0.0.2:55281,rack-2 \\
         --replicas 2 --confirm orders --reason 'the data centre is gone'
     """
-    tls = request.target.tls
+    tls = command.target.tls
     check_operator(tls, "make a cluster")
     storages = {one.name: one for one in map(creation.storage_of, given)}
     if len(storages) < len(given):
@@ -159,7 +159,7 @@ def restore(
         _check_room(wish, descriptions)
         return _change(wish, descriptions, living, target, end.words, who(tls), tls)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 # -- what is wished for ------------------------------------------------------------------------------------------------

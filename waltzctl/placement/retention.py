@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from waltzctl.shell.change import Change, Request
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
@@ -22,7 +22,7 @@ from waltzd.format.layout import BATCHES
 from waltzd.protocol.retention import ALL, Keep, keep_of
 
 
-def change_keep_local(wanted: str, request: Request) -> int:
+def change_keep_local(wanted: str, command: ChangeCommand) -> int:
     keep = keep_of(wanted)
     if keep is None:
         raise BadArgument(
@@ -32,7 +32,7 @@ def change_keep_local(wanted: str, request: Request) -> int:
         )
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await take_snapshot(cluster.coordinator, tls=request.target.tls)
+        found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
         made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
@@ -41,7 +41,7 @@ def change_keep_local(wanted: str, request: Request) -> int:
 
         return Change(plan=made, do=do, is_change=found.meta.keep_local != wanted)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) -> Plan:

@@ -23,7 +23,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.mover import admin_of, situation
 from waltzctl.placement.replica_moves import Situation
-from waltzctl.shell.change import Asking, Change, Request
+from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import (
     ClusterOptions,
     CommandTarget,
@@ -182,17 +182,17 @@ def verify(
 # -- what nobody needs any more ----------------------------------------------------------------------------------------
 
 
-def tidy(request: Request, name: str) -> int:
+def tidy(command: ChangeCommand, name: str) -> int:
     """`storage recover --clean`: set forgotten replicas aside, and delete what was set aside before."""
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, request.target.tls)
+        now = await situation(cluster, command.target.tls)
         forgotten = _forgotten(now, name)
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now, name).set_aside]
 
         async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            async with admin_of(now, name, request.target.tls) as admin:
+            async with admin_of(now, name, command.target.tls) as admin:
                 _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
                 deleted = await admin.delete_aside(old) if old else []
             return {
@@ -202,7 +202,7 @@ def tidy(request: Request, name: str) -> int:
 
         return Change(plan=tidying(now, name, metas), do=do, is_planned_again=True)
 
-    return request.perform(prepare)
+    return command.perform(prepare)
 
 
 def tidying(now: Situation, name: str, metas: Metas) -> Plan:
@@ -251,7 +251,7 @@ def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
 class Hand(Place):
     """What is changed by hand on one storage: by its name as every change, by an address at once."""
 
-    asked: Asking
+    confirmation: ConfirmOptions
     output: Output = "table"
 
     def change(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
@@ -276,13 +276,13 @@ class Hand(Place):
 
             return Change(plan=plan(now), do=do, is_planned_again=True)
 
-        return Request(asked=self.asked, target=target, output=self.output).perform(prepare)
+        return ChangeCommand(confirmation=self.confirmation, target=target, output=self.output).perform(prepare)
 
     def _at_once(self, done: str, act: Act) -> int:
         """Partial success is an exit code of its own."""
-        asked = self.asked
+        confirmation = self.confirmation
         check_operator(self.given.tls(), "change a storage")
-        if asked.is_dry or asked.reason or asked.confirm or asked.override:
+        if confirmation.is_dry or confirmation.reason or confirmation.confirm or confirmation.override:
             raise Misused(
                 "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
                 "of the others."

@@ -20,7 +20,7 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.placement.backup import End, MaybeEnding
-from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.change import ConfirmOptions, agree
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output
@@ -327,11 +327,15 @@ def heal(
     """
     if is_clean is (source is not None) or (is_clean and quick):
         raise Misused("Say either --from DIRECTORY, or --clean alone.")
-    asked = Asked(is_dry=dry_run, yes=yes)
-    return _clean(store, asked, output) if source is None else _put_back(store, source, quick, asked, output, progress)
+    confirmation = ConfirmOptions(is_dry=dry_run, yes=yes)
+    return (
+        _clean(store, confirmation, output)
+        if source is None
+        else _put_back(store, source, quick, confirmation, output, progress)
+    )
 
 
-def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, progress: Shown) -> int:
+def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions, output: str, progress: Shown) -> int:
     from waltzctl.show import archive
     from waltzd.archive.place import open_archive
     from waltzd.archive.repair import Mended, made_again, put_back
@@ -354,7 +358,7 @@ def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, p
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
     target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, asked, target, output):
+    if not agree(plan, confirmation, target, output):
         return EXIT_FINDINGS if rest else EXIT_OK
     for name, made in again.items():
         put_back(opened, name, made)
@@ -367,7 +371,7 @@ def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, p
     return EXIT_FINDINGS if rest else EXIT_OK
 
 
-def _clean(store: str, asked: Asked, output: str) -> int:
+def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
     from waltzctl.show import archive
     from waltzd.archive.local import LocalStore
     from waltzd.archive.place import open_archive
@@ -386,7 +390,7 @@ def _clean(store: str, asked: Asked, output: str) -> int:
     plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
     target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, asked, target, output):
+    if not agree(plan, confirmation, target, output):
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
@@ -483,7 +487,9 @@ def sign(
     """
     if (file is None) is (store is None):
         raise Misused("Name the STORE to sign, or a file for a new key with --new-key.")
-    return _make_key(file, output) if file is not None else _sign(str(store), Asked(is_dry=dry_run, yes=yes), output)
+    return (
+        _make_key(file, output) if file is not None else _sign(str(store), ConfirmOptions(is_dry=dry_run, yes=yes), output)
+    )
 
 
 def _make_key(file: Path, output: str) -> int:
@@ -507,7 +513,7 @@ def _make_key(file: Path, output: str) -> int:
     return EXIT_OK
 
 
-def _sign(store: str, asked: Asked, output: str) -> int:
+def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
     from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
@@ -535,7 +541,7 @@ def _sign(store: str, asked: Asked, output: str) -> int:
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
     archive.told_strange(found)
     target = ClusterTarget(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
-    if not agree(plan, asked, target, output):
+    if not agree(plan, confirmation, target, output):
         return EXIT_OK
     put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK

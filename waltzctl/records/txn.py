@@ -347,7 +347,7 @@ def append(
     """
     from waltzctl.records import append as appending
     from waltzctl.records.follow import with_client
-    from waltzctl.shell.change import Asked, agree
+    from waltzctl.shell.change import ConfirmOptions, agree
     from waltzctl.shell.safety import Danger, Plan
 
     wanted = [appending.lock_of(lock) for lock in locks]
@@ -356,7 +356,7 @@ def append(
     what = f"{len(payloads):,} transactions as one group, " if is_group else ""
     step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, for ever"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
-    asked = Asked(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
+    asked = ConfirmOptions(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
     if not agree(plan, asked, target, output):
         return EXIT_OK
     done = with_client(

@@ -27,7 +27,7 @@ from typer import Option
 
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.interruption import Interrupted, interruptible
-from waltzctl.shell.options import CHANGE, From, Output, confirmed, typed
+from waltzctl.shell.options import CHANGE, Output, confirmed, option_group, typed
 from waltzctl.shell.progress import Say, Shown, ShownProgress, Waiting
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import put_plan, put_question
@@ -47,22 +47,24 @@ STAYS = (
 REASON_CHARACTERS_MAX = 1000
 UNVERIFIED = "unverified: "
 """In front of a name in the history that no certificate says."""
-changing = partial(Option, rich_help_panel=CHANGE)
+change_option = partial(Option, rich_help_panel=CHANGE)
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ConfirmOptions:
     """The options with which a person agrees to a change, or explains it."""
 
-    is_dry: Annotated[bool, changing("--dry-run", help="Show the plan and change nothing.")] = False
-    yes: Annotated[bool, changing("--yes", help="Answer a simple question with yes.")] = False
+    is_dry: Annotated[bool, change_option("--dry-run", help="Show the plan and change nothing.")] = False
+    yes: Annotated[bool, change_option("--yes", help="Answer a simple question with yes.")] = False
     confirm: Annotated[
-        str | None, changing("--confirm", metavar="NAME", help="The name that is asked for where a change is dangerous.")
+        str | None,
+        change_option("--confirm", metavar="NAME", help="The name that is asked for where a change is dangerous."),
     ] = None
-    reason: Annotated[str | None, changing("--reason", metavar="TEXT", help="Why; kept in the history.")] = None
+    reason: Annotated[str | None, change_option("--reason", metavar="TEXT", help="Why; kept in the history.")] = None
     override: Annotated[
         str | None,
-        changing("--override", metavar="NAME", help="Do it although it is unsafe: the name of what it changes."),
+        change_option("--override", metavar="NAME", help="Do it although it is unsafe: the name of what it changes."),
     ] = None
     progress: ShownProgress = Shown.AUTO
 
@@ -71,9 +73,6 @@ class Asked:
             raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
         if self.reason is not None and not is_line(self.reason):
             raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
-
-
-Asking = Annotated[Asked, From(Asked)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,90 +110,90 @@ def nothing_to_do(verb: str, subject: str) -> Change:
     return Change(plan=Plan(verb=verb, subject=subject, steps=()), do=_nothing)
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ChangeCommand:
     """The options of every command that changes a cluster, and how it goes about it."""
 
-    asked: Asking
+    confirmation: ConfirmOptions
     target: CommandTarget
     output: Output = "table"
 
     def perform(self, prepare: Prepare) -> int:
-        asked, target = self.asked, self.target
-        if not asked.is_dry:
+        confirmation, target = self.confirmation, self.target
+        if not confirmation.is_dry:
             check_operator(target.tls, "change a cluster")
         try:
             with interruptible(NOTHING_BEGUN):
                 change = using(target, prepare)
-                is_asked = change.is_change or asked.is_dry or not change.plan.steps
-                if is_asked and not agree(change.plan, asked, target, self.output):
-                    if not (asked.is_dry or change.plan.steps):
+                is_asked = change.is_change or confirmation.is_dry or not change.plan.steps
+                if is_asked and not agree(change.plan, confirmation, target, self.output):
+                    if not (confirmation.is_dry or change.plan.steps):
                         using(target, lambda cluster: close_finished(cluster, change.plan, target.tls))
                     return EXIT_OK
         except typer.Abort:  # also at the question, where it is the end of what is typed, too
             raise Interrupted(NOTHING_BEGUN) from None
 
-        with interruptible(change.after_interruption), Waiting(asked.progress) as waiting:
-            done = using(target, lambda cluster: carried_out(cluster, change, prepare, asked, target.tls, waiting.say))
+        with interruptible(change.after_interruption), Waiting(confirmation.progress) as waiting:
+            done = using(
+                target, lambda cluster: carried_out(cluster, change, prepare, confirmation, target.tls, waiting.say)
+            )
         put_plan(change.plan, self.output, result="done", **done)
         return EXIT_OK
 
 
-Changing = Annotated[Request, From(Request)]
-
-
 async def carried_out(
-    cluster: Cluster, change: Change, prepare: Prepare, asked: Asked, tls: Tls | None, say: Say
+    cluster: Cluster, change: Change, prepare: Prepare, confirmation: ConfirmOptions, tls: Tls | None, say: Say
 ) -> Mapping[str, Any]:
     """What was agreed to, and what came of it; written down in the history."""
     if not (change.is_change and change.is_recorded):
         return await change.do(cluster, say)
-    async with recorded(cluster, change.plan, asked, tls):
+    async with recorded(cluster, change.plan, confirmation, tls):
         if change.is_planned_again:
-            _check_again((await prepare(cluster)).plan, asked)
+            _check_again((await prepare(cluster)).plan, confirmation)
         return await change.do(cluster, say)
 
 
 # -- whether to do it --------------------------------------------------------------------------------------------------
 
 
-def agree(plan: Plan, asked: Asked, target: ClusterTarget, output: str) -> bool:
+def agree(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget, output: str) -> bool:
     """Whether to do it. False: nothing is to be done, and that has been said. Raises when it is refused."""
-    if plan.refusals and asked.override != plan.subject:
-        if asked.is_dry:
+    if plan.refusals and confirmation.override != plan.subject:
+        if confirmation.is_dry:
             put_plan(plan, output, result="refused")
         raise Unsafe(
             f"{plan.verb} {plan.subject}: {'; '.join(plan.refusals)}",
             next_step=f"make the cluster well first, or override it with --override {plan.subject} and --reason TEXT",
         )
-    if asked.is_dry or not plan.steps:
+    if confirmation.is_dry or not plan.steps:
         put_plan(plan, output, result="dry-run" if plan.steps else "nothing-to-do")
         return False
-    if plan.refusals and asked.reason is None:
+    if plan.refusals and confirmation.reason is None:
         raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
-    _confirm(plan, asked, target)
+    _confirm(plan, confirmation, target)
     return True
 
 
-def _check_again(plan: Plan, asked: Asked) -> None:
+def _check_again(plan: Plan, confirmation: ConfirmOptions) -> None:
     """The question may have been answered late, and another operator may have been faster."""
-    if plan.refusals and asked.override != plan.subject:
+    if plan.refusals and confirmation.override != plan.subject:
         raise ChangedMeanwhile(
             f"{plan.verb} {plan.subject}: this has changed since it was planned: {'; '.join(plan.refusals)}",
             not_done="nothing was changed",
         )
 
 
-def _confirm(plan: Plan, asked: Asked, target: ClusterTarget) -> None:
+def _confirm(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget) -> None:
     wanted = plan.subject if plan.danger is Danger.TYPED else target.name if target.is_protected else None
     if plan.danger is Danger.NONE and not target.is_protected:
         return
-    if (plan.subject if wanted is None else wanted) in (asked.confirm, asked.override):
+    if (plan.subject if wanted is None else wanted) in (confirmation.confirm, confirmation.override):
         return
-    if wanted is None and asked.yes:
+    if wanted is None and confirmation.yes:
         return
-    if asked.confirm is not None:
-        raise NotConfirmed(f"--confirm {asked.confirm}: what is touched is {wanted or plan.subject}")
+    if confirmation.confirm is not None:
+        raise NotConfirmed(f"--confirm {confirmation.confirm}: what is touched is {wanted or plan.subject}")
     if not sys.stdin.isatty():
         how = "say --yes" if wanted is None else f"say --confirm {wanted}"
         raise NotConfirmed(
@@ -211,7 +210,9 @@ def _confirm(plan: Plan, asked: Asked, target: ClusterTarget) -> None:
 
 
 @asynccontextmanager
-async def recorded(cluster: Cluster, plan: Plan, asked: Asked, tls: Tls | None = None) -> AsyncIterator[None]:
+async def recorded(
+    cluster: Cluster, plan: Plan, confirmation: ConfirmOptions, tls: Tls | None = None
+) -> AsyncIterator[None]:
     """Keeps the change that runs inside in the history: that it began, and how it ended."""
     entry = HistoryEntry(
         began=_now(),
@@ -219,7 +220,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked, tls: Tls | None =
         who=who(tls),
         verb=plan.verb,
         subject=plan.subject,
-        reason=asked.reason,
+        reason=confirmation.reason,
         steps=plan.steps,
         outcome="begun",
         moves=plan.moves,

@@ -28,7 +28,7 @@ from waltzctl.shell.blueprint import (
     operator_files,
     write_whole,
 )
-from waltzctl.shell.options import CLUSTER, From
+from waltzctl.shell.options import CLUSTER, From, option_group
 from waltzctl.shell.progress import waiting_aloud
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, OFF, Verify, ZooKeeperCredentials, load_credentials
 from waltzd.disk.real import translate
@@ -102,6 +102,7 @@ def kept(setting: str) -> Any:
     return Option(option(setting), metavar=metavar, help=meaning)
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """A cluster with a name. Either `directory` is given, of a cluster on this machine, or `coordinator`."""
@@ -471,7 +472,7 @@ def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
         return [name for name in found if name.startswith(incomplete)]
 
     with suppress(WaltzError):
-        return loop.run(look(resolve({field.name: ctx.params.get(field.name) for field in fields(Given)})))
+        return loop.run(look(resolve({field.name: ctx.params.get(field.name) for field in fields(ClusterOptions)})))
     return []
 
 
@@ -482,8 +483,9 @@ TlsKey = Annotated[str | None, meant("tls_key")]
 TlsCa = Annotated[str | None, meant("tls_ca")]
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class ClusterOptions:
     """What options say of which cluster is meant; None where they say nothing. Commands that may be given the address of a
     daemon take it as it is: they need no cluster then, and find out which one is meant only when they do."""
 
@@ -526,9 +528,6 @@ def tls_alone(
     given = zip(_TLS, (tls_certificate, tls_key, tls_ca), strict=True)
     said = [value or os.environ.get(variable(name)) or None for name, value in given]
     return lambda: tls_of(*said)
-
-
-ClusterOptions = Annotated[Given, From(Given)]
 
 
 def _target(given: ClusterOptions) -> ClusterTarget:

@@ -30,7 +30,7 @@ from waltzctl.shell.cluster_target import (
     shown_files,
     tls_of,
 )
-from waltzctl.shell.options import From, Output
+from waltzctl.shell.options import Output
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument
 
@@ -38,7 +38,7 @@ from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument
 def add(
     *,
     name: Annotated[str, Argument(metavar="NAME")],
-    context: Annotated[Context, From(Context)],
+    context: Context,
     is_used: Annotated[bool, Option("--use", help="Mean this cluster from now on.")] = False,
     output: Output = "table",
 ) -> int:

@@ -1,9 +1,10 @@
 """How a typed function becomes a command, and options that have no better home.
 
 A command is a plain function: its parameters are its options and arguments, as typer reads them, and what it returns is the
-exit code. A parameter `Annotated[T, From(maker)]` has no option of its own: `maker`, a function or a dataclass, has
-parameters in turn, and the command gets what it makes. So options that many commands share are declared once, next to the
-value that they become, and are checked there.
+exit code. A parameter whose type is an `@option_group` has no option of its own: each field of that dataclass is an option
+or a group in turn, and the command gets the dataclass. A parameter `Annotated[T, From(maker)]` gets what the function
+`maker` returns, whose parameters are options. So options that many commands share are declared once, next to the value that
+they become, and are checked there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import typer
@@ -27,6 +28,7 @@ from typer.core import TyperCommand
 
 from waltzctl.shell.removed import check_options
 
+T = TypeVar("T")
 OWN, CHANGE, SPARK, CLUSTER, OUTPUT = "Options", "Change", "Spark", "Cluster", "Output"
 """Sections of a help page, in their order: what is the command's own comes first."""
 _COLUMN_MAX = 30
@@ -53,9 +55,18 @@ Key = Annotated[UUID | None, Option("--key", help="The cluster key that the stor
 
 @dataclass(frozen=True)
 class From:
-    """Marks a parameter that is made of options."""
+    """Marks a parameter whose value a function makes of options."""
 
     maker: Callable[..., Any]
+
+
+_GROUPS: set[type] = set()
+
+
+def option_group(cls: type[T]) -> type[T]:
+    """Register a dataclass whose fields are options, so that a command can have a parameter of this type."""
+    _GROUPS.add(cls)
+    return cls
 
 
 @dataclass(frozen=True)
@@ -206,6 +217,8 @@ def _marks(parameter: inspect.Parameter) -> tuple[Any, ...]:
 
 
 def _maker(parameter: inspect.Parameter) -> Callable[..., Any] | None:
+    if isinstance(parameter.annotation, type) and parameter.annotation in _GROUPS:
+        return parameter.annotation
     return next((mark.maker for mark in _marks(parameter) if isinstance(mark, From)), None)
 
 

@@ -17,8 +17,8 @@ from typer import Argument, Option
 
 from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.export.options import (
-    Log,
-    Wanted,
+    ExportOptions,
+    SourceOptions,
     check_apart,
     check_ends,
     data_bytes_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from waltz_spark.export.destination import Destination
     from waltz_spark.export.export import Range, Run
     from waltz_spark.export.manifest import Manifest
-    from waltz_spark.export.options import Asked, Wish
+    from waltz_spark.export.options import ExportOptions, SourceOptions
     from waltz_spark.export.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 def spark_export(
     *,
     output: Annotated[str, Argument(metavar="OUTPUT")],
-    wish: Wanted,
+    wish: ExportOptions,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be exported.")] = False,
-    log: Log,
+    log: SourceOptions,
     spark: Spark,
     shown: Output = "table",
     progress: ShownProgress = Shown.AUTO,
@@ -107,7 +107,7 @@ def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Des
 
 
 def _run(
-    destination: Destination, before: Manifest | None, wish: Wish, asked: Range, log: Asked
+    destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Range, log: SourceOptions
 ) -> tuple[Run, dict[int, Span]]:
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
     from waltz_spark.export.export import Run, check_history, planned, wanted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from waltz_spark.export.options import Log
+from waltz_spark.export.options import SourceOptions
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.forms import AnyForm
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, ForeignCluster
@@ -45,7 +45,7 @@ def verify(
     against_log: Annotated[
         bool, Option("--against-log", help="Compare with the log as well: of the cluster that is meant, or of --source.")
     ] = False,
-    log: Log,
+    log: SourceOptions,
     shown: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:

@@ -20,7 +20,7 @@ from waltz_spark.log.plan import size_of
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterOptions
 from waltzctl.shell.numbers import chosen
-from waltzctl.shell.options import From
+from waltzctl.shell.options import option_group
 from waltzd.errors import BadArgument, ExportGap
 from waltzd.protocol.channels import named_in
 
@@ -36,8 +36,9 @@ FILE_BYTES_MIN = 4096
 """Smaller ones would be nothing but their heads."""
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SourceOptions:
     """Options that name the log: directories of storages, or a running cluster with or without its archive."""
 
     sources: Annotated[
@@ -104,9 +105,6 @@ class Asked:
         return [place for place in places if "://" not in place or place.startswith("file:")]
 
 
-Log = Annotated[Asked, From(Asked)]
-
-
 def _rate(text: str) -> int:
     return size_of("--rate", text.removesuffix("/s"))
 
@@ -118,8 +116,9 @@ def _file_size(text: str) -> int:
     return found
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ExportOptions:
     """What an export is to be; None where nothing was said."""
 
     format: Annotated[
@@ -171,7 +170,7 @@ class Wish:
         Option("--rate", parser=_rate, metavar="SIZE", help="Read at most so much of the log a second, as 50MB."),
     ] = None
 
-    def ids(self, log: Asked) -> Range:
+    def ids(self, log: SourceOptions) -> Range:
         from waltz_spark.export.export import Range
 
         first, first_of_others = _ids("--from-txn", self.from_txn)
@@ -188,10 +187,7 @@ class Wish:
         )  # fmt: skip
 
 
-Wanted = Annotated[Wish, From(Wish)]
-
-
-def form_and_decoder(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None]:
+def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form, Decoder | None]:
     """Return what the files are to be. What was not said is as it was when the export began, but for a function: whoever
     may write into the folder of an export could name any function there, and the next run would call it."""
     from waltz_spark.export.form import form_of

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.shell.change import Asked, Asking, agree, close_finished, recorded
+from waltzctl.shell.change import ConfirmOptions, agree, close_finished, recorded
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.options import command_of
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
@@ -30,7 +30,7 @@ from waltzd.protocol.role import Role
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 HERE = ClusterTarget(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})
 PROTECTED = replace(HERE, is_protected=True)
-NOTHING = Asked(is_dry=False, yes=False, confirm=None, reason=None, override=None)
+NOTHING = ConfirmOptions(is_dry=False, yes=False, confirm=None, reason=None, override=None)
 YES = replace(NOTHING, yes=True)
 PLAN = Plan(verb="storage remove", subject="s1", steps=("move 0 from s1 to s2",))
 TYPED = replace(PLAN, danger=Danger.TYPED)
@@ -78,7 +78,7 @@ def test_what_can_lose_nothing_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked", "target"),
+    ("plan", "confirmation", "target"),
     [
         (PLAN, YES, HERE),
         (PLAN, replace(NOTHING, confirm="s1"), HERE),
@@ -88,21 +88,23 @@ def test_what_can_lose_nothing_is_not_asked() -> None:
         (replace(PLAN, unsafe=("no",)), replace(NOTHING, override="s1", reason="it burns"), HERE),
     ],
 )
-def test_what_was_said_beforehand_is_not_asked(plan: Plan, asked: Asked, target: ClusterTarget) -> None:
-    assert agree(plan, asked, target, "table")
+def test_what_was_said_beforehand_is_not_asked(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget) -> None:
+    assert agree(plan, confirmation, target, "table")
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked", "target", "next_step"),
+    ("plan", "confirmation", "target", "next_step"),
     [
         (PLAN, NOTHING, HERE, "look at it with --dry-run, then say --yes"),
         (TYPED, YES, HERE, "look at it with --dry-run, then say --confirm s1"),
         (PLAN, YES, PROTECTED, "look at it with --dry-run, then say --confirm payments"),
     ],
 )
-def test_without_a_terminal_it_has_to_be_said(plan: Plan, asked: Asked, target: ClusterTarget, next_step: str) -> None:
+def test_without_a_terminal_it_has_to_be_said(
+    plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget, next_step: str
+) -> None:
     with pytest.raises(NotConfirmed, match="standard input is no terminal") as refused:
-        agree(plan, asked, target, "table")
+        agree(plan, confirmation, target, "table")
     assert (refused.value.exit_code, refused.value.detail_next_step) == (2, next_step)
 
 
@@ -146,11 +148,11 @@ def test_somebody_is_asked(
 
 
 @pytest.mark.parametrize(
-    "asked", [NOTHING, YES, replace(NOTHING, confirm="s1"), replace(NOTHING, override="s2", reason="x")]
+    "confirmation", [NOTHING, YES, replace(NOTHING, confirm="s1"), replace(NOTHING, override="s2", reason="x")]
 )
-def test_what_would_stop_a_partition_is_refused(asked: Asked) -> None:
+def test_what_would_stop_a_partition_is_refused(confirmation: ConfirmOptions) -> None:
     with pytest.raises(Unsafe, match="partition 3 would have 1 of 3 members level and take no transactions") as refused:
-        agree(HARMFUL, asked, HERE, "table")
+        agree(HARMFUL, confirmation, HERE, "table")
     assert refused.value.exit_code == 5
     assert "--override s1 and --reason TEXT" in refused.value.detail_next_step
 
@@ -174,8 +176,8 @@ def test_an_override_needs_a_reason() -> None:
 
 
 def test_reasons() -> None:
-    def reason_of(*, asked: Asking) -> int:
-        return len(asked.reason or "")
+    def reason_of(*, confirmation: ConfirmOptions) -> int:
+        return len(confirmation.reason or "")
 
     command = command_of("change", reason_of)
     assert command.main(["--reason", "x" * 1000], standalone_mode=False) == 1000
