@@ -1,11 +1,11 @@
-"""Batches: how segments of format 1 hold records, together with what no record says of itself.
+"""Batches: the unit in which segments of format 1 hold records.
 
     96 bytes of head · locks · groups · records as in format 0
 
-A batch is what an owner built in one step. It says when, in which session, under which locks its transactions were decided,
-which of them belong together, and what was committed by then. It is never split: replicas write it whole, acknowledge it
-whole and cut it whole, so every mark that anyone can decide is the end of a batch. Each head carries the checksum of the
-head before, so that a batch that was put between others, or taken out, shows.
+The owner of a partition builds one batch in each step. The batch states the time and the session of its transactions, their
+locks, which of them form a group, and the committed mark of that moment. A batch is never split: replicas write it,
+acknowledge it and truncate it as a whole, so every mark is the end of a batch. Each head carries the checksum of the head
+before it, which shows when a batch was inserted or removed.
 
     0  magic `WZB1`        4     28 generation           4     60 flags                       4
     4  bytes in all        4     32 committed mark       8     64 CRC-32 of the head before   4
@@ -14,9 +14,10 @@ head before, so that a batch that was put between others, or taken out, shows.
     20 session             8     52 bytes of groups      4     76 zeros                      16
                                  56 bytes of records     4     92 CRC-32 of the head          4
 
-Locks: a byte for the form of the counts (0: one of four bytes for all records, 1: a byte for each, 2: four bytes for each),
-the counts, the 64-bit ids, and two bits for each mode, the first in the highest bits. Nothing where no transaction has one.
-Groups: a bit for each record, the first in the highest bit: "goes on with the one before". Nothing where none does.
+Locks: a byte for the form of the counts (0: one count of four bytes for all records, 1: a byte for each record, 2: four
+bytes for each), the counts, the 64-bit ids, and two bits for each mode, the first in the highest bits. The section is empty
+if no transaction has a lock. Groups: a bit for each record, the first in the highest bit, set if the record continues the
+group of the record before it. The section is empty if no bit is set.
 
 Pure: bytes in, values out.
 """
@@ -54,52 +55,54 @@ _HEAD = struct.Struct(">4sIqIqiqqIIIIIII16xI")
 assert _HEAD.size == HEAD_BYTES
 _CRC = struct.Struct(">I")
 LAST = 0x1
-"""The flag of the last batch of its segment: a footer stands behind it."""
+"""Flag of the last batch of a segment, which a footer follows."""
 _KNOWN_FLAGS = LAST
 _RESERVED = slice(76, 92)
 _ZEROS = bytes(16)
 FEW_LOCKS = 16
+"""Number of locks up to which a Python loop is faster than numpy."""
 
 Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """The end of a log, as far as the next batch has to fit to it."""
+    """The end of a log: what the next batch has to continue."""
 
     crc: int = 0
-    """Of the head of the last batch; 0 where there is none."""
+    """Checksum of the head of the last batch; 0 for an empty log."""
     time: int = 0
-    """Of the last batch."""
+    """Time of the last batch, in microseconds since 1970."""
     segment_bytes: int = 0
-    """Of its segment up to here, the header included; 0 where the next batch begins a segment."""
+    """Size of the last segment up to here, with its header; 0 if the next batch begins a segment."""
 
 
 class Head(NamedTuple):
-    """Of a batch, in the order of its bytes."""
+    """The head of a batch; fields stand in the order of its bytes."""
 
     first_id: int
     records: int
     session: int
     generation: int
     committed: int
-    """What the owner knew to be committed when it built the batch."""
+    """Committed mark that the owner knew when it built the batch."""
     time: int
-    """Microseconds since 1970, by a hybrid clock: it never falls within a partition, and decides nothing."""
+    """Microseconds since 1970, by a hybrid clock: never less than the time of the batch before. Nothing is decided by
+    it."""
     lock_bytes: int
     group_bytes: int
     record_bytes: int
     flags: int
     before: int
-    """The checksum of the head before."""
+    """Checksum of the head of the batch before; 0 for the first batch of a log."""
     section_crc: int
     record_crc: int
     crc: int = 0
-    """Of this head itself."""
+    """Checksum of this head."""
 
     @property
     def lead(self) -> int:
-        """The bytes in front of the records."""
+        """Number of bytes in front of the records."""
         return HEAD_BYTES + self.lock_bytes + self.group_bytes
 
     @property
@@ -112,11 +115,11 @@ class Head(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Of its segment."""
+        """Whether the batch is the last of its segment."""
         return bool(self.flags & LAST)
 
     def encode(self) -> bytes:
-        """`crc` is not looked at."""
+        """Return the 96 bytes of the head, with a checksum computed anew: `crc` is ignored."""
         raw = _HEAD.pack(
             MAGIC, self.size, self.first_id, self.records, self.session, self.generation, self.committed, self.time,
             self.lock_bytes, self.group_bytes, self.record_bytes, self.flags, self.before, self.section_crc,
@@ -126,7 +129,7 @@ class Head(NamedTuple):
 
     @staticmethod
     def decode(raw: Buffer, offset: int = 0) -> Head | None:
-        """None where no sound head stands: its checksum, or what it says of its own sizes, is wrong."""
+        """Decode the head at `offset`; return None if its checksum is wrong or its sizes contradict each other."""
         if len(raw) - offset < HEAD_BYTES:
             return None
         magic, size, *values = _HEAD.unpack_from(raw, offset)
@@ -165,7 +168,7 @@ def encode_locks(locks: LockColumns) -> bytes:
 
 
 def _encode_few_locks(locks: LockColumns) -> bytes:
-    """The twin of the rest of `encode_locks`: cheaper where ten calls of numpy cost more than a loop."""
+    """Do the same as the rest of `encode_locks` in a loop, which costs less than ten calls of numpy."""
     counts, modes, total = locks.counts.tolist(), locks.modes.tolist(), len(locks.ids)
     most: int = max(counts)
     if most == min(counts):
@@ -180,11 +183,11 @@ def _encode_few_locks(locks: LockColumns) -> bytes:
 
 
 _COUNTS = {0: (4, ">u4"), 1: (1, "u1"), 2: (4, ">u4")}
-"""By the form of the counts: how wide each is, and its type."""
+"""Size in bytes and numpy type of a count, for each form of the counts."""
 
 
 def decode_locks(raw: Buffer, records: int) -> LockColumns | None:
-    """None where these are no locks of so many transactions."""
+    """Decode the locks of `records` transactions; return None if the bytes are not their locks."""
     if len(raw) == 0:
         return no_locks(records)
     if not are_locks(raw, records):
@@ -203,7 +206,7 @@ def decode_locks(raw: Buffer, records: int) -> LockColumns | None:
 
 
 def are_locks(raw: Buffer, records: int) -> bool:
-    """Whether a section has the size that its counts say: a checksum has shown that it is as its owner made it."""
+    """Return whether a section has the size that its counts imply. A checksum proves its other bytes."""
     if len(raw) == 0:
         return True
     found = _COUNTS.get(raw[0])
@@ -224,7 +227,7 @@ def encode_groups(follows: Flags | None) -> bytes:
 
 
 def decode_groups(raw: Buffer, records: int) -> Flags | None:
-    """None where no record goes on with the one before."""
+    """Return for each record whether it continues the group of the record before it; None for an empty section."""
     if len(raw) == 0:
         return None
     return np.unpackbits(np.frombuffer(raw, np.uint8))[:records].astype(np.bool_)
@@ -235,7 +238,7 @@ def decode_groups(raw: Buffer, records: int) -> Flags | None:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A whole batch: `preamble` is everything in front of its records, `run` has the records, their time and groups."""
+    """A whole batch: `preamble` is everything in front of the records, `run` holds the records, their times and groups."""
 
     head: Head
     preamble: Buffer
@@ -258,13 +261,13 @@ class Batch:
 
     @property
     def pieces(self) -> tuple[Buffer, Buffer]:
-        """Its bytes, as they are on the disk."""
+        """The bytes of the batch as they are on the disk: preamble and records."""
         return self.preamble, self.run.data
 
     @cached_property
     def locks(self) -> LockColumns:
         found = decode_locks(memoryview(self.preamble)[HEAD_BYTES : HEAD_BYTES + self.head.lock_bytes], len(self))
-        assert found is not None, "it was checked"
+        assert found is not None, "why_wrong() has checked the section"
         return found
 
     @property
@@ -275,13 +278,13 @@ class Batch:
         return self.preamble == other.preamble and self.run.data == other.run.data
 
     def end(self, before: End) -> End:
-        """The end of the log with this batch behind `before`."""
+        """Return the end of the log after this batch is appended to one that ends at `before`."""
         size = (before.segment_bytes or HEADER_BYTES) + self.size
         return End(crc=self.head.crc, time=self.head.time, segment_bytes=0 if self.head.is_last else size)
 
 
 Piece: TypeAlias = Run | Batch
-"""What is appended as one: records of format 0, or a batch."""
+"""Unit of an append: records of format 0, or a batch of format 1."""
 
 
 def encode_batch(
@@ -296,7 +299,8 @@ def encode_batch(
     follows: Flags | None = None,
     segment_bytes_max: int,
 ) -> Batch:
-    """The batch of these records behind `before`. It is the last of its segment when that has so many bytes with it."""
+    """Build the batch of these records that follows `before`. It is the last of its segment if the segment then has
+    `segment_bytes_max` bytes or more."""
     lock_raw, group_raw = encode_locks(locks) if locks is not None else b"", encode_groups(follows)
     size = HEAD_BYTES + len(lock_raw) + len(group_raw) + len(run.data)
     is_last = (before.segment_bytes or HEADER_BYTES) + size >= segment_bytes_max
@@ -319,8 +323,8 @@ def _batch(head: Head, preamble: Buffer, records: memoryview, bounds: I64) -> Ba
 
 
 def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | None:
-    """The batch that begins with this head and fills `raw`. Without `bounds` its lengths are followed. None where the
-    lengths do not make up its records; `why_wrong` tells the rest."""
+    """Take apart the batch that begins with `head` and fills `raw`. `bounds`: where its records start and end; None to
+    follow their lengths. Return None if the lengths do not add up to the records; everything else is for `why_wrong`."""
     assert len(raw) == head.size
     records = raw[head.lead :]
     if bounds is None:
@@ -366,8 +370,8 @@ def _confirmed(records: memoryview, head: Head, starts: I64) -> I64 | None:
 
 
 def records_of(batches: Sequence[Batch], first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
-    """The records of consecutive batches as one run: from `first_id`, which the first batch holds, up to `last_id` and up
-    to `bytes_max`, at least one."""
+    """Return the records of consecutive batches as one run: from `first_id`, which the first batch holds, up to `last_id`
+    and up to `bytes_max` bytes, but at least one record."""
     found = [batch for batch in batches if batch.first_id <= last_id]
     runs = [batch.run_with_locks if with_locks else batch.run for batch in found]
     runs[-1] = runs[-1].part(0, min(len(runs[-1]), last_id + 1 - runs[-1].first_id))
@@ -378,47 +382,50 @@ def records_of(batches: Sequence[Batch], first_id: int, last_id: int, bytes_max:
 
 
 def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -> str:
-    """What is wrong with it, or with its place behind `before`; empty for nothing. `deeply`: also the checksum of each
-    record, which that of all of them implies unless its owner was wrong."""
+    """Return what is wrong with the batch, or why it cannot follow `before`; "" if it is sound. `deeply`: check also the
+    checksum of each record, which the checksum of all records implies unless the owner computed one of them wrongly."""
     head, run = batch.head, batch.run
     if before is not None and head.before != before.crc:
-        return "its head names another one in front of it"
+        return "its head names another head in front of it"
     if before is not None and head.time < before.time:
-        return "its time is before that of the one in front of it"
+        return "its time is before that of the batch in front of it"
     sections = memoryview(batch.preamble)[HEAD_BYTES:]
     if crc32(sections) != head.section_crc:
         return "its locks and groups fail their checksum"
     if not are_locks(sections[: head.lock_bytes], head.records):
-        return "its locks are none"
+        return "its locks do not have the size that their counts imply"
     if run.follows is not None and (run.follows[0] or encode_groups(run.follows) != sections[head.lock_bytes :]):
-        return "its groups are none"
+        return "its groups are not encoded as they have to be"
     if crc32(run.data) != head.record_crc:
         return "its records fail their checksum"
     if deeply:
         bad = first_bad(run)
         return "" if bad is None else f"record {run.first_id + bad} fails its checks"
     ids = heads(run)["id"] if len(run) > 1 else np.frombuffer(run.data[:8], ">i8")
-    return "" if (ids == np.arange(run.first_id, run.first_id + len(run))).all() else "its records have other ids"
+    return (
+        "" if (ids == np.arange(run.first_id, run.first_id + len(run))).all() else "its records do not have consecutive ids"
+    )
 
 
 def parse_batches(data: Buffer, bounds: I64 | None = None) -> tuple[Batch, ...]:
-    """Whole batches back to back. `bounds`: of all their records, as if nothing were between them. Refuses what cannot be
-    taken apart; what it holds is not checked yet."""
+    """Take apart whole batches back to back. `bounds`: where all their records start and end, counted as if the records
+    stood back to back; None to follow their lengths. Raise `BadFrame` if that fails. Checksums of sections and records are
+    not checked."""
     view, at, number = memoryview(data), 0, 0
     found: list[Batch] = []
     while at < len(view):
         head = Head.decode(view, at)
         if head is None or head.size > len(view) - at:
-            raise BadFrame(f"no sound batch stands at byte {at} of {len(view)}")
+            raise BadFrame(f"no sound batch at byte {at} of {len(view)}")
         mine = None
         if bounds is not None:
             mine = bounds[number : number + head.records + 1]
             mine = mine - mine[0] if number and len(mine) else mine
         batch = batch_at(view[at : at + head.size], head, mine)
         if batch is None:
-            raise BadFrame(f"the batch at id {head.first_id} does not hold the {head.records} records that it says")
+            raise BadFrame(f"the batch at id {head.first_id} does not hold the {head.records} records that its head states")
         if found and batch.first_id != found[-1].last_id + 1:
-            raise BadFrame(f"a batch at id {batch.first_id} stands behind id {found[-1].last_id}")
+            raise BadFrame(f"a batch at id {batch.first_id} follows id {found[-1].last_id}")
         found.append(batch)
         at += head.size
         number += head.records

@@ -1,12 +1,12 @@
 """CRC-32 of thousands of records at once.
 
-CRC-32 (the polynomial of zlib) is linear: the checksum of `a + b` is `shift(crc(a), len(b)) ^ crc(b)`, where `shift`
+CRC-32 (with the polynomial of zlib) is linear: the checksum of `a + b` is `shift(crc(a), len(b)) ^ crc(b)`, where `shift`
 multiplies by x^(8 * length) modulo the polynomial. So the checksum of a block of whole records follows from the checksums
-in the records themselves, and one native pass over the block checks all of them. It finds one damaged record as surely as a
-check of each record; two damaged records in the same 64 KiB hide each other with a chance of 2^-32. The arithmetic runs on
-numpy columns, so that its cost does not depend on the size of the records.
+in the records, and one native pass over the block checks all of them. One damaged record is found as surely as by a check
+of each record; two damaged records in the same 64 KiB hide each other with a chance of 2^-32. The arithmetic runs on numpy
+columns, so its cost does not depend on the size of the records.
 
-Numbers are *reflected*, as in zlib: bit 31 is x^0. Pure. The slow twin is `zlib.crc32` on each record.
+Numbers are *reflected*, as in zlib: bit 31 is x^0. Pure. Tests compare with `zlib.crc32` of each record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WINDOW_BYTES = 1 << _WINDOW_BITS
 
 
 def _byte_tables() -> tuple[U32, U32, U32, U32]:
-    """Entry b of table k: byte b, followed by k zero bytes, run through the register."""
+    """Return four tables: entry b of table k is the register after byte b and k zero bytes."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
@@ -51,7 +51,7 @@ _T0, _T1, _T2, _T3 = _byte_tables()
 
 
 def _powers(step: Callable[[int], int], count: int) -> U32:
-    """1, step(1), step(step(1)), …: 1 is 0x80000000 in reflected form."""
+    """Return 1, step(1), step(step(1)), …: 1 is 0x80000000 in reflected form."""
     out = np.empty(count, np.uint32)
     value = 0x80000000
     for i in range(count):
@@ -61,7 +61,7 @@ def _powers(step: Callable[[int], int], count: int) -> U32:
 
 
 def multiply_mod(a: int, b: int) -> int:
-    """The product of two polynomials modulo the polynomial of CRC-32, one bit at a time."""
+    """Multiply two polynomials modulo the polynomial of CRC-32, one bit at a time."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -72,15 +72,15 @@ def multiply_mod(a: int, b: int) -> int:
 
 _T0_LIST = _T0.tolist()
 _POWER = _powers(lambda v: (v >> 8) ^ _T0_LIST[v & 255], _WINDOW_BYTES)
-"""x^(8n) for n below 64 Ki: how far a checksum moves when n bytes follow."""
+"""x^(8n) for n below 64 Ki: the factor of a checksum that n bytes follow."""
 
 _POWER_WINDOW = multiply_mod(int(_POWER[-1]), int(_POWER[1]))
 _POWER_HIGH = _powers(lambda v: multiply_mod(v, _POWER_WINDOW), 256)
-"""x^(8 * 64Ki * n) for n below 256: for records of up to 16 MiB; longer ones go one by one."""
+"""x^(8 * 64Ki * n) for n below 256: enough for 16 MiB at once; longer records take several steps."""
 
 
 def _run4(register: U32) -> U32:
-    """Four zero bytes through each register."""
+    """Run four zero bytes through each register."""
     octets = register.view(np.uint8).reshape(-1, 4)
     if np.little_endian:
         b0, b1, b2, b3 = octets[:, 0], octets[:, 1], octets[:, 2], octets[:, 3]
@@ -98,8 +98,8 @@ _HOLES32 = tuple(np.uint64(0x11111111 << k & 0xFFFFFFFF) for k in range(4))
 
 
 def _carryless(a: U32, b: U32) -> NDArray[np.uint64]:
-    """Products without carries. Each factor is split in four with three zero bits between its bits: at most eight partial
-    products meet in one place, which fits the gap, and the mask throws the carries away."""
+    """Multiply without carries. Each factor is split in four parts with three zero bits between its bits: at most eight
+    partial products meet at one bit, their sum fits into the gap, and the mask drops the carries."""
     wide_a, wide_b = a.astype(np.uint64), b.astype(np.uint64)
     parts_a = [wide_a & hole for hole in _HOLES32]
     parts_b = [wide_b & hole for hole in _HOLES32]
@@ -116,14 +116,15 @@ def _carryless(a: U32, b: U32) -> NDArray[np.uint64]:
 
 
 def _reduce(product: NDArray[np.uint64]) -> U32:
-    """A product of 63 bits modulo the polynomial: its high-degree half has 32 bits more to run through the register."""
+    """Reduce products of 63 bits modulo the polynomial: the half of high degree runs through the register for 32 more
+    bits."""
     product = product << np.uint64(1)
     low_degrees = (product >> np.uint64(32)).astype(np.uint32)
     return low_degrees ^ _run4(product.astype(np.uint32))
 
 
 def shift(crcs: U32, lengths: I64) -> U32:
-    """Each checksum moved by that many bytes: the share of `crc(a)` in `crc(a + b)` where b has `lengths` bytes."""
+    """Return the share of each `crc(a)` in `crc(a + b)`, where b has `lengths` bytes."""
     out = _reduce(_carryless(crcs, _POWER[lengths & (_WINDOW_BYTES - 1)]))
     far = np.flatnonzero(lengths >= _WINDOW_BYTES)
     if len(far):
@@ -140,7 +141,7 @@ _ZEROS = memoryview(bytes(_WINDOW_BYTES))
 
 
 def shift_one(crc: int, length: int) -> int:
-    """The same for one checksum, by running zeros through it: cheaper for one or a few than the arithmetic."""
+    """Return the share of one `crc(a)` in `crc(a + b)`, by running zeros through it: faster than `shift` for a few."""
     register = crc ^ 0xFFFFFFFF
     while length > _WINDOW_BYTES:
         register = crc32(_ZEROS, register)
@@ -156,11 +157,11 @@ def _squares() -> tuple[int, ...]:
 
 
 _FAR = _squares()
-"""x^(8 * 2^k): how far a checksum moves when 2^k bytes follow."""
+"""x^(8 * 2^k): the factor of a checksum that 2^k bytes follow."""
 
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of two stretches of bytes from those of each. Takes microseconds, however long they are."""
+    """Return the checksum of two byte strings back to back from the checksum of each, in microseconds for any length."""
     bit = 0
     while second_bytes >> bit:
         if second_bytes >> bit & 1:
@@ -170,7 +171,7 @@ def joined_crc(first: int, second: int, second_bytes: int) -> int:
 
 
 def crc_of_rows(rows: NDArray[np.uint8]) -> U32:
-    """CRC-32 of each row; the width is a multiple of four."""
+    """Return the CRC-32 of each row, whose width must be a multiple of four."""
     words = np.ascontiguousarray(rows).view("<u4").astype(np.uint32, copy=False)
     register = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for k in range(words.shape[1]):
@@ -180,15 +181,15 @@ def crc_of_rows(rows: NDArray[np.uint8]) -> U32:
 
 
 def _over_own_trailer(stored: U32) -> U32:
-    """CRC of a record with its trailer: the stored CRC continued over its own four big-endian bytes."""
+    """Return the CRC of each record with its trailer: the stored CRC continued over its own four big-endian bytes."""
     return ~_run4(~stored ^ stored.byteswap())
 
 
 def suspect_blocks(data: memoryview, ends: I64, stored: U32) -> list[tuple[int, int]]:
-    """The blocks of records without the checksum that the stored ones imply.
+    """Return the blocks whose checksum is not the one that the stored checksums of their records imply.
 
-    `data` holds whole records back to back from its start, `ends` where each one ends, `stored` the checksum in the last
-    four bytes of each, in native order. Returns (first, last) record numbers of each bad block of about 64 KiB."""
+    `data` holds whole records back to back, `ends` where each record ends, `stored` the checksum in the last four bytes of
+    each, in native order. Each bad block of about 64 KiB is returned as the numbers of its first and last record."""
     count = len(ends)
     if count == 0:
         return []
@@ -208,13 +209,13 @@ def suspect_blocks(data: memoryview, ends: I64, stored: U32) -> list[tuple[int, 
 
 
 _TOP_TO_INDEX = {value >> 24: index for index, value in enumerate(_T0_LIST)}
-"""The byte that left the register, from the byte that entering its table entry put on top: each occurs once."""
+"""Index of a table entry by its top byte. Each top byte occurs once, so a step of the register can be undone."""
 assert len(_TOP_TO_INDEX) == 256
 
 
 NEAR_BYTES_MAX = 128 << 10
-"""Up to this size a record is close to a sound one when one byte of it differs; random bytes are with a chance of 1 in 130.
-In a longer one, one bit."""
+"""Size of the largest record that counts as sound with one wrong byte: random bytes of that size do so with a chance of 1
+in 130. A longer record counts as sound with one wrong bit only."""
 _STEP = 1024
 _BYTES = tuple(range(1, 256))
 _BITS = tuple(1 << bit for bit in range(8))
@@ -222,7 +223,7 @@ _BITS = tuple(1 << bit for bit in range(8))
 
 @functools.cache
 def _near(errors: tuple[int, ...]) -> tuple[U32, I64]:
-    """The syndromes of each error at each of the last `_STEP` positions, sorted, and where in that table each one stood."""
+    """Return the syndromes of each error at each of the last `_STEP` positions, sorted, and the position of each before."""
     rows = np.empty((_STEP, len(errors)), np.uint32)
     rows[0] = _T0[list(errors)]
     for distance in range(1, _STEP):
@@ -239,7 +240,7 @@ def _back_one(register: int) -> int:
 
 @functools.cache
 def _back_step() -> int:
-    """x^(-8 * _STEP)."""
+    """Return x^(-8 * _STEP)."""
     value = 0x80000000
     for _ in range(_STEP):
         value = _back_one(value)
@@ -247,11 +248,11 @@ def _back_step() -> int:
 
 
 def single_byte_error(codeword: Buffer, errors: tuple[int, ...] = _BYTES) -> tuple[int, int] | None:
-    """Where a record with its trailer differs from a sound one in exactly one byte: (position, right value).
+    """Return position and right value of the one byte in which a record with its trailer differs from a sound record.
 
-    The difference between the computed and the stored checksum is the error, moved by its distance from the end. It is
-    looked for in large steps (baby step, giant step), 70 ms for 16 MiB. None when no single byte explains it; unique for
-    records under some megabytes."""
+    The difference between the computed and the stored checksum is the error, moved by its distance from the end. The search
+    takes large steps (baby step, giant step): 70 ms for 16 MiB. Return None if no single byte explains the difference. The
+    answer is unique for records under some megabytes."""
     size = len(codeword) - 4
     assert size >= 0
     view = memoryview(codeword)
@@ -277,5 +278,5 @@ def single_byte_error(codeword: Buffer, errors: tuple[int, ...] = _BYTES) -> tup
 
 
 def is_one_byte_wrong(codeword: Buffer) -> bool:
-    """Whether a record with its trailer differs from a sound one in exactly one byte; in a long one, in one bit of it."""
+    """Return whether one wrong byte explains the checksum of a record with its trailer; in a long record, one wrong bit."""
     return single_byte_error(codeword, _BITS if len(codeword) - 4 > NEAR_BYTES_MAX else _BYTES) is not None

@@ -1,7 +1,7 @@
 """A hash of consecutive records, so that replicas can be compared without sending what they hold.
 
-It goes over the bytes of whole records, one behind the other. A record contains its own id and length, so the same hash
-means the same records, however they were cut into pieces on the way.
+The hash covers the bytes of whole records back to back. A record contains its own id and length, so equal hashes mean equal
+records, whatever the sizes of the pieces in which they were hashed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from waltzd.format.record import Run
 
 HASH_BYTES = 16
 TAIL_RECORDS = 16
-"""So many of the last records tell whether two logs of format 0 end alike."""
+"""Number of records at the end of a log of format 0 that are compared to find out whether two logs end alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
     first_id: int
     last_id: int
-    """Below the last id of the request where the digest was stopped."""
+    """Last id that was hashed: lower than the requested one if the digest was stopped."""
     hash: bytes
     bytes: int
 
@@ -31,7 +31,7 @@ class Digest:
 
 
 class Hashing:
-    """A digest in the making."""
+    """Builder of a `Digest`, which takes consecutive runs."""
 
     def __init__(self, first_id: int) -> None:
         self._first_id = self.next_id = first_id
@@ -39,7 +39,7 @@ class Hashing:
         self.bytes = 0
 
     def add(self, run: Run) -> None:
-        assert run.first_id == self.next_id, f"records from {run.first_id} on; {self.next_id} is next"
+        assert run.first_id == self.next_id, f"records start at id {run.first_id}; {self.next_id} is next"
         self._hash.update(run.data)
         self.bytes += len(run.data)
         self.next_id = run.last_id + 1
@@ -49,7 +49,7 @@ class Hashing:
 
 
 def tail_hash(runs: Iterable[Run]) -> str:
-    """Of consecutive records; empty where there are none."""
+    """Return the hash of consecutive runs in hexadecimal; "" without records."""
     hashing: Hashing | None = None
     for run in runs:
         hashing = hashing or Hashing(run.first_id)

@@ -1,9 +1,9 @@
-"""Which byte of a damaged place is wrong.
+"""Find the wrong byte in a damaged range of a segment.
 
-One changed byte leaves a difference of checksums that gives its position and its right value, once the exact extent of the
-record is known: from its own length field, from the index, or from the record behind. A byte is claimed only when the
-corrected record has the expected id, the right length, and a payload with the client's own checksum, which rules out a
-guess by chance. The head of a batch says the extent of its parts, and the corrected batch has to be sound in everything.
+If one byte was changed, the difference between two checksums gives its position and its right value, once the extent of the
+record is known: from its length field, from the index, or from the record that follows. A byte is reported only if the
+corrected record has the expected id, the right length, and a payload with the client's own checksum, so no report is a
+coincidence. The head of a batch states the extent of its sections, and a corrected batch has to pass all checks.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from waltzd.format.layout import BATCHES, VERSION
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, decode_record, id_and_length
 
 RECORDS_MAX = 64
-"""So many records of one damaged place are explained."""
+"""Number of records of one damaged range that are explained."""
 SOUND_BYTES_MAX = 4 << 20
-"""Of one record; in larger ones a second byte could explain the same damage."""
+"""Size of the largest record that is explained: in a larger one, several single bytes could explain the same damage."""
 SECTION_BYTES_MAX = 16 << 10
-"""Of locks and groups, which have one checksum and no second one to prove a claim."""
+"""Size of the largest section of locks and groups that is explained: no second checksum confirms a byte of it."""
 BUDGET_BYTES = 8 << 20
-"""Read of one damaged place for its explanation, where several ends are tried."""
+"""Number of bytes that are read to explain one damaged range, over all ends that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecord:
-    """The extent of one damaged record, or batch, and its one wrong byte where there is only one."""
+    """The extent of one damaged record or batch, and its wrong byte if a single one explains the damage."""
 
     what: str = "record"
     id: int
-    """The first one of a batch."""
+    """Id of the record, or first id of the batch."""
     first_byte: int
     last_byte: int
     bad_byte: int | None = None
@@ -42,7 +42,7 @@ class BadRecord:
     right_value: int = 0
     note: str = ""
     is_whole: bool = False
-    """A batch as an owner made it, which does not stand where it belongs; the note says why."""
+    """Whether this is a sound batch in the wrong place. `note` says why it is wrong there."""
 
     def sentence(self) -> str:
         name = f"{self.what} {self.id}" if self.what == "record" else f"{self.what} at id {self.id}"
@@ -57,7 +57,7 @@ def explain(
     file: File, *, first_byte: int, last_byte: int, first_id: int, last_id: int | None, segment_first_id: int,
     index: File | None = None, version: int = VERSION,
 ) -> list[BadRecord]:  # fmt: skip
-    """The damaged records, or batches, in a range of bytes. `last_id` is known when a sound record follows."""
+    """Return the damaged records, or batches, in a range of bytes. `last_id`: None unless a sound record follows."""
     if version == BATCHES:
         return _explain_batches(file, first_byte, last_byte + 1, first_id, last_id)
     out: list[BadRecord] = []
@@ -83,6 +83,7 @@ def explain(
 
 
 def describe(records: list[BadRecord], most: int = 4) -> str:
+    """Return one sentence about the first `most` records, and the number of the rest."""
     said = [record.sentence() for record in records[:most]]
     if len(records) > most:
         said.append(f"{len(records) - most} more")
@@ -90,7 +91,7 @@ def describe(records: list[BadRecord], most: int = 4) -> str:
 
 
 def _end_by_index(index: File | None, id_: int, segment_first_id: int, at: int, end: int) -> int | None:
-    """The index's start of the next record, provided that it agrees where this one starts."""
+    """Return where the index says that the next record starts; None unless it agrees where this record starts."""
     if index is None:
         return None
     entries = read_index(index, id_ - segment_first_id, 2).tolist()
@@ -113,7 +114,7 @@ def _possible_ends(file: File, at: int, end: int, by_index: int | None, *, is_on
 
 
 def _cut_off(file: File, at: int, end: int, id_: int) -> str:
-    """A phrase about how much of the record is there, when the bytes end inside it."""
+    """Return a phrase about how much of the record is there if the bytes end inside it; else ""."""
     head = file.read(at, min(HEAD_BYTES, end - at))
     if len(head) < HEAD_BYTES:
         return f"only {len(head)} bytes of it are there"
@@ -129,7 +130,7 @@ def _correct(raw: bytes, at: int, id_: int) -> BadRecord | None:
     if error is None:
         record = decode_record(raw)
         if crc32(raw[:-4]) == record.crc and record.length == len(raw) - OVERHEAD_BYTES:
-            note = f"a sound record with id {record.id} stands in its place"
+            note = f"a sound record with id {record.id} is in its place"
             return BadRecord(id=id_, first_byte=at, last_byte=last_byte, note=note)
         return None
     position, right = error
@@ -145,7 +146,7 @@ def _correct(raw: bytes, at: int, id_: int) -> BadRecord | None:
 
 
 def _explain_batches(file: File, at: int, end: int, first_id: int, last_id: int | None) -> list[BadRecord]:
-    """From one sound, or corrected, head to the next. Behind the last batch of a segment stands its footer."""
+    """Explain batch by batch, from one sound or corrected head to the next, up to the last batch of the segment."""
     out: list[BadRecord] = []
     id_, budget, is_last = first_id, BUDGET_BYTES, False
     while at < end and len(out) < RECORDS_MAX and not is_last and (last_id is None or id_ <= last_id):
@@ -171,8 +172,12 @@ def _fits(head: Head, room: int, budget: int) -> bool:
 
 def _why_unread(head: Head, id_: int, room: int) -> str:
     if head.first_id < id_:
-        return f"a batch with ids from {head.first_id} on stands in its place"
-    return f"only {room} of its {head.size} bytes are there" if head.size > room else "it is too large to look for the byte"
+        return f"a batch with ids from {head.first_id} on is in its place"
+    return (
+        f"only {room} of its {head.size} bytes are there"
+        if head.size > room
+        else "it is too large to search it for the wrong byte"
+    )
 
 
 def _corrected_head(raw: bytes) -> tuple[Head | None, tuple[int, int] | None]:
@@ -184,7 +189,7 @@ def _corrected_head(raw: bytes) -> tuple[Head | None, tuple[int, int] | None]:
 
 
 def _explain_batch(raw: bytes, at: int, id_: int, head: Head, wrong: tuple[int, int] | None) -> BadRecord:
-    """`wrong`: the byte of the head that was corrected already."""
+    """Explain one batch. `wrong`: position and right value of the byte of its head that was corrected already."""
     bare = BadRecord(what="batch", id=id_, first_byte=at, last_byte=at + len(raw) - 1)
     if wrong is None and (why := _why(raw, head)):
         wrong = _wrong_byte(raw, head)
@@ -192,9 +197,9 @@ def _explain_batch(raw: bytes, at: int, id_: int, head: Head, wrong: tuple[int, 
             return replace(bare, note=f"{why}, and no single byte explains it")
     elif wrong is None:
         where = "it" if head.first_id == id_ else f"the batch at id {head.first_id} is whole, and"
-        return replace(bare, note=f"{where} does not follow the batch in front", is_whole=True)
+        return replace(bare, note=f"{where} does not continue the batch in front of it", is_whole=True)
     elif _why(raw, head):
-        return replace(bare, note="its head has one wrong byte, and that is not all")
+        return replace(bare, note="its head has one wrong byte, and other bytes are wrong as well")
     return replace(bare, bad_byte=at + wrong[0], is_value=raw[wrong[0]], right_value=wrong[1])
 
 

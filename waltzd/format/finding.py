@@ -1,7 +1,7 @@
-"""What can be wrong with files, one vocabulary for the daemon, verify, rebuild and dump.
+"""Findings: everything that can be wrong with the files of a storage.
 
-A reader of a file returns its value and its findings; the daemon raises the first finding (`Finding.error`), the tools
-for stopped storages list them all.
+A function that reads a file returns its value and its findings. A daemon raises the first finding (`Finding.error`); the
+tools for stopped storages list all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from waltzd.errors import (
 
 
 class Code(enum.StrEnum):
-    """The kinds of findings. JSON output and scripts see the value."""
+    """The kinds of findings. The values are part of the JSON output."""
 
     TORN_TAIL = "torn-tail"
     DAMAGED_RECORD = "damaged-record"
@@ -59,7 +59,7 @@ _SECOND_COPY = "nothing to do: the other copy is used and the next change repair
 REMEDY = {
     Code.TORN_TAIL: "nothing to do: the storage cuts it at its next start",
     Code.DAMAGED_RECORD: _FROM_REPLICAS,
-    Code.DAMAGED_PAYLOAD: "the client sent it so, or it was damaged before it was stored; compare with the other replicas",
+    Code.DAMAGED_PAYLOAD: "the payload was wrong when it reached the storage; compare with the other replicas",
     Code.DAMAGED_HEADER: _FROM_REPLICAS,
     Code.UNKNOWN_VERSION: "use the Waltz version that wrote the file",
     Code.FOREIGN_KEY: "move the file to the cluster that it belongs to",
@@ -85,13 +85,13 @@ REMEDY = {
 }
 
 INDEX_CODES = frozenset(code for code in Code if code.endswith(("-index", "-index-entry")))
-"""The data is sound, and the index can always be made again from it."""
+"""Codes of a wrong index. The data is sound, and the index can be rebuilt from it."""
 
 FOOTER_CODES = frozenset((Code.FOOTER_MISSING, Code.DAMAGED_FOOTER))
-"""The batches are sound, and the footer can always be made again from them."""
+"""Codes of a missing or damaged footer. The batches are sound, and the footer can be rebuilt from them."""
 
 HARMLESS_CODES = INDEX_CODES | FOOTER_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
-"""A replica with only these still holds everything that it acknowledged, as it was sent."""
+"""Codes that are no damage: a replica with these alone holds everything that it acknowledged, as it was sent."""
 
 _ERRORS: dict[Code, type[WaltzError]] = {
     Code.DAMAGED_HEADER: HeaderDamaged,
@@ -101,12 +101,12 @@ _ERRORS: dict[Code, type[WaltzError]] = {
     Code.NOT_A_FILE: NotRegularFile,
     Code.UNREADABLE: ReadFailed,
 }
-"""Raised by a daemon that cannot go on; `PartitionDamaged` for all other codes."""
+"""Class of the error that a daemon raises, by code; `PartitionDamaged` for all other codes."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where, for which ids, and what to do. Byte and id ranges have inclusive ends."""
+    """One thing that is wrong with a file. Ranges of bytes and of ids include both ends; None if there is no range."""
 
     code: Code
     path: str
@@ -123,7 +123,7 @@ class Finding:
 
     @property
     def is_damage(self) -> bool:
-        """The replica may not vouch for what it holds."""
+        """Whether the replica may lack something that it acknowledged."""
         return self.code not in HARMLESS_CODES
 
     def sentence(self) -> str:

@@ -1,4 +1,4 @@
-"""The footer of a sealed segment of format 1: what it holds, where its batches are, and a chain that proves its history.
+"""The footer of a sealed segment of format 1: its ids, times, and batch offsets, and a hash chain over all segments before.
 
     0  magic `WZF1`                4     40 first time, µs                      8
     4  batches                     4     48 last time                           8
@@ -7,10 +7,9 @@
     24 records                     8    120 offset of each batch               4 each
     32 offset of this footer       8        bytes of this footer 4 · CRC-32 of everything before in it 4 · magic `WZFE` 4
 
-All of it follows from the batches and from the footer of the segment before, so it can be made again, and is the same on
-each replica. It is written behind the data, never before that is on the disk. The SHA-256 of the footer before is that of
-all its bytes, and zeros where the segment in front has none: it is the first one, or of format 0. So one footer proves all
-history in front of it. Pure.
+A footer follows from the batches and from the footer of the segment before, so it can be rebuilt, and is equal on all
+replicas. It is written after the data was flushed. The SHA-256 of the footer before covers all bytes of that footer; it is
+zero in the first segment of a log, and after a segment of format 0. So one footer proves the whole log before it. Pure.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Footer:
     first_time: int
     last_time: int
     offset: int
-    """Of the footer: where the data ends."""
+    """Offset of the footer in the file, which is the end of the data."""
     digest: bytes
-    """SHA-256 of everything in front."""
+    """SHA-256 of everything in front of the footer in its file."""
     before: bytes
-    """SHA-256 of the footer of the segment before."""
+    """SHA-256 of the footer of the segment before; zeros if there is none."""
     batches: I64
-    """The offset of each."""
+    """Offset of each batch."""
 
     @property
     def records(self) -> int:
@@ -70,12 +69,12 @@ class Footer:
 
     @property
     def hash(self) -> bytes:
-        """Of this footer, for the one behind."""
+        """SHA-256 of this footer, which the next footer names."""
         return sha256(self.encode()).digest()
 
     @staticmethod
     def decode(raw: Buffer) -> Footer | None:
-        """From all its bytes; None where they are no sound footer."""
+        """Decode all bytes of a footer; return None if they are no sound footer."""
         if len(raw) < FRONT_BYTES + END_BYTES:
             return None
         size, crc, end_magic = _END.unpack_from(raw, len(raw) - END_BYTES)
@@ -92,7 +91,7 @@ class Footer:
 
 
 def footer_bytes(end: Buffer) -> int | None:
-    """How many bytes the footer has whose last `END_BYTES` these are; None where no footer ends so."""
+    """Return the size of the footer that ends with these `END_BYTES` bytes; None if no footer ends so."""
     if len(end) != END_BYTES:
         return None
     size, _, end_magic = _END.unpack(end)
@@ -100,10 +99,10 @@ def footer_bytes(end: Buffer) -> int | None:
 
 
 class FooterBuilder:
-    """A footer in the making: given the bytes of its segment, in their order."""
+    """Builder of a footer, which takes the header and the batches of a segment in their order."""
 
     def __init__(self, header: Buffer, *, is_hashing: bool = True) -> None:
-        """`is_hashing`: False leaves the digest out, for who has it from elsewhere or does without."""
+        """`is_hashing`: False saves the SHA-256 of batches given to `add_span`; the footer then has a wrong digest."""
         self._hash = sha256(header)
         self._is_hashing = is_hashing
         self._offset = len(header)
@@ -112,7 +111,7 @@ class FooterBuilder:
         self._last: Head | None = None
 
     def add(self, head: Head, pieces: Sequence[Buffer]) -> None:
-        """The next batch, and all its bytes."""
+        """Add the next batch; `pieces` are all its bytes."""
         self._batches.append(self._offset)
         self._first, self._last = self._first or head, head
         for piece in pieces:
@@ -120,7 +119,7 @@ class FooterBuilder:
             self._offset += len(piece)
 
     def add_span(self, span: BatchSpan) -> None:
-        """The next batches."""
+        """Add the next batches."""
         count = span.count
         self._batches += (span.at[:count] + span.offset).tolist()
         self._first, self._last = self._first or span.head_of(0), span.head_of(count - 1)
@@ -130,10 +129,11 @@ class FooterBuilder:
 
     @property
     def offset(self) -> int:
-        """Where the next batch would begin, or the footer."""
+        """Offset at which the next batch, or the footer, begins."""
         return self._offset
 
     def footer(self, before: bytes) -> Footer:
+        """Return the footer of the batches so far. `before`: SHA-256 of the footer of the segment before."""
         assert self._first is not None
         assert self._last is not None
         return Footer(
@@ -144,7 +144,7 @@ class FooterBuilder:
 
 
 def footer_at(file: File, offset: int, end: int) -> Footer | None:
-    """The footer that fills the bytes from `offset` to `end`; None where they are no sound one of this place."""
+    """Return the footer that fills the bytes from `offset` to `end`; None if they are not a sound footer of this place."""
     size = end - offset
     if not FRONT_BYTES + END_BYTES <= size <= FRONT_BYTES + END_BYTES + offset:
         return None
@@ -153,13 +153,13 @@ def footer_at(file: File, offset: int, end: int) -> Footer | None:
 
 
 def _has_places(footer: Footer) -> bool:
-    """The batches follow each other, and each has room for one record."""
+    """Return whether the batches fill the data, each with room for at least one record."""
     ends = np.append(footer.batches, footer.offset)
     return len(ends) > 1 and ends[0] == HEADER_BYTES and bool((np.diff(ends) >= HEAD_BYTES + OVERHEAD_BYTES).all())
 
 
 def read_footer(file: File) -> Footer | None:
-    """By the end of the file: of a segment that is not read. None where no sound footer stands there."""
+    """Return the footer at the end of the file, without reading the batches; None if there is no sound footer."""
     end = file.size()
     size = footer_bytes(file.read(max(0, end - END_BYTES), END_BYTES))
     return None if size is None or size > end - HEADER_BYTES else footer_at(file, end - size, end)

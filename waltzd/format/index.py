@@ -1,8 +1,7 @@
-"""Making and checking the index of a segment from its data.
+"""Index files: one entry for each record of a segment, which says where the record starts.
 
-An index entry for an id whose record is damaged is 0: no record starts there, so every reader notices. A new index is
-written beside the old one and takes its name only when it is whole and on the disk.
-"""
+The entry of a damaged record is 0, where no record can start, so every reader notices. A new index is written beside the
+old index, and is renamed over it once it is complete and flushed."""
 
 from __future__ import annotations
 
@@ -15,44 +14,43 @@ from waltzd.format.layout import INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, inde
 from waltzd.format.record import Run
 
 LEAD_BITS = 36
-"""An index entry of format 1: the offset of the record in the low 36 bits, above them its distance from the head of its
-batch. So a segment may have 64 GiB and a batch 128 MiB."""
+"""Number of bits of an entry of format 1 that hold the offset of the record, which may be up to 64 GiB. The higher bits
+hold its distance from the head of its batch, up to 128 MiB."""
 
 
 def read_index(file: File, first_entry: int, count: int) -> I64:
-    """Entries of an index file, fewer where it ends."""
+    """Read `count` entries, or fewer at the end of the file."""
     raw = file.read(index_offset(first_entry), count * INDEX_ENTRY_BYTES)
     return np.frombuffer(raw[: len(raw) // 8 * 8], ">i8").astype(np.int64)
 
 
 def offsets_of(offset: int, run: Run) -> I64:
-    """The index entries of a run whose first record starts at `offset`: where each record starts and, in format 1, how far
-    behind the head of its batch."""
+    """Return the index entries of a run whose first record starts at `offset` in the file."""
     if not run.lead:
         return run.bounds[:-1] + offset
     return (run.bounds[:-1] + offset) | (run.bounds[:-1] + run.lead) << LEAD_BITS
 
 
 def places_of(entries: I64) -> tuple[I64, I64]:
-    """Where the records of index entries of format 1 start, and the heads of their batches."""
+    """Return where the records of index entries of format 1 start, and where their batches start."""
     starts = entries & (1 << LEAD_BITS) - 1
     return starts, starts - (entries >> LEAD_BITS)
 
 
 def write_entries(index: File, entry: int, offsets: I64) -> None:
-    """From the entry number `entry` on."""
+    """Write entries from number `entry` on."""
     index.write(index_offset(entry), offsets.astype(">i8").tobytes())
 
 
 def install_index(disk: Disk, directory: str, first_id: int) -> None:
-    """A sealed new index takes the name of the old one, durably."""
+    """Rename a sealed new index over the old index, and flush the directory."""
     path = join(directory, index_name(first_id))
     disk.rename(path + NEW_SUFFIX, path)
     disk.flush_directory(directory)
 
 
 class IndexWriter:
-    """A new index for the segment with this header."""
+    """Writer of a new index for the segment with this header."""
 
     def __init__(self, disk: Disk, directory: str, header: FileHeader) -> None:
         self._disk = disk
@@ -70,12 +68,13 @@ class IndexWriter:
         write_entries(self._file, first_id - self._first_id, entries)
 
     def finish(self, next_id: int) -> None:
-        """The entries end in front of `next_id`; those never added are 0."""
+        """Seal the index at `next_id`, and install it."""
         self.seal(next_id)
         install_index(self._disk, self._directory, self._first_id)
 
     def seal(self, next_id: int) -> None:
-        """The new index is whole and on the disk, beside the old one; `install_index` puts it in its place."""
+        """End the index in front of `next_id` and flush it. Entries that were never added are 0. `install_index` renames
+        it."""
         self._file.truncate(index_offset(next_id - self._first_id))
         self._file.flush()
         self._file.close()
@@ -86,7 +85,7 @@ class IndexWriter:
 
 
 class IndexChecker:
-    """Compares the entries of an existing index with the data."""
+    """Comparison of an existing index with the data of its segment."""
 
     def __init__(self, index: File, first_id: int) -> None:
         self._index = index

@@ -169,9 +169,9 @@ def test_what_is_said_of_a_wrong_one() -> None:
         parse_batches(raw(batch())[:-1])
     with pytest.raises(BadFrame, match="stands behind"):
         parse_batches(raw(batch(), batch(9)))
-    with pytest.raises(BadFrame, match="records that it says"):
+    with pytest.raises(BadFrame, match="records that its head states"):
         parse_batches(raw(batch()), encode_payloads(5, [b"", b"", b""]).bounds)
-    assert why_wrong(batch(follows=np.array([True, False, False]))) == "its groups are none"
+    assert why_wrong(batch(follows=np.array([True, False, False]))) == "its groups are not encoded as they have to be"
     run = encode_payloads(5, [b"a", b"b"])
     data = bytearray(run.data)
     data[7] = 9
@@ -179,7 +179,7 @@ def test_what_is_said_of_a_wrong_one() -> None:
         type(run)(5, memoryview(bytes(data)), run.bounds), session=1, generation=1, committed=0, time=1, before=End(),
         segment_bytes_max=1 << 20,
     )  # fmt: skip
-    assert why_wrong(other, deeply=False) == "its records have other ids"
+    assert why_wrong(other, deeply=False) == "its records do not have consecutive ids"
     assert why_wrong(other) == "record 5 fails its checks"
 
 
