@@ -116,8 +116,8 @@ def kill_owner(cluster: LocalCluster) -> None:
 
 
 def marks(found: Sequence[PartitionView], partition: int) -> int:
-    said = found[partition].said
-    return said.committed if said is not None else -1
+    reported = found[partition].reported
+    return reported.committed if reported is not None else -1
 
 
 # -- the files ---------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ async def who_does_what(world: World, load: Load) -> str:
         lines.append(f"no picture: {error}")
     else:
         for view in found.partitions:
-            replicas = view.said.replicas if view.said is not None else ()
+            replicas = view.reported.replicas if view.reported is not None else ()
             lines.append(f"partition {view.partition}: owner {view.owner}, {view.waiting or 'open'}")
             lines += [f"    {replica}" for replica in replicas]
         lines += [f"{name} is silent: {error}" for name, error in found.silent.items()]

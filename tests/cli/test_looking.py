@@ -189,7 +189,7 @@ def wait_until_all_have_written(live: LocalCluster) -> None:
     """Two of three storages make a transaction committed; the third one may be later."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not all(
-        view.said is not None and view.said.statistics.flush.quantile(0.99) is not None
+        view.reported is not None and view.reported.statistics.flush.quantile(0.99) is not None
         for view in run(live.snapshot()).storages
     ):
         assert time.monotonic() < deadline

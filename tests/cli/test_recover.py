@@ -187,12 +187,12 @@ def view(counts: str, *, state: str = "LIVE", step: str = "OPEN", refusing: str 
         OwnedReplica(storage=name, role="member", state=states[name], durable_id=9, counts=name in counts, story="so")
         for name in "abc"
     )
-    said = OwnedPartition(
+    reported = OwnedPartition(
         partition=0, generation=1, session=3, step=step, waiting="", committed=9, last_id=9, low_mark=5, mounts=0,
         tail_bytes=0, replicas=replicas,
     )  # fmt: skip
     return PartitionView(
-        partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Membership.MEMBER), said=said,
+        partition=0, owner="s", generation=1, replicas=dict.fromkeys("abc", Membership.MEMBER), reported=reported,
         refusing=frozenset(refusing),
     )  # fmt: skip
 
@@ -252,7 +252,7 @@ def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: st
     """Also when its owner has not noticed yet that another one is of no help."""
     seen = view(counts, refusing=refusing)
     storages = tuple(
-        replace(snapshots.storage(name), said=None) if name in silent else snapshots.storage(name) for name in "abc"
+        replace(snapshots.storage(name), reported=None) if name in silent else snapshots.storage(name) for name in "abc"
     )
     found = snapshots.well(storages=storages, partitions=(seen,))
     plan = plan_for("a", found, {0: standing("a", seen, description(None, LOST))})
@@ -274,13 +274,13 @@ def test_the_examples_run(live: LocalCluster, waltzctl: Tool) -> None:
 
 
 def test_what_cannot_be_meant_is_said(live: LocalCluster, waltzctl: Tool) -> None:
-    for arguments, code, said in (
+    for arguments, code, reported in (
         (("storage-4", "--directory", live.directory), 3, "did you mean storage-"),
         (("storage-1", "7", "--directory", live.directory), 3, "there is no partition 7"),
         (("storage-1", "0x", "--directory", live.directory), 2, "'0x' is no partition"),
     ):
         told = waltzctl("storage", "recover", *arguments)
-        assert (told.code, said in told.err) == (code, True), (arguments, told.err)
+        assert (told.code, reported in told.err) == (code, True), (arguments, told.err)
         assert "Traceback" not in told.err
 
 

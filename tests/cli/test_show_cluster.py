@@ -43,7 +43,7 @@ def server(name: str, *partitions: OwnedPartition) -> ServerView:
         name=name, cluster_key=META.key, instance=UUID(int=1), version="0.1.0", uptime_ms=1000, is_connected=True,
         is_draining=False, is_leader=name == "alpha", partitions=partitions,
     )  # fmt: skip
-    return ServerView(meta=meta, said=said, error=None)
+    return ServerView(meta=meta, reported=said, error=None)
 
 
 def storage(name: str) -> StorageView:
@@ -52,11 +52,11 @@ def storage(name: str) -> StorageView:
         cluster_key=META.key, partitions=3, directory="/data", version="0.1.0", free_bytes=1, uptime_ms=1,
         is_draining=False, assigned=(), statistics=Statistics(),
     )  # fmt: skip
-    return StorageView(meta=meta, said=said, error=None)
+    return StorageView(meta=meta, reported=said, error=None)
 
 
 def view(number: int, owner: str | None, said: OwnedPartition | None) -> PartitionView:
-    return PartitionView(partition=number, owner=owner, generation=2, replicas=MEMBERS, said=said)
+    return PartitionView(partition=number, owner=owner, generation=2, replicas=MEMBERS, reported=said)
 
 
 BOTH = (replica("one"), replica("two"), replica("three", counts=False, state="CATCHING_UP", story="at id 20 of 41"))
@@ -74,9 +74,9 @@ UNWELL = replace(
     HEALTHY,
     servers=(
         server("alpha", WAITING, SHORT),
-        replace(server("beta"), said=None, error=CannotConnect("the call failed: unavailable")),
+        replace(server("beta"), reported=None, error=CannotConnect("the call failed: unavailable")),
     ),
-    storages=(storage("one"), replace(storage("two"), said=None, error=CannotConnect("the call failed: deadline"))),
+    storages=(storage("one"), replace(storage("two"), reported=None, error=CannotConnect("the call failed: deadline"))),
     partitions=(view(0, "alpha", WAITING), view(1, "beta", None), view(2, "alpha", SHORT)),
 )
 CREATION = Creation(

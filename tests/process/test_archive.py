@@ -45,7 +45,7 @@ async def reached(cluster: Cluster, last_id: int) -> None:
     """Archived up to this id, or further, and nothing is wrong."""
 
     def is_there(found: ClusterSnapshot) -> bool:
-        owned = found.partitions[0].said
+        owned = found.partitions[0].reported
         return owned is not None and owned.archived is not None and owned.archived.last_id >= last_id
 
     await cluster.until(f"id {last_id} is archived", is_there)
@@ -140,13 +140,13 @@ def wait_for_upload(store: Store) -> None:
 
 
 def trouble(found: ClusterSnapshot) -> str:
-    owned = found.partitions[0].said
+    owned = found.partitions[0].reported
     return "" if owned is None else owned.archive_trouble
 
 
 async def check_looking(cluster: Cluster, store: Store, pieces: list[Entry]) -> None:
     """What a storage sees of the archive, asked as by an owner: one that comes after those that there were."""
-    owned = (await cluster.local.snapshot()).partitions[0].said
+    owned = (await cluster.local.snapshot()).partitions[0].reported
     assert owned is not None
     assert owned.archived is not None
     address = cluster.local.blueprint.addresses(cluster.storage_names[0])[0]

@@ -39,14 +39,14 @@ class Hands:
     ) -> ClusterSnapshot:
         return ClusterSnapshot(
             meta=meta, leader=None, servers=(), storages=tuple([await self._view(one.name) for one in storages]),
-            partitions=(PartitionView(partition=0, owner=None, generation=0, replicas={}, said=None),),
+            partitions=(PartitionView(partition=0, owner=None, generation=0, replicas={}, reported=None),),
         )  # fmt: skip
 
     async def _view(self, name: str) -> StorageView:
         storage = self.cell.storages[name]
         if storage.calls is None or name in self.silent:
-            return StorageView(meta=storage.meta, said=None, error=CannotConnect(f"{name} is down"))
-        return StorageView(meta=storage.meta, said=await storage.calls.describe(), error=None)
+            return StorageView(meta=storage.meta, reported=None, error=CannotConnect(f"{name} is down"))
+        return StorageView(meta=storage.meta, reported=await storage.calls.describe(), error=None)
 
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         self.fenced += 1

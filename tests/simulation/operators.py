@@ -150,7 +150,7 @@ class _Tool:
         now = await situation(self._cluster, None, daemons=self)
         relocation = Relocation(now=now, verb="partition assign", subject="", goals=goals)
         options = MoveOptions(timeout=TRIES_SECONDS)
-        cleared = await carry_out(self._cluster, self, relocation, options, lambda *said: None)
+        cleared = await carry_out(self._cluster, self, relocation, options, lambda *reported: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
 
     async def _take_out(self) -> None:
@@ -180,8 +180,8 @@ class _Tool:
         owned = {
             (view.meta.name, found.partition): found
             for view in servers
-            if view.said is not None
-            for found in view.said.partitions
+            if view.reported is not None
+            for found in view.reported.partitions
         }
         return ClusterSnapshot(
             meta=await cluster.meta(),
@@ -195,7 +195,7 @@ class _Tool:
                         owner=owner.server,
                         generation=owner.generation,
                         replicas=sets.partitions.get(partition, {}),
-                        said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                        reported=owned.get((owner.server, partition)) if owner.server is not None else None,
                     )
                     for partition, owner in enumerate(assignment.owners)
                 ),
@@ -208,15 +208,15 @@ class _Tool:
         machine = self._world.servers[meta.name]
         try:
             port = SimServerAdminPort(self._world.network, self._life, meta.name, machine.daemon, seconds=1.0)
-            return ServerView(meta=meta, said=await port.describe(), error=None)
+            return ServerView(meta=meta, reported=await port.describe(), error=None)
         except WaltzError as error:
-            return ServerView(meta=meta, said=None, error=error)
+            return ServerView(meta=meta, reported=None, error=error)
 
     async def _storage(self, meta: StorageMeta) -> StorageView:
         try:
-            return StorageView(meta=meta, said=await self._admin(meta).describe(), error=None)
+            return StorageView(meta=meta, reported=await self._admin(meta).describe(), error=None)
         except WaltzError as error:
-            return StorageView(meta=meta, said=None, error=error)
+            return StorageView(meta=meta, reported=None, error=error)
 
     def _admin(self, meta: StorageMeta) -> SimAdminPort:
         machine = self._world.storages[meta.name]

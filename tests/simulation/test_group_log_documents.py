@@ -28,7 +28,7 @@ class Hands:
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
         views = [
-            StorageView(meta=one, said=await self._local._storages[one.name].calls.describe(), error=None)
+            StorageView(meta=one, reported=await self._local._storages[one.name].calls.describe(), error=None)
             for one in sorted(storages, key=lambda one: one.name)
         ]
         return ClusterSnapshot(meta=meta, leader=None, servers=(), storages=tuple(views), partitions=())

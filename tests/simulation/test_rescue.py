@@ -36,14 +36,14 @@ class Hands:
         return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
             storages=tuple([await self._view(name) for name in self.cell.storages]),
-            partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], said=None),),
+            partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], reported=None),),
         )  # fmt: skip
 
     async def _view(self, name: str) -> StorageView:
         storage = self.cell.storages[name]
         if storage.calls is None:
-            return StorageView(meta=storage.meta, said=None, error=CannotConnect(f"{name} is down"))
-        return StorageView(meta=storage.meta, said=await storage.calls.describe(), error=None)
+            return StorageView(meta=storage.meta, reported=None, error=CannotConnect(f"{name} is down"))
+        return StorageView(meta=storage.meta, reported=await storage.calls.describe(), error=None)
 
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         between, self.between = self.between, None

@@ -367,18 +367,18 @@ class Owner:
 
     def view(self, sets: ReplicaSets) -> PartitionView:
         roles = sets.partitions.get(self.partition, {})
-        said = None
+        reported = None
         if self.is_up:
             counts = self.counts if self.is_open else set()
             is_writable = len(counts) >= majority(max(1, len(self.meta.members)))
-            said = OwnedPartition(
+            reported = OwnedPartition(
                 partition=self.partition, generation=1, session=self.meta.session,
                 step="OPEN" if self.is_open else "VOTING",
                 waiting="" if is_writable else "a majority is missing",
                 committed=self.committed, last_id=self.last_id, low_mark=self.meta.low_mark, mounts=0, tail_bytes=0,
                 replicas=tuple(self._replica(name, counts) for name in self.names),
             )  # fmt: skip
-        return PartitionView(partition=self.partition, owner=SERVER, generation=1, replicas=roles, said=said)
+        return PartitionView(partition=self.partition, owner=SERVER, generation=1, replicas=roles, reported=reported)
 
     def _replica(self, name: str, counts: Collection[str]) -> OwnedReplica:
         disk = self.disk(name)
@@ -509,9 +509,9 @@ class World:
 
     def storage_view(self, meta: StorageMeta) -> StorageView:
         if meta.name not in self.up:
-            return StorageView(meta=meta, said=None, error=CannotConnect(f"{meta.name} does not answer"))
+            return StorageView(meta=meta, reported=None, error=CannotConnect(f"{meta.name} does not answer"))
         held = sorted(number for name, number in self.disks if name == meta.name)
-        said = StorageDescription(
+        reported = StorageDescription(
             cluster_key=KEY, partitions=self.count, directory="", version="", free_bytes=0, uptime_ms=0,
             is_draining=False, statistics=None,  # type: ignore[arg-type]
             assigned=tuple(
@@ -519,7 +519,7 @@ class World:
                 for number in held
             ),
         )  # fmt: skip
-        return StorageView(meta=meta, said=said, error=None)
+        return StorageView(meta=meta, reported=reported, error=None)
 
     # -- what must hold
 

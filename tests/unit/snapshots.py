@@ -60,8 +60,8 @@ def server(name: str, **changes: Any) -> ServerView:
         "is_draining": False, "is_leader": name == "a", "partitions": (),
         "vitals": Vitals(time_ms=NOW_MS, open_files=10, open_files_max=1000),
     }  # fmt: skip
-    said = ServerDescription(**{**fields, **changes})
-    return ServerView(meta=meta, said=said, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
+    reported = ServerDescription(**{**fields, **changes})
+    return ServerView(meta=meta, reported=reported, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
 
 
 def storage(name: str, *, partitions: int = 4, group: str = "", **changes: Any) -> StorageView:
@@ -71,15 +71,15 @@ def storage(name: str, *, partitions: int = 4, group: str = "", **changes: Any) 
         "uptime_ms": 1, "is_draining": False, "assigned": tuple(held(number) for number in range(partitions)),
         "statistics": Statistics(), "vitals": Vitals(time_ms=NOW_MS, open_files=10, open_files_max=1000),
     }  # fmt: skip
-    said = StorageDescription(**{**fields, **changes})
-    return StorageView(meta=meta, said=said, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
+    reported = StorageDescription(**{**fields, **changes})
+    return StorageView(meta=meta, reported=reported, error=None, call=Call(middle_ms=NOW_MS, milliseconds=4))
 
 
 def partition(number: int, *, owner: str | None = None, **changes: Any) -> PartitionView:
-    said = owned(number, tuple(replica(name) for name in STORAGES))
+    reported = owned(number, tuple(replica(name) for name in STORAGES))
     fields: dict[str, Any] = {
         "partition": number, "owner": owner or SERVERS[number % 2], "generation": 1,
-        "replicas": dict.fromkeys(STORAGES, Membership.MEMBER), "said": said,
+        "replicas": dict.fromkeys(STORAGES, Membership.MEMBER), "reported": reported,
     }  # fmt: skip
     return PartitionView(**{**fields, **changes})
 
@@ -114,4 +114,4 @@ def offline(**refusing: tuple[int, ...]) -> ClusterSnapshot:
 
 def silent(view: Any, error: WaltzError) -> Any:
     """A server or a storage that does not answer."""
-    return replace(view, said=None, error=error)
+    return replace(view, reported=None, error=error)

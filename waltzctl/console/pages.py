@@ -206,7 +206,7 @@ def charts(seen: Seen) -> list[dict[str, Any]]:
 
 
 def track(view: PartitionView) -> Any:
-    owned = view.said
+    owned = view.reported
     found = (
         []
         if owned is None
@@ -389,7 +389,7 @@ def actions(asked: Asked, found: Sequence[tuple[str, Sequence[object]]]) -> tupl
     """Return a part with commands that change something: what each does, and its words."""
     if not found:
         return ()
-    commands = [(said, asked.command(*words)) for said, words in found]
+    commands = [(reported, asked.command(*words)) for reported, words in found]
     return (Part(name="actions", template="actions.html", given={"actions": commands}),)
 
 

@@ -204,7 +204,7 @@ class Listening:
 
         wanted = [daemon for daemon in daemons if not names or daemon[1] in names]
         answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
-        return {daemon: said for daemon, said in answers if said is not None}
+        return {daemon: reported for daemon, reported in answers if reported is not None}
 
     async def _hear(self, kind: str, name: str, address: str) -> Events:
         async with first_contact(address, self._tls):

@@ -128,11 +128,11 @@ def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
         raise unknown("storage", name, [view.meta.name for view in found.storages])
     if has_no_owner(found, name):
         return ["ZooKeeper lists no server, so no owner says which replicas are level"]
-    answering = {view.meta.name for view in found.storages if view.said is not None}
+    answering = {view.meta.name for view in found.storages if view.reported is not None}
     reasons = []
     for view in _held(found, name):
         effect = without(view.partition, view.replicas, view.counted & answering, silent={name})
-        if view.said is None:
+        if view.reported is None:
             reasons.append(f"its owner does not say how partition {view.partition} is")
         elif not view.is_open:
             reasons.append(f"partition {view.partition} takes no transactions, and what {name} holds may be needed")

@@ -130,7 +130,7 @@ class Poll:
                 tls=self.target.tls,
                 seconds=self._seconds,
             )
-            owned = any(view.said.partitions for view in found.servers if view.said is not None)
+            owned = any(view.reported.partitions for view in found.servers if view.reported is not None)
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
                 raise  # there may never have been one
         directory = self.target.directory

@@ -108,9 +108,9 @@ def _since(then: int, now: int) -> int:
 
 
 def _change(before: PartitionView | None, now: PartitionView) -> _Change | None:
-    if before is None or before.said is None or now.said is None:
+    if before is None or before.reported is None or now.reported is None:
         return None
-    then, found = before.said.statistics, now.said.statistics
+    then, found = before.reported.statistics, now.reported.statistics
     return _Change(
         committed=_since(then.committed, found.committed),
         bytes=_since(then.committed_bytes, found.committed_bytes),
@@ -123,8 +123,8 @@ def _change(before: PartitionView | None, now: PartitionView) -> _Change | None:
 def _rated(
     partition: int | None, owner: str | None, change: _Change | None, seconds: float, views: Sequence[PartitionView]
 ) -> PartitionRates:
-    said = [view.said for view in views if view.said is not None]
-    lags = [owned.committed - replica.durable_id for owned in said for replica in owned.replicas if replica.counts]
+    reported = [view.reported for view in views if view.reported is not None]
+    lags = [owned.committed - replica.durable_id for owned in reported for replica in owned.replicas if replica.counts]
     state = views[0].state if len(views) == 1 else ""
     decided = 0 if change is None else change.committed + change.refused
     return PartitionRates(
@@ -137,7 +137,7 @@ def _rated(
         p99_ms=None if change is None else _ms(change.commit.quantile(0.99)),
         fed=None if change is None else change.fed / seconds,
         lag=max(0, *lags) if lags else None,
-        mounts=sum(owned.mounts for owned in said) if said else None,
+        mounts=sum(owned.mounts for owned in reported) if reported else None,
         state=state,
     )
 
@@ -156,13 +156,13 @@ def _total(pairs: Sequence[tuple[PartitionView | None, PartitionView]], seconds:
 
 
 def _storage(before: StorageView | None, now: StorageView, seconds: float) -> StorageRates:
-    name, said = now.meta.name, now.said
-    if said is None:
+    name, reported = now.meta.name, now.reported
+    if reported is None:
         return StorageRates(name=name)
-    queued, free = sum(held.queued_bytes for held in said.assigned), said.free_bytes
-    if before is None or before.said is None:
+    queued, free = sum(held.queued_bytes for held in reported.assigned), reported.free_bytes
+    if before is None or before.reported is None:
         return StorageRates(name=name, queued_bytes=queued, free_bytes=free)
-    then, found = before.said.statistics, said.statistics
+    then, found = before.reported.statistics, reported.statistics
     flush = found.flush.minus(then.flush)
     return StorageRates(
         name=name,

@@ -102,7 +102,7 @@ def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
     found = list(find())
     for kind, views in (("servers", facts.snapshot.servers), ("storages", facts.snapshot.storages)):
         if kind in rule.needs:
-            silent = {view.meta.name: view.error for view in views if view.said is None}
+            silent = {view.meta.name: view.error for view in views if view.reported is None}
             found += [
                 Reason(grade=Grade.UNKNOWN, sentence=f"{name} {'does not answer' if why is None else silence(why)}")
                 for name, why in silent.items()
@@ -154,47 +154,47 @@ def _of(some: int, total: int, noun: str) -> str:
 def _space(facts: Facts) -> Found:
     least, is_trimmed = 1.0, facts.snapshot.meta.keep_local != ALL and not _stuck(facts)
     for view in facts.snapshot.storages:
-        if view.said is None:
+        if view.reported is None:
             continue
-        name, said = view.meta.name, view.said
-        full = tuple(held.partition for held in said.assigned if held.status is not None and held.status.is_full)
+        name, reported = view.meta.name, view.reported
+        full = tuple(held.partition for held in reported.assigned if held.status is not None and held.status.is_full)
         if full:
             yield Reason(
                 key=f"full {name}",
-                sentence=f"the disk of {name} is full ({said.directory}): {spell(full)} cannot be written there",
-                next_step=f"free some space on the file system of {said.directory}; it goes on by itself",
+                sentence=f"the disk of {name} is full ({reported.directory}): {spell(full)} cannot be written there",
+                next_step=f"free some space on the file system of {reported.directory}; it goes on by itself",
                 partitions=full,
                 names=(name,),
             )
-        free, share, hours = said.free_bytes, _free_share(said), math.inf if is_trimmed else _hours_left(said)
+        free, share, hours = reported.free_bytes, _free_share(reported), math.inf if is_trimmed else _hours_left(reported)
         least = min(least, share)
-        words = f"{name} has {free / 1e9:,.1f} GB free in {said.directory}, {share:.0%} of what it can use"
+        words = f"{name} has {free / 1e9:,.1f} GB free in {reported.directory}, {share:.0%} of what it can use"
         if hours < FULL_WARN_HOURS:
             words += f", which lasts for {hours:.0f} hours as it is written to"
-            words += f" (on average of the {said.uptime_ms / 3_600_000:.1f} hours since it started)"
+            words += f" (on average of the {reported.uptime_ms / 3_600_000:.1f} hours since it started)"
         grades = (under(share, FREE_WARN, FREE_FAIL), under(hours, FULL_WARN_HOURS, FULL_FAIL_HOURS))
-        has_failed = free <= said.free_bytes_min or Grade.FAIL in grades
+        has_failed = free <= reported.free_bytes_min or Grade.FAIL in grades
         yield Reason(grade=Grade.FAIL if has_failed else Grade.WARN if Grade.WARN in grades else Grade.PASS, sentence=words)
     return f"at least {least:.0%} is free everywhere"
 
 
-def _free_share(said: StorageDescription) -> float:
-    held = sum(one.disk_bytes for one in said.assigned)
-    return said.free_bytes / (said.free_bytes + held) if said.free_bytes else 0.0
+def _free_share(reported: StorageDescription) -> float:
+    held = sum(one.disk_bytes for one in reported.assigned)
+    return reported.free_bytes / (reported.free_bytes + held) if reported.free_bytes else 0.0
 
 
-def _hours_left(said: StorageDescription) -> float:
-    seconds = said.uptime_ms / 1000
-    if seconds < PACE_SECONDS or not said.statistics.appended_bytes:
+def _hours_left(reported: StorageDescription) -> float:
+    seconds = reported.uptime_ms / 1000
+    if seconds < PACE_SECONDS or not reported.statistics.appended_bytes:
         return math.inf
-    return max(0, said.free_bytes - said.free_bytes_min) / (said.statistics.appended_bytes / seconds) / 3600
+    return max(0, reported.free_bytes - reported.free_bytes_min) / (reported.statistics.appended_bytes / seconds) / 3600
 
 
 def _scrubs(facts: Facts) -> Found:
     oldest = 0
     for view in facts.snapshot.storages:
-        scrub = None if view.said is None else view.said.scrub
-        if view.said is None or scrub is None:
+        scrub = None if view.reported is None else view.reported.scrub
+        if view.reported is None or scrub is None:
             continue
         name, period_ms = view.meta.name, 1000 * scrub.period_seconds
         if not period_ms:
@@ -209,7 +209,7 @@ def _scrubs(facts: Facts) -> Found:
                 f"the scrub of {name} found {scrub.damaged_segments:,} damaged segments since it started, the last: "
                 f"{scrub.last_finding}"
             )
-        age_ms = view.said.uptime_ms if scrub.age_ms is None else scrub.age_ms
+        age_ms = view.reported.uptime_ms if scrub.age_ms is None else scrub.age_ms
         oldest = max(oldest, age_ms)
         if age_ms > SCRUB_PERIODS_WARN * period_ms and scrub.total_bytes:
             yield Reason(
@@ -224,9 +224,9 @@ def _scrubs(facts: Facts) -> Found:
 def _flushes(facts: Facts) -> Found:
     worst = 0.0
     for view in facts.snapshot.storages:
-        if view.said is None:
+        if view.reported is None:
             continue
-        name, done = view.meta.name, view.said.statistics
+        name, done = view.meta.name, view.reported.statistics
         p99 = done.flush.quantile(0.99)
         if p99 is None:
             yield unsure(f"{name} has written nothing since its start")
@@ -241,11 +241,11 @@ def _flushes(facts: Facts) -> Found:
 def _lag(facts: Facts) -> Found:
     unknown = []
     for view in facts.snapshot.partitions:
-        if view.said is None:
+        if view.reported is None:
             unknown.append(view.partition)
             continue
-        for replica in view.said.replicas:
-            behind = view.said.committed - replica.durable_id
+        for replica in view.reported.replicas:
+            behind = view.reported.committed - replica.durable_id
             if replica.state in ("CATCHING_UP", "SLOW") or (replica.counts and behind > LAG_WARN):
                 state = replica.state.lower().replace("_", " ")
                 yield warn(f"partition {view.partition} on {replica.storage} is {behind:,} ids behind ({state})")
@@ -258,8 +258,8 @@ def _stuck(facts: Facts) -> dict[str, list[int]]:
     """Partitions whose archives do not go on, by the reason, which many may share."""
     partitions: dict[str, list[int]] = {}
     for view in facts.snapshot.partitions:
-        if view.said is not None and view.said.archive_trouble:
-            partitions.setdefault(view.said.archive_trouble, []).append(view.partition)
+        if view.reported is not None and view.reported.archive_trouble:
+            partitions.setdefault(view.reported.archive_trouble, []).append(view.partition)
     return partitions
 
 
@@ -267,16 +267,20 @@ def _archive(facts: Facts) -> Found:
     lasting = _lasting(facts)
     for trouble, numbers in _stuck(facts).items():
         yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}; {lasting}")
-    is_archived = any(view.said is not None and view.said.archived is not None for view in facts.snapshot.partitions)
+    is_archived = any(
+        view.reported is not None and view.reported.archived is not None for view in facts.snapshot.partitions
+    )
     return "what is sealed is archived" if is_archived else "nothing is archived, and no storage is asked to"
 
 
 def _lasting(facts: Facts) -> str:
     """How long the disks last while nothing leaves them."""
-    said = [
-        (_hours_left(view.said), view.meta.name, view.said) for view in facts.snapshot.storages if view.said is not None
+    reported = [
+        (_hours_left(view.reported), view.meta.name, view.reported)
+        for view in facts.snapshot.storages
+        if view.reported is not None
     ]
-    hours, name, first = min(said, key=lambda one: one[:2], default=(math.inf, "", None))
+    hours, name, first = min(reported, key=lambda one: one[:2], default=(math.inf, "", None))
     if first is None or hours == math.inf:
         return "how long the disks last is not known before storages have run and written for ten minutes"
     since = first.uptime_ms / 3_600_000
@@ -287,15 +291,15 @@ def _contents(facts: Facts) -> Found:
     """What was archived is looked for again and again."""
     oldest = None
     for view in facts.snapshot.partitions:
-        if view.said is None:
+        if view.reported is None:
             continue
-        if lost := view.said.lost_object:
+        if lost := view.reported.lost_object:
             yield Reason(
                 key=f"lost object {view.partition}",
                 sentence=f"the archive of partition {view.partition} lacks what was in it: {lost}",
                 partitions=(view.partition,),
             )
-        found = view.said.archive_check
+        found = view.reported.archive_check
         if found is not None and found.age_ms is not None:
             oldest = max(oldest or 0.0, found.age_ms / 3_600_000)
     if oldest is None:
@@ -312,8 +316,8 @@ def _contents(facts: Facts) -> Found:
 def _log_times(facts: Facts) -> Found:
     """A clock was wrong once."""
     for view in facts.snapshot.partitions:
-        if view.said is not None and view.said.ahead_ms > 0:
-            hours = view.said.ahead_ms / 3_600_000
+        if view.reported is not None and view.reported.ahead_ms > 0:
+            hours = view.reported.ahead_ms / 3_600_000
             yield warn(f"the times of partition {view.partition} stand {hours:,.1f} hours ahead: a clock was wrong")
     return "no partition has times that stand ahead of the clocks of its storages"
 
@@ -322,18 +326,20 @@ def _backup(facts: Facts) -> Found:
     late: list[int] = []
     troubles: dict[str, list[int]] = {}
     for view in facts.snapshot.partitions:
-        if view.said is not None and view.said.backup_lag_ms > BACKUP_MS_WARN:
-            found = troubles.setdefault(view.said.backup_trouble, []) if view.said.backup_trouble else late
+        if view.reported is not None and view.reported.backup_lag_ms > BACKUP_MS_WARN:
+            found = troubles.setdefault(view.reported.backup_trouble, []) if view.reported.backup_trouble else late
             found.append(view.partition)
     for trouble, numbers in troubles.items():
         yield warn(f"the backup of {spell(numbers, 'is', 'are')} behind: {trouble}")
     if late:
         yield warn(f"the backup of {spell(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind")
     for server in facts.snapshot.servers:
-        saved = None if server.said is None else server.said.metadata_backup
+        saved = None if server.reported is None else server.reported.metadata_backup
         if saved is not None and not 0 <= saved.age_ms <= BACKUP_MS_WARN and saved.trouble:
             yield warn(f"the documents of the cluster are not saved in the archive: {saved.trouble}")
-    is_backed_up = any(view.said is not None and view.said.backed_up is not None for view in facts.snapshot.partitions)
+    is_backed_up = any(
+        view.reported is not None and view.reported.backed_up is not None for view in facts.snapshot.partitions
+    )
     return "what is committed is backed up" if is_backed_up else "nothing is backed up, and no storage is asked to"
 
 
@@ -369,7 +375,7 @@ def _orphans(facts: Facts) -> Found:
     """Replicas that no document names: they are never removed by themselves."""
     sets = {view.partition: view.replicas for view in facts.snapshot.partitions}
     for view in facts.snapshot.storages:
-        held = view.said.assigned if view.said is not None else ()
+        held = view.reported.assigned if view.reported is not None else ()
         numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
         if numbers:
             yield warn(f"{view.meta.name} holds {spell(numbers)}, which no document wants from it")
@@ -381,7 +387,7 @@ def _orphans(facts: Facts) -> Found:
 
 def _draining(facts: Facts) -> Found:
     for view in facts.snapshot.servers:
-        if view.said is not None and view.said.is_draining and not view.said.partitions:
+        if view.reported is not None and view.reported.is_draining and not view.reported.partitions:
             yield warn(f"{view.meta.name} takes no partitions since it was drained, and owns none")
     return "none is forgotten"
 
@@ -397,28 +403,28 @@ def _latency(facts: Facts) -> Found:
 
 
 def _ensemble(facts: Facts) -> Found:
-    said = [one for one in facts.ensemble if one.mode is not None]
-    alone = [one.address for one in said if one.mode == "standalone"]
+    reported = [one for one in facts.ensemble if one.mode is not None]
+    alone = [one.address for one in reported if one.mode == "standalone"]
     if alone:
         yield warn(f"{', '.join(alone)} is alone: when it fails, nothing can change hands")
     for one in facts.ensemble:
         if one.mode is None:  # where another one answers, this one is worse than it
-            yield Reason(grade=Grade.WARN if said else Grade.UNKNOWN, sentence=f"{one.address}: {one.trouble}")
+            yield Reason(grade=Grade.WARN if reported else Grade.UNKNOWN, sentence=f"{one.address}: {one.trouble}")
     if not facts.ensemble:
         yield unsure("no server of it was asked")
-    return ", ".join(f"{one.address} is {one.mode}" for one in said)
+    return ", ".join(f"{one.address} is {one.mode}" for one in reported)
 
 
 def _clocks(facts: Facts) -> Found:
     """Each offset is as good as half the time that the answer took."""
     offsets: dict[str, tuple[float, float]] = {}
     for view in facts.snapshot.nodes:
-        if view.said is None:
+        if view.reported is None:
             continue
-        if view.said.vitals is None:
+        if view.reported.vitals is None:
             yield unsure(f"{view.meta.name} does not tell its time")
             continue
-        offsets[view.meta.name] = (view.said.vitals.time_ms - view.call.middle_ms, view.call.milliseconds / 2)
+        offsets[view.meta.name] = (view.reported.vitals.time_ms - view.call.middle_ms, view.call.milliseconds / 2)
     if not offsets:
         return ""
     low, high = (end(offsets, key=lambda name: offsets[name][0]) for end in (min, max))
@@ -431,11 +437,11 @@ def _clocks(facts: Facts) -> Found:
 
 def _times(facts: Facts) -> Iterator[Reason]:
     """A clock that was ahead is corrected, and the log remembers: times never fall."""
-    said = [view.said for view in facts.snapshot.storages if view.said is not None]
-    clocks = [one.vitals.time_ms for one in said if one.vitals is not None]
+    reported = [view.reported for view in facts.snapshot.storages if view.reported is not None]
+    clocks = [one.vitals.time_ms for one in reported if one.vitals is not None]
     ends = [
         (held.status.end.time / 1000, held.partition)
-        for one in said
+        for one in reported
         for held in one.assigned
         if held.status is not None and held.status.end is not None
     ]
@@ -454,9 +460,9 @@ def _times(facts: Facts) -> Iterator[Reason]:
 def _files(facts: Facts) -> Found:
     most = 0.0
     for view in facts.snapshot.nodes:
-        if view.said is None:
+        if view.reported is None:
             continue
-        vitals = view.said.vitals
+        vitals = view.reported.vitals
         if vitals is None or vitals.open_files is None or vitals.open_files_max <= 0:
             yield unsure(f"{view.meta.name} does not tell")
             continue
@@ -493,8 +499,8 @@ def _closed(facts: Facts) -> Found:
 def _versions(facts: Facts) -> Found:
     names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
     for view in facts.snapshot.nodes:
-        if view.said is not None:
-            names.setdefault(view.said.version, []).append(view.meta.name)
+        if view.reported is not None:
+            names.setdefault(view.reported.version, []).append(view.meta.name)
     if len(names) > 1:
         yield warn("; ".join(f"{version}: {', '.join(having)}" for version, having in sorted(names.items())))
     return f"all are {facts.tool_version}"

@@ -126,7 +126,7 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
         found.put_json("events.json", events(lines).document)
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
-        versions = {view.meta.name: None if view.said is None else view.said.version for view in snapshot.nodes}
+        versions = {view.meta.name: None if view.reported is None else view.reported.version for view in snapshot.nodes}
         tool = {"waltzctl": version("waltzd"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": report.at, "epoch": int(time.time())})
     if target.directory is not None:
@@ -141,7 +141,7 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
 
 def describe(found: ClusterSnapshot) -> dict[str, Any]:
     """What each daemon said of itself, by its name."""
-    return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
+    return {view.meta.name: plain(view.reported) for view in found.nodes if view.reported is not None}
 
 
 async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:

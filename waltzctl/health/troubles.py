@@ -83,7 +83,7 @@ def coordination(facts: Facts) -> Found:
             stops=True,
         )
     for view in found.servers if lost is None else ():  # one cause, told once
-        if view.said is not None and not view.said.is_connected:
+        if view.reported is not None and not view.reported.is_connected:
             yield Reason(
                 key=f"apart {view.meta.name}",
                 sentence=f"server {view.meta.name} has no contact with ZooKeeper: it goes on with what it owns and takes "
@@ -174,7 +174,7 @@ def margins(facts: Facts) -> Found:
     """An owner notices late that a storage is silent, and the tool may know before. Or only the tool cannot reach it: such
     a lonely partition may be open, and is not called closed."""
     yield from _closed(facts)
-    answering = {view.meta.name for view in facts.snapshot.storages if view.said is not None}
+    answering = {view.meta.name for view in facts.snapshot.storages if view.reported is not None}
     lonely: dict[tuple[int, int], list[int]] = {}
     below, thin, single, unknown = [], [], [], []
     for view in facts.snapshot.partitions:
@@ -239,7 +239,7 @@ def _closed(facts: Facts) -> Iterator[Reason]:
             step = f"bring {' and '.join(missing)} back: {needed} replicas have to answer"
         else:
             step = f"wait; if it lasts, see what {owners[0]} says with `waltzctl events --daemon {owners[0]}`"
-        is_unknown = all(view.said is None and view.owner is not None for view in views)
+        is_unknown = all(view.reported is None and view.owner is not None for view in views)
         yield Reason(
             key=f"closed {spell_numbers(numbers)}",
             grade=Grade.UNKNOWN if is_unknown else Grade.FAIL,
@@ -258,9 +258,9 @@ def _why(views: Sequence[PartitionView]) -> str:
         return first.waiting
     if first.owner is None:
         return "no server owns them"
-    if first.said is None:
+    if first.reported is None:
         return f"their owner {first.owner} does not say how they are"
-    return first.said.waiting or f"{first.owner} is recovering them"
+    return first.reported.waiting or f"{first.owner} is recovering them"
 
 
 def _short(facts: Facts) -> Iterator[Reason]:
@@ -268,10 +268,10 @@ def _short(facts: Facts) -> Iterator[Reason]:
     grouped: dict[tuple[str, str], list[tuple[int, str]]] = {}
     silent = facts.silent
     for view in facts.snapshot.partitions:
-        if view.said is None or not view.is_open:
+        if view.reported is None or not view.is_open:
             continue
-        told = {replica.storage for replica in view.said.replicas}
-        for replica in view.said.replicas:
+        told = {replica.storage for replica in view.reported.replicas}
+        for replica in view.reported.replicas:
             is_short = not replica.counts and replica.role == Membership.MEMBER
             if (is_short or replica.state == DIVERGED) and replica.storage not in silent:
                 grouped.setdefault((replica.storage, replica.state), []).append((view.partition, replica.story))
@@ -300,10 +300,10 @@ def _short(facts: Facts) -> Iterator[Reason]:
 
 def replicas(facts: Facts) -> Found:
     for view in facts.snapshot.storages:
-        if view.said is None:
+        if view.reported is None:
             continue
         name = view.meta.name
-        for held in view.said.assigned:
+        for held in view.reported.assigned:
             if held.status is None or not held.status.is_sound:
                 yield Reason(
                     key=f"damaged {name} {held.partition}",
@@ -313,7 +313,7 @@ def replicas(facts: Facts) -> Found:
                     names=(name,),
                 )
         offline = [
-            held.partition for held in view.said.assigned if held.status is not None and not held.status.is_available
+            held.partition for held in view.reported.assigned if held.status is not None and not held.status.is_available
         ]
         if offline:
             numbers = spell_numbers(offline).replace(" ", "")
@@ -361,9 +361,9 @@ def consumer_groups(facts: Facts) -> Found:
     application that is in the way."""
     found = facts.snapshot.groups
     for view in facts.snapshot.servers:
-        if view.said is not None and view.said.groups is not None and view.said.groups.trouble:
+        if view.reported is not None and view.reported.groups is not None and view.reported.groups.trouble:
             yield Reason(
-                sentence=f"{view.meta.name} may not know the newest of consumer groups: {view.said.groups.trouble}",
+                sentence=f"{view.meta.name} may not know the newest of consumer groups: {view.reported.groups.trouble}",
                 next_step="groups give nothing new out there before that is over: see the group log in `waltzctl partition "
                 "list`, and `waltzctl events --level warning`",
             )

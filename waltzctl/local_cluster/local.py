@@ -437,7 +437,7 @@ class LocalCluster:
 
     def _is_whole(self, found: ClusterSnapshot) -> bool:
         """Every replica takes part, and every server is there."""
-        there = {view.meta.name for view in found.servers if view.said is not None}
+        there = {view.meta.name for view in found.servers if view.reported is not None}
         return not found.short and there.issuperset(self.blueprint.server_names)
 
     def start_one(self, name: str) -> None:
@@ -636,7 +636,9 @@ def _opened(found: ClusterSnapshot) -> str:
 
 
 def is_even(found: ClusterSnapshot) -> bool:
-    owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
+    owned = [
+        len(view.reported.partitions) for view in found.servers if view.reported is not None and not view.meta.is_draining
+    ]
     return not owned or max(owned) - min(owned) <= 1
 
 

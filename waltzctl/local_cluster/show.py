@@ -303,9 +303,9 @@ def _tries(
 
 
 def stopped(names: Sequence[str], killed: Sequence[str], directory: str, output: str) -> None:
-    said = f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything."
+    reported = f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything."
     told = {"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)}
-    put(Listing(page=[said if names else f"Nothing ran in {directory}."], told=told), output)
+    put(Listing(page=[reported if names else f"Nothing ran in {directory}."], told=told), output)
     if output != "json":
         told_killed(killed)
 

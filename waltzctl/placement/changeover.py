@@ -95,14 +95,14 @@ def waiting(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:
 
 
 def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
-    silent = [view.meta.name for view in found.storages if view.said is None]
+    silent = [view.meta.name for view in found.storages if view.reported is None]
     if silent:
         raise FormatUnknown(
             f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old to write format "
             f"{wanted}",
             next_step="start what is named, or take it out with `waltzctl storage remove`, and run the same command again",
         )
-    check_formats({view.meta.name: view.said for view in found.storages if view.said is not None}, wanted)
+    check_formats({view.meta.name: view.reported for view in found.storages if view.reported is not None}, wanted)
 
 
 def _spell(left: list[PartitionView]) -> str:

@@ -370,17 +370,17 @@ def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription
 
 def check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
     """What one storage acknowledged under two names would be on one disk, and be taken for a majority."""
-    for (name, said), (other, its) in itertools.combinations(sorted(descriptions.items()), 2):
-        if said.is_same_as(its):
+    for (name, reported), (other, its) in itertools.combinations(sorted(descriptions.items()), 2):
+        if reported.is_same_as(its):
             raise BadArgument(
-                f"{name} and {other} are one storage: both addresses lead to {said.directory}",
+                f"{name} and {other} are one storage: both addresses lead to {reported.directory}",
                 next_step="give each storage once; each of them is a process with a directory of its own",
             )
 
 
 def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -> None:
     """A storage that cannot write what the cluster writes would never be level."""
-    too_old = [name for name, said in sorted(descriptions.items()) if wanted not in said.formats]
+    too_old = [name for name, reported in sorted(descriptions.items()) if wanted not in reported.formats]
     if too_old:
         raise FormatUnknown(
             f"{', '.join(too_old)} cannot write format {wanted}: "
@@ -391,7 +391,7 @@ def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -
 
 def _check_group_log(descriptions: Mapping[str, StorageDescription]) -> None:
     """Raise `GroupLogRefused` if a storage is too old to hold the group log, which a new cluster has from the start."""
-    too_old = [name for name, said in sorted(descriptions.items()) if not said.keeps_group_log]
+    too_old = [name for name, reported in sorted(descriptions.items()) if not reported.keeps_group_log]
     if too_old:
         raise GroupLogRefused(
             f"{', '.join(too_old)} cannot hold a group log: too old a version of Waltz runs there",
@@ -493,9 +493,9 @@ async def _create_replicas(
     return dict(sorted(created.items()))
 
 
-def _missing(name: str, replicas: Mapping[int, Sequence[str]], said: StorageDescription) -> list[int]:
+def _missing(name: str, replicas: Mapping[int, Sequence[str]], reported: StorageDescription) -> list[int]:
     """Return the partitions of which this storage has to make a replica yet."""
-    there = {found.partition for found in said.assigned}
+    there = {found.partition for found in reported.assigned}
     return [partition for partition, names in sorted(replicas.items()) if name in names and partition not in there]
 
 

@@ -31,7 +31,7 @@ def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
     silent = sorted(found.silent)
     if silent:
         raise GroupLogRefused(f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
-    old = [view.meta.name for view in found.nodes if view.said is not None and not view.said.keeps_group_log]
+    old = [view.meta.name for view in found.nodes if view.reported is not None and not view.reported.keeps_group_log]
     if old:
         raise GroupLogRefused(f"{', '.join(old)} cannot hold a group log: too old a version of Waltz runs there")
     number = found.meta.partitions

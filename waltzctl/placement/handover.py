@@ -54,12 +54,12 @@ class Handover:
                 return f"partition {number} belongs to {owner or 'nobody'} by now, no more to {name}"
         return ""
 
-    def waits(self, assignment: Assignment, said: Said) -> dict[int, str]:
+    def waits(self, assignment: Assignment, reported: Said) -> dict[int, str]:
         """Why each partition has not arrived, in a sentence; only those that have not."""
-        found = {number: self._wait(number, assignment, said) for number in self.numbers}
+        found = {number: self._wait(number, assignment, reported) for number in self.numbers}
         return {number: wait for number, wait in found.items() if wait}
 
-    def _wait(self, number: int, assignment: Assignment, said: Said) -> str:
+    def _wait(self, number: int, assignment: Assignment, reported: Said) -> str:
         owner = assignment.owners[number]
         if owner.server is None:
             return "no server owns it"
@@ -67,10 +67,10 @@ class Handover:
             return f"the leader has not moved it from {owner.server} yet"
         if owner.server == self.leaving:
             return f"it was not given to another server than {owner.server} yet"
-        before = said.get(self.leaving) if self.leaving is not None else None
+        before = reported.get(self.leaving) if self.leaving is not None else None
         if isinstance(before, ServerDescription) and any(held.partition == number for held in before.partitions):
             return f"{self.leaving} is closing it"
-        there = said.get(owner.server)
+        there = reported.get(owner.server)
         if not isinstance(there, ServerDescription):
             why = "is not up" if there is None else f"does not answer: {there.message}"
             return f"its new owner {owner.server} {why}"

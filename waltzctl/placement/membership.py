@@ -54,16 +54,18 @@ def add(
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, tls)
-        said = await _newcomer(now, storage, tls)
-        return change_of(addition(now, storage, said, spreads=auto_assign), options, tls)
+        reported = await _newcomer(now, storage, tls)
+        return change_of(addition(now, storage, reported, spreads=auto_assign), options, tls)
 
     return command.perform(prepare)
 
 
-def addition(now: Situation, storage: StorageMeta, said: StorageDescription | None, *, spreads: bool) -> Relocation:
+def addition(now: Situation, storage: StorageMeta, reported: StorageDescription | None, *, spreads: bool) -> Relocation:
     replication = {number: len(names) for number, names in now.goals.items()}
     goals = now.spread(now.groups | {storage.name: storage.group}, replication) if spreads else {}
-    return Relocation(now=now, verb="storage add", subject=storage.name, goals=goals, newcomer=storage, newcomer_says=said)
+    return Relocation(
+        now=now, verb="storage add", subject=storage.name, goals=goals, newcomer=storage, newcomer_says=reported
+    )
 
 
 async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
@@ -92,34 +94,34 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
 async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
     """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
     meta = now.found.meta
-    said = await describe(storage, tls)
-    if said.cluster_key != meta.key:
+    reported = await describe(storage, tls)
+    if reported.cluster_key != meta.key:
         raise ForeignCluster(
-            f"the storage at {storage.admin_listen} has the cluster key {said.cluster_key}; the cluster {meta.name} has "
-            f"{meta.key}",
+            f"the storage at {storage.admin_listen} has the cluster key {reported.cluster_key}; the cluster "
+            f"{meta.name} has {meta.key}",
             not_done="nothing was changed",
             next_step=f"start it with `cluster_key: {meta.key}` and `partitions: {meta.partitions}`, in an empty directory",
         )
-    if said.partitions != meta.partitions:
+    if reported.partitions != meta.partitions:
         raise BadArgument(
-            f"the storage at {storage.admin_listen} was set up for {said.partitions} partitions; the cluster {meta.name} "
-            f"has {meta.partitions}",
+            f"the storage at {storage.admin_listen} was set up for {reported.partitions} partitions; the cluster "
+            f"{meta.name} has {meta.partitions}",
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
         )
-    if now.found.group_log is not None and not said.keeps_group_log:
+    if now.found.group_log is not None and not reported.keeps_group_log:
         raise GroupLogRefused(
             f"{storage.name} cannot hold the group log of the cluster {meta.name}: too old a version of Waltz runs there",
             next_step="bring it to the version of the other storages; then run this again",
         )
     for view in now.found.storages:
-        if view.meta.name != storage.name and view.said is not None and said.is_same_as(view.said):
+        if view.meta.name != storage.name and view.reported is not None and reported.is_same_as(view.reported):
             raise NameInUse(
                 f"the storage at {storage.admin_listen} is {view.meta.name}: both addresses lead to it",
                 next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
             )
-    check_formats({storage.name: said}, meta.format)
-    await reach_replicas(storage, meta.key, tls, said.instance)
-    return said
+    check_formats({storage.name: reported}, meta.format)
+    await reach_replicas(storage, meta.key, tls, reported.instance)
+    return reported
 
 
 # -- remove ------------------------------------------------------------------------------------------------------------
@@ -219,15 +221,15 @@ def replace_(
             found = replacement(now, old, now.storage(new), None, deletes_files=delete_files)
         else:
             storage = replace(given, group=group) if given.group == given.name and new.count(",") == 1 else given
-            said = await _newcomer(now, storage, tls)
-            found = replacement(now, old, storage, said, deletes_files=delete_files)
+            reported = await _newcomer(now, storage, tls)
+            found = replacement(now, old, storage, reported, deletes_files=delete_files)
         return change_of(found, options, tls)
 
     return command.perform(prepare)
 
 
 def replacement(
-    now: Situation, old: str, storage: StorageMeta, said: StorageDescription | None, *, deletes_files: bool = False
+    now: Situation, old: str, storage: StorageMeta, reported: StorageDescription | None, *, deletes_files: bool = False
 ) -> Relocation:
     new = storage.name
     if old == new:
@@ -243,7 +245,7 @@ def replacement(
         number: tuple(sorted(new if name == old else name for name in names)) for number, names in now.goals.items()
     }
     return Relocation(
-        now=now, verb="storage replace", subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=said,
+        now=now, verb="storage replace", subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=reported,
         leaver=old, deletes_files=deletes_files,
     )  # fmt: skip
 

@@ -207,7 +207,7 @@ async def loading(
             steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
         steps += _told(wanted, target)
         steps.append(f"generations go on above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
-        running = [view.meta.name for view in found.servers if view.said is not None]
+        running = [view.meta.name for view in found.servers if view.reported is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
     async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
@@ -300,7 +300,7 @@ def _generations(saved: Saved, told: Collection[Statement], found: ClusterSnapsh
             meta.generation if meta else 0,
         )
     for view in found.servers:
-        for one in view.said.partitions if view.said is not None else ():
+        for one in view.reported.partitions if view.reported is not None else ():
             if one.partition < len(highest):
                 highest[one.partition] = max(highest[one.partition], one.generation)
     return tuple(highest)
@@ -334,8 +334,8 @@ def _named(found: ClusterSnapshot, where: str) -> set[str]:
     names = {
         replica.storage
         for view in found.servers
-        if view.said is not None
-        for one in view.said.partitions
+        if view.reported is not None
+        for one in view.reported.partitions
         for replica in one.replicas
     }
     seen = last_seen.load(where)
@@ -388,11 +388,12 @@ def rebuild(
 
     async def prepare(cluster: Cluster) -> Change:
         descriptions = await _descriptions(list(storages.values()), command)
-        keys = {said.cluster_key for said in descriptions.values()}
-        sizes = {said.partitions for said in descriptions.values()}
+        keys = {reported.cluster_key for reported in descriptions.values()}
+        sizes = {reported.partitions for reported in descriptions.values()}
         if len(keys) > 1 or len(sizes) > 1:
             told = "; ".join(
-                f"{one}: key {said.cluster_key}, {said.partitions} partitions" for one, said in descriptions.items()
+                f"{one}: key {reported.cluster_key}, {reported.partitions} partitions"
+                for one, reported in descriptions.items()
             )
             raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
         meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
@@ -406,8 +407,8 @@ def rebuild(
 async def _descriptions(storages: list[StorageMeta], command: ChangeCommand) -> dict[str, StorageDescription]:
     """Every storage, at both of its addresses."""
     tls = command.target.tls
-    said = await creation.each(storages, lambda storage: creation.describe(storage, tls))
-    found = {storage.name: one for storage, one in zip(storages, said, strict=True)}
+    reported = await creation.each(storages, lambda storage: creation.describe(storage, tls))
+    found = {storage.name: one for storage, one in zip(storages, reported, strict=True)}
     creation.check_apart(found)
     await creation.each(
         storages,

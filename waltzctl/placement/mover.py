@@ -372,7 +372,7 @@ class Mover:
         cleared: dict[str, list[int]] = {}
         for storage in found.storages:
             name = storage.meta.name
-            there = {held.partition for held in storage.said.assigned} if storage.said is not None else set()
+            there = {held.partition for held in storage.reported.assigned} if storage.reported is not None else set()
             orphans = await self._orphans(storage, sorted(there & goals.keys()))
             if orphans:
                 refusals = await self._daemons.remove_partitions(storage.meta, orphans, delete_files=delete_files)

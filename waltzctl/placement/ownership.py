@@ -216,9 +216,9 @@ def remove(*, server: ServerName, command: ChangeCommand) -> int:
 async def _to_give_away(found: Owners, server: str, tls: Tls | None) -> list[int]:
     """Partitions that the server owns, or has not closed yet."""
     async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
-        said = await admin.describe()
+        reported = await admin.describe()
     assigned = (number for number, owner in enumerate(found.assignment.owners) if owner.server == server)
-    return sorted({*assigned, *(held.partition for held in said.partitions)})
+    return sorted({*assigned, *(held.partition for held in reported.partitions)})
 
 
 async def _announce(found: Owners, server: str, tls: Tls | None, *, is_draining: bool) -> None:

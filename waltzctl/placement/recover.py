@@ -91,7 +91,7 @@ class Standing:
 
 def standing(name: str, view: PartitionView, there: PartitionDescription | None) -> Standing:
     """`there`: what the storage says of it."""
-    ours = next((replica for replica in view.said.replicas if replica.storage == name), None) if view.said else None
+    ours = next((replica for replica in view.reported.replicas if replica.storage == name), None) if view.reported else None
     held = ours.durable_id if ours is not None else None
     status = there.status if there is not None else None
     if there is not None and there.refused is not None:
@@ -133,7 +133,7 @@ def plan_for(name: str, found: ClusterSnapshot, standings: Mapping[int, Standing
 
 def _itself(name: str, view: PartitionView) -> set[str]:
     """This replica, where its owner counts it: the owner may not know that it is lost."""
-    return {one.storage for one in view.said.replicas if one.counts and one.storage == name} if view.said else set()
+    return {one.storage for one in view.reported.replicas if one.counts and one.storage == name} if view.reported else set()
 
 
 def _recover(command: ChangeCommand, name: str, numbers: str | None, options: MoveOptions) -> int:
@@ -178,7 +178,7 @@ def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[in
 def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int, Standing]:
     """Raises when the storage does not run: nothing can be brought back there."""
     view = found.storage(name)
-    if view.said is None:
+    if view.reported is None:
         if isinstance(view.error, CannotConnect):
             raise CannotConnect(
                 f"the storage {name} does not answer: {view.error.message}",
@@ -226,7 +226,7 @@ async def _follow(
         async with asyncio.timeout(options.timeout):
             while True:
                 found = await take_snapshot(cluster.coordinator, tls=target.tls)
-                if found.storage(name).said is None:
+                if found.storage(name).reported is None:
                     waits = f"{name} does not answer"
                     say(waits)
                 else:
@@ -247,8 +247,8 @@ async def _follow(
 def _copied(standings: Mapping[int, Standing], found: ClusterSnapshot) -> Amount:
     done = total = 0
     for number, one in standings.items():
-        said = found.partitions[number].said
-        whole = said.committed + 1 if said is not None else 0
+        reported = found.partitions[number].reported
+        whole = reported.committed + 1 if reported is not None else 0
         total += whole
         done += whole if one.state is State.COUNTS else min(whole, (-1 if one.held is None else one.held) + 1)
     return Amount(done=done, total=total, unit="transactions")
@@ -269,10 +269,12 @@ def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> Non
 def _spell(left: Mapping[int, Standing], found: ClusterSnapshot, most: int) -> str:
     told = []
     for number, one in list(left.items())[:most]:
-        said = found.partitions[number].said
+        reported = found.partitions[number].reported
         ids = f"{one.held + 1:,} ids, " if one.held is not None else ""
-        if one.held is not None and said is not None and said.committed >= one.held:  # else its owner does not know yet
-            ids = f"{one.held + 1:,} of {said.committed + 1:,} ids, "
+        if (
+            one.held is not None and reported is not None and reported.committed >= one.held
+        ):  # else its owner does not know yet
+            ids = f"{one.held + 1:,} of {reported.committed + 1:,} ids, "
         told.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
     return "; ".join(told) + more

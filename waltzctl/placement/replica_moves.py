@@ -127,10 +127,10 @@ class Relocation:
             )
         effects, undecided = effects_of(now, changed)
         together = crowding(now, changed)
-        said = {view.meta.name: view.said for view in now.found.storages if view.said is not None}
+        reported = {view.meta.name: view.reported for view in now.found.storages if view.reported is not None}
         if self.newcomer is not None and self.newcomer_says is not None:
-            said[self.newcomer.name] = self.newcomer_says
-        wanted = bytes_to_copy(now, changed, said)
+            reported[self.newcomer.name] = self.newcomer_says
+        wanted = bytes_to_copy(now, changed, reported)
         new = self.first
         return Plan(
             verb=self.verb,
@@ -144,7 +144,7 @@ class Relocation:
             ),
             margins=tuple(effects),
             danger=Danger.TYPED if together or self.deletes_files else danger(effects),
-            unsafe=(*undecided, *shortages(wanted, said)),
+            unsafe=(*undecided, *shortages(wanted, reported)),
             moves=tuple(sorted(changed)),
         )
 
@@ -171,11 +171,11 @@ def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
     for number, names in sorted(goals.items()):
         leaving = sorted(name for name in now.roles(number) if name not in names)
         alike.setdefault((tuple(now.new(number, names)), tuple(leaving)), []).append(number)
-    said = []
+    reported = []
     for (new, old), numbers in alike.items():
         parts = [*([f"copy to {', '.join(new)}"] if new else []), *([f"leave {', '.join(old)}"] if old else [])]
-        said.append(f"{spell(numbers)}: {', then '.join(parts) or 'finish the move'}")
-    return tuple(said)
+        reported.append(f"{spell(numbers)}: {', then '.join(parts) or 'finish the move'}")
+    return tuple(reported)
 
 
 # -- what is against it ------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def effects_of(now: Situation, goals: Goals) -> tuple[list[Effect], list[str]]:
         view, roles = now.found.partitions[number], now.roles(number)
         members = {name for name, role in roles.items() if role is Membership.MEMBER}
         if view.is_open or members <= set(names):
-            if view.said is not None or roles:  # it was ever open
+            if view.reported is not None or roles:  # it was ever open
                 level = now.found.level(number)
                 there = [name for name in names if name in level or name not in members]
                 after = margin(number, dict.fromkeys(names, Membership.MEMBER), there)
@@ -224,13 +224,13 @@ def effects_of(now: Situation, goals: Goals) -> tuple[list[Effect], list[str]]:
     return effects, undecided
 
 
-def bytes_to_copy(now: Situation, goals: Goals, said: Mapping[str, StorageDescription]) -> dict[str, int]:
+def bytes_to_copy(now: Situation, goals: Goals, reported: Mapping[str, StorageDescription]) -> dict[str, int]:
     """To each storage that says what it has."""
-    held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in said.items()}
+    held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in reported.items()}
     wanted: dict[str, int] = {}
     for number, names in goals.items():
         roles = now.roles(number)
-        for name in said.keys() & now.new(number, names):
+        for name in reported.keys() & now.new(number, names):
             whole = max((held[other].get(number, 0) for other in roles if other != name and other in held), default=0)
             wanted[name] = wanted.get(name, 0) + max(0, whole - held[name].get(number, 0))
     return wanted
@@ -248,10 +248,10 @@ def copying_in_words(wanted: Mapping[str, int], bound: int | None) -> tuple[str,
     return (f"copy {size(whole)} in all, at most {size(bound)} a second: {duration(whole / bound)} or longer",)
 
 
-def shortages(wanted: Mapping[str, int], said: Mapping[str, StorageDescription]) -> tuple[str, ...]:
+def shortages(wanted: Mapping[str, int], reported: Mapping[str, StorageDescription]) -> tuple[str, ...]:
     """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
     counted. What leaves them is no help: it goes only when the copies are made."""
-    room = {name: max(0, said[name].free_bytes - said[name].free_bytes_min) for name in wanted}
+    room = {name: max(0, reported[name].free_bytes - reported[name].free_bytes_min) for name in wanted}
     return tuple(
         f"{name} has room for {size(room[name])}, and {size(bytes_)} are to be copied there"
         for name, bytes_ in sorted(wanted.items())
@@ -402,7 +402,7 @@ def view_of(
     found: ClusterSnapshot, number: int, goal: Iterable[str], roles: Mapping[str, Membership], meta: PartitionMeta | None
 ) -> View:
     partition = found.partitions[number]
-    replicas = partition.said.replicas if partition.said is not None else ()
+    replicas = partition.reported.replicas if partition.reported is not None else ()
     return View(
         partition=number,
         roles=roles,
@@ -413,7 +413,7 @@ def view_of(
         or any(holds_anything(storage, number) for storage in found.storages),  # its document may be lost
         waiting=partition.owner_waiting,
         held={replica.storage: replica.durable_id for replica in replicas if replica.state != "DOWN"},
-        committed=partition.said.committed if partition.said is not None else -1,
+        committed=partition.reported.committed if partition.reported is not None else -1,
         stories={replica.storage: replica.story for replica in replicas if replica.state == "DOWN"}
         | {storage.meta.name: "its disk is full" for storage in found.storages if _is_full(storage, number)},
     )

@@ -147,7 +147,7 @@ async def seen(cluster: Cluster, found: ClusterSnapshot, number: int) -> tuple[S
     view = found.partitions[number]
     statuses, blank = dict[str, ReplicaStatus](), set[str]()
     for storage in found.storages:
-        if storage.said is None:
+        if storage.reported is None:
             continue
         held = storage.replica(number)
         if held is None:

@@ -260,32 +260,32 @@ class Scene:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        said = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
-        said += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
-        said += [f"{name} does not answer; what it holds is not known" for name in self.silent]
+        reported = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
+        reported += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
+        reported += [f"{name} does not answer; what it holds is not known" for name in self.silent]
         if self.taker is not None:
-            said.append(
+            reported.append(
                 f"the archive proves ids {self.mark + 1} to {self.end}: they are brought back, to {self.taker} first"
             )
         by = "a copy at hand is proven to hold" if self.taker is None else "the archive proves"
-        said.append(f"the log goes on behind id {self.end}, which is the last that {by}")
-        said.append(f"given up: {self.given_up}")
+        reported.append(f"the log goes on behind id {self.end}, which is the last that {by}")
+        reported.append(f"given up: {self.given_up}")
         learners = [
             name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
         ]
         if learners:
-            said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
+            reported.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
         number = self.lineage.number + 1
-        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
-        said.append(f"write down the decision under session {self.session}, above every session before it")
-        return tuple(said)
+        reported.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
+        reported.append(f"write down the decision under session {self.session}, above every session before it")
+        return tuple(reported)
 
     def _copy(self, name: str) -> str:
         status, proven = self.statuses[name], self.proven(name)
-        said = f"{name} holds ids up to {status.last_id}, session {status.session}, committed {status.committed}"
+        reported = f"{name} holds ids up to {status.last_id}, session {status.session}, committed {status.committed}"
         if not status.is_sound:
-            said += f", damaged ({status.findings[0].sentence()})"
-        return said + (f": proven up to {proven}" if proven != EMPTY else ": nothing of it is proven")
+            reported += f", damaged ({status.findings[0].sentence()})"
+        return reported + (f": proven up to {proven}" if proven != EMPTY else ": nothing of it is proven")
 
     @property
     def given_up(self) -> str:

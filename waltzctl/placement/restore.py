@@ -238,8 +238,8 @@ class Wish:
 async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
     """Every storage, at both of its addresses."""
     wanted = list(storages.values())
-    said = await creation.each(wanted, lambda storage: creation.describe(storage, tls))
-    found = {storage.name: one for storage, one in zip(wanted, said, strict=True)}
+    reported = await creation.each(wanted, lambda storage: creation.describe(storage, tls))
+    found = {storage.name: one for storage, one in zip(wanted, reported, strict=True)}
     creation.check_apart(found)
     await creation.each(
         wanted, lambda one: creation.reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance)
@@ -281,7 +281,7 @@ def _wish(
 
 
 def _common(descriptions: Mapping[str, StorageDescription]) -> tuple[UUID, int]:
-    found = {(said.cluster_key, said.partitions) for said in descriptions.values()}
+    found = {(reported.cluster_key, reported.partitions) for reported in descriptions.values()}
     if len(found) > 1:
         rows = "; ".join(
             f"{name}: key {one.cluster_key}, {one.partitions} partitions" for name, one in descriptions.items()
@@ -341,14 +341,14 @@ async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
 
     async def ask(storage: StorageMeta) -> None:
         try:
-            said = await creation.describe(storage, tls)
+            reported = await creation.describe(storage, tls)
         except CannotConnect as error:
             if isinstance(error, TlsMismatch | WrongPeer):
                 found[storage.name] = f"may answer at {storage.admin_listen}: {error.message}"
         except WaltzError as error:
             found[storage.name] = f"may answer at {storage.admin_listen}: {error.message}"
         else:
-            if said.cluster_key == wish.source.label.cluster:
+            if reported.cluster_key == wish.source.label.cluster:
                 found[storage.name] = f"answers at {storage.admin_listen}"
 
     await creation.each(old, ask)
@@ -368,8 +368,8 @@ def _check_target(target: Target, wish: Wish) -> None:
 
 
 def _check_room(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> None:
-    for name, said in descriptions.items():
-        here = {one.partition: one for one in said.assigned}
+    for name, reported in descriptions.items():
+        here = {one.partition: one for one in reported.assigned}
         needed = wish.bytes_for(name)
         for number, one in here.items():
             order = wish.order(number) if number in wish.planned else None
@@ -379,10 +379,10 @@ def _check_room(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> N
                     + ("" if one.status is None else f", up to id {one.status.last_id}")
                 )
             needed -= wish._bytes(number)
-        if needed > said.free_bytes - said.free_bytes_min:
+        if needed > reported.free_bytes - reported.free_bytes_min:
             raise DiskFull(
-                f"{name}: {size(needed)} are needed for its replicas; {size(said.free_bytes)} are free, and "
-                f"{size(said.free_bytes_min)} must stay free",
+                f"{name}: {size(needed)} are needed for its replicas; {size(reported.free_bytes)} are free, and "
+                f"{size(reported.free_bytes_min)} must stay free",
                 not_done="nothing was changed",
                 next_step="name more storages, or larger ones, with --storage",
             )

@@ -122,18 +122,18 @@ def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 
     """What all of them say, partition by partition; and of the group log, where the documents know of it, by the number of
     `logs`, or where a storage holds anything of it: an empty replica is what an interrupted command has left."""
     storages = list(storages)
-    said = (one for view in storages if view.said is not None for one in view.said.assigned)
-    held = {one.partition for one in said if not is_fresh(one)}
+    reported = (one for view in storages if view.reported is not None for one in view.reported.assigned)
+    held = {one.partition for one in reported if not is_fresh(one)}
     partitions = max(logs, partitions + (partitions in held))
     statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
     silent: list[dict[str, str]] = [{} for _ in range(partitions)]
     answering, absent = list[str](), dict[str, str]()
     for view in storages:
-        if view.said is None:
+        if view.reported is None:
             absent[view.meta.name] = view.error.message if view.error is not None else "it does not answer"
             continue
         answering.append(view.meta.name)
-        for one in view.said.assigned:
+        for one in view.reported.assigned:
             if not 0 <= one.partition < partitions:
                 continue
             if one.status is not None:

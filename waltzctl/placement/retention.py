@@ -86,5 +86,5 @@ def _spelled(policy: str) -> str:
 
 def too_much(found: ClusterSnapshot, size_max: int) -> int:
     """Bytes on all storages together above what they would keep."""
-    said = [one for view in found.storages if view.said is not None for one in view.said.assigned]
-    return sum(max(0, one.disk_bytes - size_max) for one in said)
+    reported = [one for view in found.storages if view.reported is not None for one in view.reported.assigned]
+    return sum(max(0, one.disk_bytes - size_max) for one in reported)

@@ -371,11 +371,11 @@ def answering(now: Situation, name: str) -> StorageDescription:
     """What the storage says of itself; raises when it says nothing."""
     now.storage(name)
     view = now.found.storage(name)
-    if view.said is None:
+    if view.reported is None:
         assert view.error is not None
         raise type(view.error)(
             f"the storage {name} does not answer: {view.error.message}",
             not_done="nothing was changed",
             next_step=view.error.detail_next_step,
         )
-    return view.said
+    return view.reported

@@ -73,7 +73,7 @@ def status(
     where an archive does not go on, or lacks something.
 
     With a STORE no cluster is asked: show where each partition would end that is restored from it, and what would be given
-    up; at the newest moment that is whole, unless another end is said. As JSON that is a file for --to-marks of `waltzctl
+    up; at the newest moment that is whole, unless another end is given. As JSON that is a file for --to-marks of `waltzctl
     cluster restore`; other marks in it fork the log at other ids.
 
     \b
@@ -122,19 +122,19 @@ async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]
     documents = await all_archived(cluster.coordinator)
     found = []
     for view in snapshot.partitions:
-        meta, said = documents.get(view.partition), view.said
+        meta, reported = documents.get(view.partition), view.reported
         found.append(
             Reaching(
                 partition=view.partition,
                 archived=None if meta is None else meta.last,
-                committed=None if said is None else said.committed,
+                committed=None if reported is None else reported.committed,
                 floor=0 if meta is None else meta.floor,
                 manifest=None if meta is None else meta.number,
                 archive="" if meta is None else str(meta.archive),
                 sha256="" if meta is None else meta.sha256,
-                trouble="" if said is None else said.archive_trouble,
-                checked_ms=None if said is None or said.archive_check is None else said.archive_check.age_ms,
-                missing="" if said is None or said.archive_check is None else said.archive_check.missing,
+                trouble="" if reported is None else reported.archive_trouble,
+                checked_ms=None if reported is None or reported.archive_check is None else reported.archive_check.age_ms,
+                missing="" if reported is None or reported.archive_check is None else reported.archive_check.missing,
             )
         )
     return found

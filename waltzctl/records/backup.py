@@ -95,22 +95,24 @@ def backed_up(snapshot: ClusterSnapshot) -> Backups:
 
     rows = []
     for view in snapshot.partitions:
-        said = view.said
-        is_kept = said is not None and said.backed_up_to is not None
+        reported = view.reported
+        is_kept = reported is not None and reported.backed_up_to is not None
         rows.append(
             BackedUpPartition(
                 partition=view.partition,
-                committed=None if said is None else said.committed,
-                backed_up=None if said is None else said.backed_up_to,
-                transactions=said.lost_now if said is not None and is_kept else None,
-                seconds=said.backup_lag_ms / 1000 if said is not None and is_kept else None,
-                moment=0 if said is None or said.backed_up is None else said.backed_up.moment,
-                trouble="its owner does not say" if said is None else said.backup_trouble or said.archive_trouble,
+                committed=None if reported is None else reported.committed,
+                backed_up=None if reported is None else reported.backed_up_to,
+                transactions=reported.lost_now if reported is not None and is_kept else None,
+                seconds=reported.backup_lag_ms / 1000 if reported is not None and is_kept else None,
+                moment=0 if reported is None or reported.backed_up is None else reported.backed_up.moment,
+                trouble="its owner does not say"
+                if reported is None
+                else reported.backup_trouble or reported.archive_trouble,
             )
         )
     metadata = None
     for server in snapshot.servers:
-        saved = None if server.said is None else server.said.metadata_backup
+        saved = None if server.reported is None else server.reported.metadata_backup
         if saved is not None:
             age = saved.age_ms / 1000 if saved.age_ms >= 0 else None
             metadata = SavedMetadata(number=saved.number, seconds=age, moment="", trouble=saved.trouble)

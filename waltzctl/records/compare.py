@@ -90,7 +90,7 @@ async def _compare(
             troubles[name] = found
         else:
             marks[name], last_ids[name] = visible_mark(found), found.last_id
-    owned = snapshot.partitions[partition].said
+    owned = snapshot.partitions[partition].reported
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
     metas = {name: view.meta for name, view in views.items()}
     async with _Asking(partition, snapshot.meta.key, metas, target, seconds, waiting) as asking:
@@ -152,10 +152,10 @@ def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -
 
 def _status(view: StorageView, partition: int) -> ReplicaStatus | WaltzError:
     name = view.meta.name
-    if view.said is None:
+    if view.reported is None:
         assert view.error is not None
         return view.error
-    found = next((held for held in view.said.assigned if held.partition == partition), None)
+    found = next((held for held in view.reported.assigned if held.partition == partition), None)
     if found is None:
         return NoSuchPartition(f"storage {name} holds nothing of partition {partition}")
     if found.status is None:

@@ -199,7 +199,7 @@ def top(found: Rates, report: HealthReport, *, sort: str, rows_max: int | None) 
 def _slowed(report: HealthReport) -> list[str]:
     """Names that had to wait in the last seconds, at any server."""
     servers = report.facts.snapshot.servers
-    return sorted({name for view in servers if view.said is not None for name in view.said.clients.slowed})
+    return sorted({name for view in servers if view.reported is not None for name in view.reported.clients.slowed})
 
 
 def rows_for(height: int, storages: int) -> int:

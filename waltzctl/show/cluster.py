@@ -34,7 +34,7 @@ NOT_LISTED = CannotConnect("it is not in ZooKeeper's list of servers")
 
 def all_servers(found: ClusterSnapshot) -> list[ServerView]:
     """With those that should be up and are not."""
-    missing = [ServerView(meta=replace(meta, is_draining=False), said=None, error=NOT_LISTED) for meta in found.missing]
+    missing = [ServerView(meta=replace(meta, is_draining=False), reported=None, error=NOT_LISTED) for meta in found.missing]
     return [*found.servers, *missing]
 
 
@@ -79,8 +79,8 @@ def server_columns(found: ClusterSnapshot) -> Columns[ServerView]:
         return [word for word, holds in words.items() if holds] or ["up"]
 
     def state(view: ServerView) -> str:
-        is_draining = view.meta.is_draining if view.said is None else view.said.is_draining
-        is_apart = view.said is not None and not view.said.is_connected
+        is_draining = view.meta.is_draining if view.reported is None else view.reported.is_draining
+        is_apart = view.reported is not None and not view.reported.is_connected
         leads = view.meta.name == found.leader
         return _state(view, {"leader": leads, "draining": is_draining, "no contact with ZooKeeper": is_apart})
 
@@ -95,7 +95,7 @@ def server_columns(found: ClusterSnapshot) -> Columns[ServerView]:
         Column("admin", "meta.admin_listen"),
         Column("owns", lambda view: spell_numbers([one.partition for one in owned(view)])),
         Column("", lambda view: [one.partition for one in owned(view)], json="partitions"),
-        Column("partitions", lambda view: view.said and len(view.said.partitions), json=""),
+        Column("partitions", lambda view: view.reported and len(view.reported.partitions), json=""),
         Column("open", lambda view: sum(one.is_open for one in owned(view))),
         Column("answered", _answered, json="", is_right=True),
         Column("state", words, label=state),
@@ -109,11 +109,11 @@ def server_columns(found: ClusterSnapshot) -> Columns[ServerView]:
 
 
 def _storage_state(view: StorageView) -> str:
-    if view.said is None:
+    if view.reported is None:
         return _state(view, {})
-    statuses = [held.status for held in view.said.assigned]
+    statuses = [held.status for held in view.reported.assigned]
     ills = {
-        "draining": view.said.is_draining,
+        "draining": view.reported.is_draining,
         "damaged": any(status is None or not status.is_sound for status in statuses),
         "disk full": any(status is not None and status.is_full for status in statuses),
         "offline": any(status is not None and not status.is_available for status in statuses),
@@ -123,14 +123,14 @@ def _storage_state(view: StorageView) -> str:
 
 STORAGES: Columns[StorageView] = (
     Column("storage", "meta.name"),
-    Column("state", lambda view: "silent" if view.said is None else "draining" if view.said.is_draining else "up",
+    Column("state", lambda view: "silent" if view.reported is None else "draining" if view.reported.is_draining else "up",
            label=_storage_state),
     Column("group", "meta.group"),
-    Column("replicas", lambda view: None if view.said is None else len(view.said.assigned)),
-    Column("free bytes", "said.free_bytes", cell=size),
+    Column("replicas", lambda view: None if view.reported is None else len(view.reported.assigned)),
+    Column("free bytes", "reported.free_bytes", cell=size),
     Column("listen", "meta.listen"),
     Column("admin", "meta.admin_listen", is_wide=True),
-    Column("version", "said.version", is_wide=True),
+    Column("version", "reported.version", is_wide=True),
     Column("answered", _answered, json="", is_right=True),
     Column("trouble", lambda view: "" if view.error is None else view.error.message, is_wide=True),
 )  # fmt: skip
@@ -155,7 +155,7 @@ def _numbers(views: Sequence[PartitionView]) -> str:
 
 
 def _counting(view: PartitionView) -> str:
-    return f"{'?' if view.said is None else view.counting}/{len(view.replicas)}"
+    return f"{'?' if view.reported is None else view.counting}/{len(view.replicas)}"
 
 
 PARTITIONS: Columns[PartitionView] = (
@@ -163,11 +163,11 @@ PARTITIONS: Columns[PartitionView] = (
     Column("state"),
     Column("owner", none="nobody"),
     Column("replicas", lambda view: with_stars(view.replicas)),
-    Column("level", lambda view: None if view.said is None else view.counting, label=_counting),
-    Column("committed", "said.committed"),
+    Column("level", lambda view: None if view.reported is None else view.counting, label=_counting),
+    Column("committed", "reported.committed"),
     Column("format", is_wide=True),
     Column("generation", is_wide=True),
-    Column("session", "said.session", is_wide=True),
+    Column("session", "reported.session", is_wide=True),
     Column("waiting", is_wide=True),
 )
 HOLDS: Column[PartitionView] = Column("holds", lambda view: "groups" if view.is_group_log else "transactions")
@@ -190,7 +190,7 @@ def _partition_json(view: PartitionView) -> dict[str, Any]:
         "waiting": view.waiting,
         "replicas": {name: str(role) for name, role in sorted(view.replicas.items())},
         "counting": view.counting,
-        "owned": None if view.said is None else asdict(view.said),
+        "owned": None if view.reported is None else asdict(view.reported),
     }
 
 
@@ -205,12 +205,13 @@ REPLICAS: Columns[tuple[str, Membership | None, OwnedReplica | None]] = (
 
 
 def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, ...] | None) -> Listing[Any]:
-    said = view.said
-    seen = {replica.storage: replica for replica in said.replicas} if said is not None else {}
+    reported = view.reported
+    seen = {replica.storage: replica for replica in reported.replicas} if reported is not None else {}
     rows = [(name, view.replicas.get(name), seen.get(name)) for name in sorted({*view.replicas, *seen})]
     owner = f"{view.owner or 'nobody'}, generation {view.generation:,}"
-    if said is not None:
-        owner += f", session {said.session:,}, {count(said.committed + 1, 'transaction')}, {count(said.mounts, 'client')}"
+    if reported is not None:
+        owner += f", session {reported.session:,}, {count(reported.committed + 1, 'transaction')}"
+        owner += f", {count(reported.mounts, 'client')}"
     if view.format is not None:
         owner += f", writes format {view.format}"
     page: list[Part] = [
@@ -256,7 +257,7 @@ def _picture(found: ClusterSnapshot, where: str) -> Iterator[Part]:
     for view in found.closed[:ROWS_MAX]:
         yield Line(f"partition {view.partition}: {view.waiting}", "red")
     for view in found.short[:ROWS_MAX]:
-        for replica in view.said.replicas if view.said is not None else ():
+        for replica in view.reported.replicas if view.reported is not None else ():
             if not replica.counts:
                 story = f"{': ' if replica.story else ''}{replica.story}"
                 state = replica.state.lower().replace("_", " ")
@@ -279,7 +280,7 @@ def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
                 "version": view.meta.version,
                 "is_draining": view.meta.is_draining,
                 "is_up": view.error is None,
-                "partitions": None if view.said is None else [one.partition for one in view.said.partitions],
+                "partitions": None if view.reported is None else [one.partition for one in view.reported.partitions],
                 "error": plain(view.error),
             }
             for view in all_servers(found)
@@ -291,8 +292,8 @@ def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
                 "admin_listen": view.meta.admin_listen,
                 "group": view.meta.group,
                 "is_up": view.error is None,
-                "replicas": None if view.said is None else [held.partition for held in view.said.assigned],
-                "scrub": None if view.said is None else plain(view.said.scrub),
+                "replicas": None if view.reported is None else [held.partition for held in view.reported.assigned],
+                "scrub": None if view.reported is None else plain(view.reported.scrub),
                 "error": plain(view.error),
             }
             for view in found.storages
@@ -311,14 +312,14 @@ def _format(found: ClusterSnapshot) -> str:
 def sentence(found: ClusterSnapshot) -> str:
     views = [view for view in found.partitions if not view.is_group_log]
     opened, total = sum(view.is_open for view in views), len(views)
-    said = f"{count(total, 'partition')} open" if opened == total else f"{opened} of {count(total, 'partition')} open"
+    reported = f"{count(total, 'partition')} open" if opened == total else f"{opened} of {count(total, 'partition')} open"
     if found.group_log is not None and not found.group_log.is_open:
-        said += ", the log of groups closed"
+        reported += ", the log of groups closed"
     if found.short:
-        said += f", {len(found.short)} with fewer replicas than they should have"
+        reported += f", {len(found.short)} with fewer replicas than they should have"
     if found.silent:
-        said += f", {count(len(found.silent), 'process', 'processes')} not answering"
-    return f"{said}, on {count(len(found.servers), 'server')} and {count(len(found.storages), 'storage')}"
+        reported += f", {count(len(found.silent), 'process', 'processes')} not answering"
+    return f"{reported}, on {count(len(found.servers), 'server')} and {count(len(found.storages), 'storage')}"
 
 
 def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Listing[str]:
@@ -375,15 +376,15 @@ def status(found: HealthReport, local: Listing[Any] | None = None) -> Listing[Pa
 
 
 def _status(found: HealthReport) -> Iterator[Part]:
-    said, seen = found.verdict, found.snapshot
-    yield Line(f"{said.health}: {said.sentence}", STYLES[said.health])
-    for reason in said.reasons[:REASONS_MAX]:
+    reported, seen = found.verdict, found.snapshot
+    yield Line(f"{reported.health}: {reported.sentence}", STYLES[reported.health])
+    for reason in reported.reasons[:REASONS_MAX]:
         since = f" (seen since {reason.since})" if reason.since is not None else ""
         yield Line(f"- {reason.sentence}{since}", "red" if reason.stops else "yellow", "wrap")
         yield next_step(reason.next_step)
-    if len(said.reasons) > REASONS_MAX:
-        yield f"- and {count(len(said.reasons) - REASONS_MAX, 'more reason')}; -o json has them all"
-    for note in said.notes:
+    if len(reported.reasons) > REASONS_MAX:
+        yield f"- and {count(len(reported.reasons) - REASONS_MAX, 'more reason')}; -o json has them all"
+    for note in reported.notes:
         yield Line(f"note: {note}", fit="wrap")
     yield Table(pick(server_columns(seen), "server", "admin", "partitions", "answered", "state"), all_servers(seen))
     names = ("storage", "admin", "group", "replicas", "free bytes", "answered", "state")
@@ -412,8 +413,8 @@ def _alike(partitions: Sequence[PartitionView]) -> list[list[PartitionView]]:
 
 
 def _sum(views: Sequence[PartitionView], name: str) -> int | None:
-    said = [getattr(view.said, name) for view in views if view.said is not None]
-    return sum(said) if said else None
+    reported = [getattr(view.reported, name) for view in views if view.reported is not None]
+    return sum(reported) if reported else None
 
 
 ALIKE: Columns[list[PartitionView]] = (
@@ -428,7 +429,9 @@ ALIKE: Columns[list[PartitionView]] = (
 
 def _scrubbed(found: ClusterSnapshot) -> str:
     """Since when all sealed segments of all storages were read, or how much of them; empty where no storage says."""
-    scrubs = [view.said.scrub for view in found.storages if view.said is not None and view.said.scrub is not None]
+    scrubs = [
+        view.reported.scrub for view in found.storages if view.reported is not None and view.reported.scrub is not None
+    ]
     ages = [scrub.age_ms for scrub in scrubs if scrub.period_seconds]
     if not scrubs:
         return ""

@@ -70,9 +70,9 @@ class Attendance:
     """Servers that did not answer."""
 
 
-def together(said: Mapping[str, ClientList | WaltzError]) -> Attendance:
+def together(reported: Mapping[str, ClientList | WaltzError]) -> Attendance:
     """Of all servers, by name."""
-    lists = {name: found for name, found in said.items() if isinstance(found, ClientList)}
+    lists = {name: found for name, found in reported.items() if isinstance(found, ClientList)}
     uses = tuple(UseAt(server=name, use=use) for name, found in lists.items() for use in found.names)
     slowed = {(one.use.role, one.use.name) for one in uses if one.is_slowed}
     parts: dict[tuple[str, str, str], dict[str, ClientInstance]] = {}
@@ -82,7 +82,7 @@ def together(said: Mapping[str, ClientList | WaltzError]) -> Attendance:
     return Attendance(
         attendants=tuple(_attendant(found, slowed) for _, found in sorted(parts.items())),
         uses=tuple(sorted(uses, key=lambda one: (one.use.name, one.use.role, one.server))),
-        silent={name: found for name, found in said.items() if isinstance(found, WaltzError)},
+        silent={name: found for name, found in reported.items() if isinstance(found, WaltzError)},
     )
 
 

@@ -56,7 +56,7 @@ class Call:
 @dataclass(frozen=True, kw_only=True)
 class ServerView:
     meta: ServerMeta
-    said: ServerDescription | None
+    reported: ServerDescription | None
     error: WaltzError | None
     call: Call = Call()
 
@@ -64,13 +64,13 @@ class ServerView:
 @dataclass(frozen=True, kw_only=True)
 class StorageView:
     meta: StorageMeta
-    said: StorageDescription | None
+    reported: StorageDescription | None
     error: WaltzError | None
     call: Call = Call()
 
     def replica(self, number: int) -> PartitionDescription | None:
         """What it says of its replica of a partition; None when it has none, or does not answer."""
-        held = self.said.assigned if self.said is not None else ()
+        held = self.reported.assigned if self.reported is not None else ()
         return next((one for one in held if one.partition == number), None)
 
     def serves(self, number: int) -> bool:
@@ -84,7 +84,7 @@ class PartitionView:
     owner: str | None
     generation: int
     replicas: Mapping[str, Membership]
-    said: OwnedPartition | None
+    reported: OwnedPartition | None
     """What its owner says of it."""
     is_group_log: bool = False
     """It holds where consumer groups stand, and nothing of applications."""
@@ -99,12 +99,12 @@ class PartitionView:
 
     @property
     def owner_says_open(self) -> bool:
-        return self.said is not None and self.said.step == OPEN and not self.said.waiting
+        return self.reported is not None and self.reported.step == OPEN and not self.reported.waiting
 
     @property
     def counted(self) -> frozenset[str]:
         """Storages whose acknowledgements make transactions committed."""
-        replicas = self.said.replicas if self.said is not None else ()
+        replicas = self.reported.replicas if self.reported is not None else ()
         return frozenset(replica.storage for replica in replicas if replica.counts) - self.refusing
 
     @property
@@ -114,19 +114,19 @@ class PartitionView:
     @property
     def format(self) -> int | None:
         """Of the segments that its session writes; None while that is not open."""
-        return self.said.format if self.said is not None and self.said.step == OPEN else None
+        return self.reported.format if self.reported is not None and self.reported.step == OPEN else None
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
         """Timelines of its log behind the first one, as its owner reports them."""
-        return () if self.said is None else self.said.timelines
+        return () if self.reported is None else self.reported.timelines
 
     @property
     def state(self) -> str:
         """How it is, in one word."""
-        if self.said is None:
+        if self.reported is None:
             return "unknown"
-        return "open" if self.is_open else "waiting" if self.said.step == OPEN else self.said.step.lower()
+        return "open" if self.is_open else "waiting" if self.reported.step == OPEN else self.reported.step.lower()
 
     @property
     def waiting(self) -> str:
@@ -145,9 +145,9 @@ class PartitionView:
         """Why it is not open, as far as its owner knows."""
         if self.owner is None:
             return "no server owns it"
-        if self.said is None:
+        if self.reported is None:
             return f"its owner {self.owner} does not say how it is"
-        return "" if self.owner_says_open else self.said.waiting or f"{self.owner} is recovering it"
+        return "" if self.owner_says_open else self.reported.waiting or f"{self.owner} is recovering it"
 
     @property
     def _members(self) -> frozenset[str]:
@@ -192,22 +192,24 @@ class ClusterSnapshot:
         """Documents that are gone or spoiled, as a sentence, and the partitions whose owners go on with what they said."""
         found: dict[str, list[int]] = {error.message: [] for error in self.unreadable.values()}
         for view in self.partitions:
-            if view.said is not None and view.said.trouble:
-                found.setdefault(view.said.trouble, []).append(view.partition)
+            if view.reported is not None and view.reported.trouble:
+                found.setdefault(view.reported.trouble, []).append(view.partition)
         return found
 
     @property
     def groups(self) -> GroupTotals | None:
         """All consumer groups, as the owners of partitions say; None where no server knows of a group log."""
-        said = [view.said.groups for view in self.servers if view.said is not None and view.said.groups is not None]
-        if not said:
+        reported = [
+            view.reported.groups for view in self.servers if view.reported is not None and view.reported.groups is not None
+        ]
+        if not reported:
             return None
         return GroupTotals(
-            groups=max(one.groups for one in said),
-            **{name: sum(getattr(one, name) for one in said) for name in _ADDED},
-            troubles=tuple(trouble for one in said for trouble in one.troubles),
-            trouble=next((one.trouble for one in said if one.trouble), ""),
-            foreign=max(one.foreign for one in said),
+            groups=max(one.groups for one in reported),
+            **{name: sum(getattr(one, name) for one in reported) for name in _ADDED},
+            troubles=tuple(trouble for one in reported for trouble in one.troubles),
+            trouble=next((one.trouble for one in reported if one.trouble), ""),
+            foreign=max(one.foreign for one in reported),
         )
 
     @property
@@ -245,7 +247,7 @@ class ClusterSnapshot:
 
 def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView]) -> tuple[PartitionView, ...]:
     """The partitions, completed by what the storages say of the replicas that owners count."""
-    answering = [view for view in storages if view.said is not None]
+    answering = [view for view in storages if view.reported is not None]
     return tuple(
         replace(
             found,

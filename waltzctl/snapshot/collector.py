@@ -123,7 +123,10 @@ async def take_snapshot(
     )
     await contacts.rest()
     owned = {
-        (view.meta.name, one.partition): one for view in servers if view.said is not None for one in view.said.partitions
+        (view.meta.name, one.partition): one
+        for view in servers
+        if view.reported is not None
+        for one in view.reported.partitions
     }
     return ClusterSnapshot(
         meta=meta,
@@ -137,7 +140,7 @@ async def take_snapshot(
                     owner=owner.server,
                     generation=owner.generation,
                     replicas=sets.partitions.get(partition, {}),
-                    said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                    reported=owned.get((owner.server, partition)) if owner.server is not None else None,
                     is_group_log=partition == meta.partitions,
                 )
                 for partition, owner in enumerate(assignment.owners)
@@ -168,12 +171,12 @@ async def snapshot_from_daemons(
         )
     owned: dict[int, tuple[str, OwnedPartition]] = {}
     for view in server_views:
-        for found in view.said.partitions if view.said is not None else ():
+        for found in view.reported.partitions if view.reported is not None else ():
             if found.partition not in owned or owned[found.partition][1].generation < found.generation:
                 owned[found.partition] = view.meta.name, found
     has_group_log = meta.partitions in owned or meta.partitions in replicas
     numbers = range(meta.partitions + has_group_log)
-    leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
+    leaders = [view.meta.name for view in server_views if view.reported is not None and view.reported.is_leader]
     return ClusterSnapshot(
         meta=meta,
         leader=leaders[0] if len(leaders) == 1 else None,
@@ -194,11 +197,17 @@ async def snapshot_from_daemons(
 def _unassigned(
     number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Membership] | None
 ) -> PartitionView:
-    name, said = owned if owned is not None else (None, None)
+    name, reported = owned if owned is not None else (None, None)
     if not replicas:  # they are not remembered either
-        replicas = {replica.storage: Membership(replica.role) for replica in said.replicas} if said is not None else {}
+        replicas = (
+            {replica.storage: Membership(replica.role) for replica in reported.replicas} if reported is not None else {}
+        )
     return PartitionView(
-        partition=number, owner=name, generation=said.generation if said is not None else 0, replicas=replicas, said=said
+        partition=number,
+        owner=name,
+        generation=reported.generation if reported is not None else 0,
+        replicas=replicas,
+        reported=reported,
     )
 
 
@@ -239,14 +248,14 @@ async def _server(
     clock = _Clock()
     try:
         async with contacts.to(ServerAdminClient, meta, key, tls, seconds) as admin:
-            said = await admin.describe()
+            reported = await admin.describe()
     except WaltzError as error:
-        return ServerView(meta=meta, said=None, error=error, call=clock.stop())
+        return ServerView(meta=meta, reported=None, error=error, call=clock.stop())
     call = clock.stop()
-    if said.cluster_key != key or said.name != meta.name or (is_registered and said.instance != meta.instance):
+    if reported.cluster_key != key or reported.name != meta.name or (is_registered and reported.instance != meta.instance):
         stranger = ForeignCluster(f"another process than server {meta.name} answers at {meta.admin_listen}")
-        return ServerView(meta=meta, said=None, error=stranger, call=call)
-    return ServerView(meta=meta, said=said, error=None, call=call)
+        return ServerView(meta=meta, reported=None, error=stranger, call=call)
+    return ServerView(meta=meta, reported=reported, error=None, call=call)
 
 
 async def _storage(
@@ -255,11 +264,11 @@ async def _storage(
     clock = _Clock()
     try:
         async with contacts.to(AdminClient, meta, key, tls, seconds) as admin:
-            said = await admin.describe()
+            reported = await admin.describe()
     except WaltzError as error:
-        return StorageView(meta=meta, said=None, error=error, call=clock.stop())
+        return StorageView(meta=meta, reported=None, error=error, call=clock.stop())
     call = clock.stop()
-    if said.cluster_key != key:
-        stranger = ForeignCluster(f"the storage at {meta.admin_listen} has the cluster key {said.cluster_key}")
-        return StorageView(meta=meta, said=None, error=stranger, call=call)
-    return StorageView(meta=meta, said=said, error=None, call=call)
+    if reported.cluster_key != key:
+        stranger = ForeignCluster(f"the storage at {meta.admin_listen} has the cluster key {reported.cluster_key}")
+        return StorageView(meta=meta, reported=None, error=stranger, call=call)
+    return StorageView(meta=meta, reported=reported, error=None, call=call)

@@ -146,14 +146,14 @@ NO_GROUPS = Groups(groups=(), silent={}, behind={})
 
 
 def together(
-    said: Mapping[str, GroupList | WaltzError],
+    reported: Mapping[str, GroupList | WaltzError],
     owned: Mapping[int, tuple[str, OwnedPartition]],
     count: int,
     channels: Channels,
 ) -> Groups:
     """Of all servers, by name. `owned`: who says that it owns a partition, and how it is there. `count`: the
     partitions of the cluster."""
-    lists = {server: found for server, found in said.items() if isinstance(found, GroupList)}
+    lists = {server: found for server, found in reported.items() if isinstance(found, GroupList)}
     newest = [found for found in lists.values() if not found.trouble] or list(lists.values())
     parts: dict[str, list[GroupDescription]] = {}
     for found in newest:
@@ -162,7 +162,7 @@ def together(
     everywhere = {server: {(one.meta.name, one.made_at): one for one in found.groups} for server, found in lists.items()}
     return Groups(
         groups=tuple(_view(found, everywhere, owned, count, channels) for _, found in sorted(parts.items())),
-        silent={server: found for server, found in said.items() if isinstance(found, WaltzError)},
+        silent={server: found for server, found in reported.items() if isinstance(found, WaltzError)},
         behind={server: found.trouble for server, found in lists.items() if found.trouble},
     )
 
@@ -184,7 +184,7 @@ def _view(
     begun = {number for places in of_servers.values() for number in places}
 
     def at(number: int) -> GroupAt:
-        owner, said = owned.get(number, (None, None))
+        owner, reported = owned.get(number, (None, None))
         places = {server: known[number] for server, known in of_servers.items() if number in known}
         start = meta.start(number)
         nowhere = GroupPartitionStatus(number, epoch=0, reach=start, floor=start, open=0, parked=0, stopped="")
@@ -192,10 +192,12 @@ def _view(
         if owner is not None and owner in of_servers:
             theirs = places.get(owner, nowhere)
             best = theirs if theirs.epoch >= best.epoch else best
-            committed = None if said is None else said.committed
+            committed = None if reported is None else reported.committed
         else:
             committed = None
-        return GroupAt(place=best, owner=owner, committed=committed, timelines=() if said is None else said.timelines)
+        return GroupAt(
+            place=best, owner=owner, committed=committed, timelines=() if reported is None else reported.timelines
+        )
 
     return GroupView(meta=meta, made_at=made_at, partitions=tuple(map(at, sorted(_numbers(meta, begun, count, channels)))))
 
@@ -214,7 +216,7 @@ def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -
 
 def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, OwnedPartition]]:
     """Who says that it owns a partition, and how it is there; of several the one of the newest generation."""
-    found = [(server, one) for server, said in servers.items() for one in said.partitions]
+    found = [(server, one) for server, reported in servers.items() for one in reported.partitions]
     found.sort(key=lambda told: told[1].generation)
     return {one.partition: (server, one) for server, one in found}
 
@@ -236,11 +238,11 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
         asked = ServerAdminClient(server.admin_listen, meta.key, seconds=CALL_SECONDS, tls=tls, name=server.name)
         async with asked as admin:
             try:
-                said = await admin.describe()
+                reported = await admin.describe()
                 try:
-                    return said, await admin.groups(name)
+                    return reported, await admin.groups(name)
                 except NoSuchGroup:
-                    return said, GroupList(())
+                    return reported, GroupList(())
             except WaltzError as error:
                 return None, error
 
@@ -249,7 +251,7 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
     check_heard(lists, "which consumer groups there are")
     return together(
         lists,
-        owned_by({server: said for server, (said, _) in answers.items() if said is not None}),
+        owned_by({server: reported for server, (reported, _) in answers.items() if reported is not None}),
         meta.partitions,
         channels,
     )

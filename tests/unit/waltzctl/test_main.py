@@ -63,9 +63,9 @@ def test_history_and_lists_and_events(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_picture_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     found = well(storages=tuple(storage(name, group=NASTY) for name in ("s1", "s2", "s3")))
-    said = partition(0).said
+    said = partition(0).reported
     assert said is not None
-    waiting = partition(0, said=replace(said, waiting=NASTY))
+    waiting = partition(0, reported=replace(said, waiting=NASTY))
     put(snapshot(replace(found, partitions=(waiting, *found.partitions[1:])), where="here"), "table")
     put(snapshot(found, where="here"), "json")
     check(capsys.readouterr().out)

@@ -58,9 +58,9 @@ def agree(rows: Sequence[Mapping[str, str]], told: Sequence[Mapping[str, Any]]) 
     """Every number of a table is that of JSON; how many there are."""
     numbers = 0
     assert len(rows) == len(told)
-    for row, said in zip(rows, told, strict=True):
+    for row, reported in zip(rows, told, strict=True):
         for key, value in row.items():
-            expected = said[key]
+            expected = reported[key]
             is_number = isinstance(expected, int | float) and not isinstance(expected, bool)
             assert value == (str(expected) if is_number else ""), key
             numbers += is_number
@@ -269,7 +269,8 @@ def test_archives_of_a_thousand_partitions_are_cut_too() -> None:
 def test_partitions_that_want_something_alone_and_sorted() -> None:
     late = replace(replica("s2"), durable_id=0)
     there = [partition(number) for number in range(3)]
-    there[2] = partition(2, said=owned(2, (replica("s1"), late, replica("s3", counts=False, state="DOWN", story="gone"))))
+    down = replica("s3", counts=False, state="DOWN", story="gone")
+    there[2] = partition(2, reported=owned(2, (replica("s1"), late, down)))
     client = browser(seen_of(well(partitions=tuple(there))))
     wanting = client.get("/partitions?show=wanting").text
     assert [row["partition"] for row in table_of(wanting, "Partitions")] == ["2"]
@@ -295,7 +296,7 @@ def test_a_number_that_is_none_is_refused_or_read(page: str) -> None:
 def test_names_from_the_cluster_are_text() -> None:
     nasty = well(
         storages=(silent(storage(NASTY), CannotConnect(NASTY)), storage("s2"), storage("s3")),
-        partitions=(partition(0, said=owned(0, (replica(NASTY, story=NASTY),), waiting=NASTY)), partition(1)),
+        partitions=(partition(0, reported=owned(0, (replica(NASTY, story=NASTY),), waiting=NASTY)), partition(1)),
     )
     client = browser(seen_of(nasty))
     for path in LOOKING:
@@ -326,10 +327,10 @@ def test_history_and_archive_from_their_documents() -> None:
     assert [(row["partition"], row["committed"], row["behind"]) for row in rows] == [
         (str(number), "99", "100") for number in range(4)
     ]
-    said = well().partitions[0].said
-    assert said is not None
-    kept = replace(said, backed_up=BackedUp(last_id=97, moment=1_800_000_000_000_000), backup_lag_ms=4_500)
-    snapshot = well(partitions=(replace(well().partitions[0], said=kept), *well().partitions[1:]))
+    reported = well().partitions[0].reported
+    assert reported is not None
+    kept = replace(reported, backed_up=BackedUp(last_id=97, moment=1_800_000_000_000_000), backup_lag_ms=4_500)
+    snapshot = well(partitions=(replace(well().partitions[0], reported=kept), *well().partitions[1:]))
     html = browser(seen_of(snapshot), asyncio.run(documents())).get("/archive").text
     row = table_of(html, "What would be lost with all storages")[0]
     assert (row["backed_up_to"], row["lost_transactions"], row["lost_seconds"]) == ("97", "2", "4.5")

@@ -18,14 +18,14 @@ def test_a_majority_stays() -> None:
 
 
 def test_another_one_is_silent() -> None:
-    silent = replace(storage("s2"), said=None, error=CannotConnect("no"))
+    silent = replace(storage("s2"), reported=None, error=CannotConnect("no"))
     found = well(storages=(storage("s1"), silent, storage("s3")))
     assert obstacles(found, "s1")[0].startswith("partition 0 would have 1 of 3 members level")
     assert obstacles(found, "s2") == [], "it is down already"
 
 
 def test_what_is_not_known_is_no_yes() -> None:
-    mute = replace(partition(0), said=None)
+    mute = replace(partition(0), reported=None)
     assert obstacles(well(partitions=(mute, partition(1))), "s1") == ["its owner does not say how partition 0 is"]
 
 

@@ -134,7 +134,7 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "stage", "said"),
+    ("answers", "stage", "reported"),
     [
         ((CannotConnect("nobody listens"),), "mount", "nobody listens"),
         ((Refused(NotOwner("b owns it")),), "mount", "b owns it"),
@@ -151,13 +151,13 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
     ],
     ids=str,
 )
-def test_the_stage_that_failed(answers: tuple[Any, ...], stage: str, said: str) -> None:
+def test_the_stage_that_failed(answers: tuple[Any, ...], stage: str, reported: str) -> None:
     found = probe(Server(*answers), seconds=0.05)
     failed = found.probes[0]
     assert not found.is_well
     assert failed.error is not None
     assert (failed.stage, failed.read_ms) == (stage, None)
-    assert said in failed.error.message
+    assert reported in failed.error.message
 
 
 def test_servers_that_want_a_certificate_are_not_asked_again() -> None:
@@ -172,8 +172,8 @@ def test_servers_that_want_a_certificate_are_not_asked_again() -> None:
 def test_what_a_partition_waits_for_is_said() -> None:
     """The owner knows why nothing is committed; a timeout alone would not tell."""
     view = partition(0)
-    assert view.said is not None
-    waiting = replace(view, said=replace(view.said, waiting="no majority takes appends"))
+    assert view.reported is not None
+    waiting = replace(view, reported=replace(view.reported, waiting="no majority takes appends"))
     failed = probe(Server(MOUNTED, None), well(partitions=(waiting,)), seconds=0.05).probes[0]
     assert failed.error is not None
     assert failed.error.message.endswith("seconds: no majority takes appends")
@@ -181,7 +181,7 @@ def test_what_a_partition_waits_for_is_said() -> None:
 
 
 def test_nobody_owns_it_or_nobody_is_there() -> None:
-    nobody = well(partitions=(replace(partition(0), owner=None, said=None),))
+    nobody = well(partitions=(replace(partition(0), owner=None, reported=None),))
     failed = probe(Server(owner=None), nobody).probes[0]
     assert failed.error is not None
     assert (failed.stage, failed.error.message) == ("locate", "no server owns it")
@@ -196,8 +196,8 @@ def test_without_a_write() -> None:
     assert found.is_well
     assert (found.probes[0].id, found.probes[0].commit_ms, server.sent) == (41, None, [])
     view = partition(0)
-    assert view.said is not None
-    waiting = replace(view, said=replace(view.said, waiting="no majority takes appends"))
+    assert view.reported is not None
+    waiting = replace(view, reported=replace(view.reported, waiting="no majority takes appends"))
     failed = probe(server, well(partitions=(waiting,)), is_writing=False).probes[0]
     assert failed.error is not None
     assert failed.error.message == "no majority takes appends"

@@ -24,8 +24,8 @@ def took(*seconds: float) -> Any:
 
 def with_statistics(number: int, **fields: Any) -> ClusterSnapshot:
     replicas = tuple(replica(name) for name in STORAGES)
-    said = owned(number, replicas, statistics=PartitionStatistics(**fields))
-    return well(partitions=(partition(number, said=said),))
+    reported = owned(number, replicas, statistics=PartitionStatistics(**fields))
+    return well(partitions=(partition(number, reported=reported),))
 
 
 def test_differences_as_rates() -> None:
@@ -51,7 +51,7 @@ def test_counters_that_began_again() -> None:
 
 
 def test_nothing_is_known_of_who_did_not_answer() -> None:
-    nobody = well(partitions=(replace(partition(0), said=None),))
+    nobody = well(partitions=(replace(partition(0), reported=None),))
     for before, now in ((nobody, with_statistics(0)), (with_statistics(0), nobody)):
         found = rates(before, now, 1.0).partitions[0]
         assert (found.tx, found.refused, found.p50_ms) == (None, None, None)
@@ -71,7 +71,7 @@ def test_all_together() -> None:
 def test_the_lag_is_of_replicas_that_count() -> None:
     late = replace(replica("s2"), durable_id=49)
     down = replace(replica("s3", counts=False), durable_id=-1)
-    snapshot = well(partitions=(partition(0, said=owned(0, (replica("s1"), late, down))),))
+    snapshot = well(partitions=(partition(0, reported=owned(0, (replica("s1"), late, down))),))
     assert rates(snapshot, snapshot, 1.0).partitions[0].lag == 50
 
 

@@ -25,13 +25,15 @@ from waltzd.protocol.histogram import Durations
 GONE = CannotConnect("nobody listens there")
 LOST = Lost(cause=GONE, seen=None)
 RECOVERING = owned(0, (), step="RECOVERING")
-MUTE = replace(partition(0), said=None)
-LATE = partition(0, said=owned(0, (replica("s1"), replace(replica("s2"), durable_id=5), replica("s3")), committed=200_000))
+MUTE = replace(partition(0), reported=None)
+LATE = partition(
+    0, reported=owned(0, (replica("s1"), replace(replica("s2"), durable_id=5), replica("s3")), committed=200_000)
+)
 BEHIND = partition(
-    0, said=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), backup_lag_ms=200_000)
+    0, reported=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), backup_lag_ms=200_000)
 )  # fmt: skip
 STUCK = partition(
-    0, said=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), archive_trouble="s1: W2260 away")
+    0, reported=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), archive_trouble="s1: W2260 away")
 )  # fmt: skip
 ENSEMBLE = tuple(
     ZooKeeperServer(address=f"zk{number}:2181", mode="leader" if number == 1 else "follower", milliseconds=1.0)
@@ -95,7 +97,9 @@ def with_partition(view: Any) -> ClusterSnapshot:
 
 def with_archive(**changes: Any) -> ClusterSnapshot:
     members = (replica("s1"), replica("s2"), replica("s3"))
-    return with_partition(partition(0, said=replace(owned(0, members), archive_check=ArchiveCheck(last_id=7, **changes))))
+    return with_partition(
+        partition(0, reported=replace(owned(0, members), archive_check=ArchiveCheck(last_id=7, **changes)))
+    )
 
 
 def test_all_is_well() -> None:
@@ -114,7 +118,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ill", "name", "grade", "said"),
+    ("ill", "name", "grade", "reported"),
     [
         (holding(free_bytes=9 << 20), "free space", Grade.WARN, "s1 has 0.0 GB free in data/s1, 8% of what it can use"),
         (holding(free_bytes=1 << 20), "free space", Grade.FAIL, "s1 has"),
@@ -157,9 +161,9 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_is_found(ill: ClusterSnapshot, name: str, grade: Grade, said: str) -> None:
+def test_what_is_found(ill: ClusterSnapshot, name: str, grade: Grade, reported: str) -> None:
     assert grades(facts(ill))[name] is grade
-    assert said in finding(facts(ill), name)
+    assert reported in finding(facts(ill), name)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_what_is_found(ill: ClusterSnapshot, name: str, grade: Grade, said: str)
 def test_the_quorum_margin(counting: str, members: int, grade: Grade | None) -> None:
     names = STORAGES[:members]
     replicas = tuple(replica(name, counts=name in counting.split()) for name in names)
-    view = partition(0, said=owned(0, replicas), replicas=dict.fromkeys(names, Membership.MEMBER))
+    view = partition(0, reported=owned(0, replicas), replicas=dict.fromkeys(names, Membership.MEMBER))
     assert grades(facts(with_partition(view))).get("quorum margin") is grade
 
 
@@ -251,8 +255,10 @@ def test_how_long_disks_last_is_said_where_nothing_leaves_them() -> None:
 def test_an_archived_object_that_is_lost_makes_a_cluster_degraded(trouble: dict[str, Any]) -> None:
     def verdict(**changes: Any) -> Verdict:
         first, *others = sound().partitions
-        assert first.said is not None
-        return judge(facts(replace(sound(), partitions=(replace(first, said=replace(first.said, **changes)), *others))))
+        assert first.reported is not None
+        return judge(
+            facts(replace(sound(), partitions=(replace(first, reported=replace(first.reported, **changes)), *others)))
+        )
 
     assert verdict(archive_trouble="s1: W2260 away").is_healthy
     lost = verdict(**trouble)
@@ -360,8 +366,8 @@ SEVERITIES = {Grade.FAIL: "critical", Grade.WARN: "warning"}
 
 
 def unready(view: ServerView, *, is_announced: bool = True) -> list[str]:
-    assert view.said is not None
-    return readiness.of_server(view.said, is_announced=is_announced)
+    assert view.reported is not None
+    return readiness.of_server(view.reported, is_announced=is_announced)
 
 
 def test_alerts_have_the_words_the_severity_and_the_patience_of_their_rows() -> None:
@@ -396,7 +402,7 @@ def test_alerts_have_the_words_the_severity_and_the_patience_of_their_rows() -> 
          replace(sound(), servers=(server("a", is_connected=False), server("b"))), "coordination"),
         (unready(server("c"), is_announced=False), replace(sound(), missing=(server("c").meta,)), "processes"),
         (unready(server("a", partitions=(RECOVERING,))),
-         with_partition(partition(0, said=RECOVERING)), "quorum margin"),
+         with_partition(partition(0, reported=RECOVERING)), "quorum margin"),
         (readiness.of_storage(is_draining=False, free_bytes=1, free_bytes_min=2, full=(), refused={}),
          with_storage(free_bytes=1, free_bytes_min=2), "free space"),
         (readiness.of_storage(is_draining=False, free_bytes=2, free_bytes_min=1, full=(0,), refused={}),

@@ -53,7 +53,7 @@ def test_the_group_log_is_no_partition_of_applications(is_open: bool) -> None:
     """A cluster of 32 partitions was said to have 33."""
     found = well()
     last = found.partitions[-1]
-    log = replace(last, partition=found.meta.partitions, is_group_log=True, said=last.said if is_open else None)
+    log = replace(last, partition=found.meta.partitions, is_group_log=True, reported=last.reported if is_open else None)
     verdict = judge(replace(found, partitions=(*found.partitions, log)))
     more = "" if is_open else ", the log of groups is not"
     assert verdict.sentence == f"all 4 partitions are open{more}; 2 servers and 3 storages answer"
@@ -63,11 +63,11 @@ def test_the_group_log_is_no_partition_of_applications(is_open: bool) -> None:
 def test_a_storage_is_gone() -> None:
     """Its replicas no longer count, which is the same cause and said once."""
     replicas = (replica("s1"), replica("s2"), replica("s3", counts=False, state="DOWN", story="refused"))
-    snapshot = well(partitions=tuple(partition(number, said=owned(number, replicas)) for number in range(4)))
+    snapshot = well(partitions=tuple(partition(number, reported=owned(number, replicas)) for number in range(4)))
     found = judge(without(snapshot, "s3"))
-    said, step = one(found)
+    reported, step = one(found)
     assert found.health is Health.DEGRADED
-    assert said == "storage s3 does not answer at s3:2: nobody listens there. It has a replica of partitions 0-3"
+    assert reported == "storage s3 does not answer at s3:2: nobody listens there. It has a replica of partitions 0-3"
     assert step == "start it again, or see why its machine does not answer"
     assert one(judge(without(snapshot, "s3"), down=["s3"], repair=UP)) == (
         "storage s3 does not run. It has a replica of partitions 0-3",
@@ -82,7 +82,9 @@ def test_documents_that_were_deleted_or_spoiled() -> None:
     """The owners go on with what they said, and an operator is told."""
     told = well()
     views = [
-        replace(view, said=replace(view.said, trouble="/storages/s1 is gone")) if view.said and view.partition < 2 else view
+        replace(view, reported=replace(view.reported, trouble="/storages/s1 is gone"))
+        if view.reported and view.partition < 2
+        else view
         for view in told.partitions
     ]
     snapshot = replace(told, partitions=tuple(views), unreadable={"/storages/s9": BadMetadata("/storages/s9 is no JSON")})
@@ -103,8 +105,8 @@ def test_a_server_that_should_be_there_is_missed() -> None:
     found = judge(snapshot)
     assert found.health is Health.DEGRADED
     assert found.sentence == "all 4 partitions are open; 1 of 2 servers and 3 storages answer"
-    said, step = one(found)
-    assert said == "server b is not up: it was at b:2, and ZooKeeper has lost it"
+    reported, step = one(found)
+    assert reported == "server b is not up: it was at b:2, and ZooKeeper has lost it"
     assert "`waltzctl server remove b`" in step
     assert one(judge(snapshot, down=["b"], repair=UP)) == ("b does not run", UP)
     assert not snapshot.is_healthy
@@ -121,7 +123,7 @@ def test_an_assignment_without_partitions_is_not_well() -> None:
 def test_a_closed_partition_whose_replicas_nobody_knows() -> None:
     """Without documents only its owner knows them, and that one does not know them yet, or is silent."""
     views = well().partitions
-    found = judge(replace(well(), partitions=(replace(views[0], replicas={}, said=None), *views[1:])))
+    found = judge(replace(well(), partitions=(replace(views[0], replicas={}, reported=None), *views[1:])))
     assert not found.is_healthy
     assert any(reason.sentence.startswith("partition 0 takes no transactions") for reason in found.reasons)
 
@@ -136,14 +138,14 @@ def test_one_that_stands_still_is_named_once() -> None:
 
 def test_a_storage_of_another_cluster() -> None:
     stranger = silent(storage("s2"), ForeignCluster("the storage at s2:2 has the cluster key 8"))
-    said, step = one(judge(well(storages=(storage("s1"), stranger, storage("s3")))))
-    assert said.startswith("storage s2 is not of this cluster: the storage at s2:2 has the cluster key 8")
+    reported, step = one(judge(well(storages=(storage("s1"), stranger, storage("s3")))))
+    assert reported.startswith("storage s2 is not of this cluster: the storage at s2:2 has the cluster key 8")
     assert step == "correct the address of s2, or start the right process there"
 
 
 def test_a_replica_that_catches_up_names_itself_its_partitions_and_its_story() -> None:
     replicas = (replica("s1"), replica("s2"), replica("s3", counts=False, state="CATCHING_UP", story="holds 5 of 99"))
-    views = (partition(0), *(partition(number, said=owned(number, replicas)) for number in (1, 2)), partition(3))
+    views = (partition(0), *(partition(number, reported=owned(number, replicas)) for number in (1, 2)), partition(3))
     assert one(judge(well(partitions=views))) == (
         "s3's replicas of partitions 1-2 no longer count: catching up, holds 5 of 99 (partition 1)",
         "wait until it is level",
@@ -154,7 +156,7 @@ def test_a_replica_of_another_history_fails_and_names_the_way_out() -> None:
     story = "it holds something else at id 9 than the log"
     for role in ("member", "learner"):
         other = replace(replica("s3", counts=False, state="DIVERGED", story=story), role=role)
-        view = partition(1, said=owned(1, (replica("s1"), replica("s2"), other)))
+        view = partition(1, reported=owned(1, (replica("s1"), replica("s2"), other)))
         checks = rules.diagnose(Facts(snapshot=well(partitions=(partition(0), view))))
         (found,) = [check for check in checks if check.name == "quorum margin"]
         assert found.grade is Grade.FAIL
@@ -164,7 +166,7 @@ def test_a_replica_of_another_history_fails_and_names_the_way_out() -> None:
 
 def test_learners_are_no_reason() -> None:
     learner = replace(replica("s3", counts=False, state="CATCHING_UP"), role="learner")
-    view = partition(0, said=owned(0, (replica("s1"), replica("s2"), learner)))
+    view = partition(0, reported=owned(0, (replica("s1"), replica("s2"), learner)))
     view = replace(view, replicas={"s1": Membership.MEMBER, "s2": Membership.MEMBER, "s3": Membership.LEARNER})
     assert judge(well(partitions=(view,))).is_healthy
 
@@ -172,7 +174,7 @@ def test_learners_are_no_reason() -> None:
 def test_partitions_that_take_nothing_come_first_and_together() -> None:
     waits = "no majority takes appends"
     replicas = tuple(replica(name, counts=name == "s1", state="DOWN") for name in ("s1", "s2", "s3"))
-    views = tuple(partition(number, said=owned(number, replicas, waiting=waits)) for number in range(4))
+    views = tuple(partition(number, reported=owned(number, replicas, waiting=waits)) for number in range(4))
     found = judge(without(without(well(partitions=views), "s2"), "s3"))
     assert found.health is Health.DOWN
     first = found.reasons[0]
@@ -184,13 +186,13 @@ def test_partitions_that_take_nothing_come_first_and_together() -> None:
 
 
 def test_nobody_owns_a_partition() -> None:
-    nobody = replace(partition(1), owner=None, said=None)
-    said, step = one(judge(well(partitions=(partition(0), nobody))))
-    assert said == "partition 1 takes no transactions: no server owns it"
+    nobody = replace(partition(1), owner=None, reported=None)
+    reported, step = one(judge(well(partitions=(partition(0), nobody))))
+    assert reported == "partition 1 takes no transactions: no server owns it"
     assert step.startswith("wait until another server owns it")
     several = judge(well(partitions=(nobody, replace(nobody, partition=2), partition(3), partition(4))))
     assert one(several)[0] == "partitions 1-2 take no transactions: no server owns them"
-    mute = tuple(replace(partition(number, owner="a"), said=None) for number in (0, 1))
+    mute = tuple(replace(partition(number, owner="a"), reported=None) for number in (0, 1))
     assert one(judge(well(partitions=mute)))[0] == (
         "partitions 0-1 take no transactions: their owner a does not say how they are"
     )
@@ -200,7 +202,7 @@ def test_nobody_owns_a_partition() -> None:
 
 def test_the_owner_is_gone() -> None:
     """It is no longer registered, and the assignment still names it."""
-    views = (replace(partition(0, owner="c"), said=None), replace(partition(1, owner="d"), said=None))
+    views = (replace(partition(0, owner="c"), reported=None), replace(partition(1, owner="d"), reported=None))
     assert one(judge(well(partitions=views))) == (
         "partitions 0-1 take no transactions: the owner is gone (c, d), and no other server has taken over",
         "wait until another server owns it, or start it again, or see why its machine does not answer",
@@ -248,10 +250,12 @@ def test_zookeeper_is_gone() -> None:
     """Once, although every server says that it has lost contact, too."""
     apart = well(servers=(server("a", is_connected=False), server("b", is_connected=False)), leader=None)
     lost = Lost(cause=GONE, seen="2026-01-01T00:00:00Z")
-    said, step = one(judge(apart, lost=lost))
-    assert said.startswith("ZooKeeper does not answer: nobody listens there; it was last seen from here at 2026-01-01T00:0")
+    reported, step = one(judge(apart, lost=lost))
+    assert reported.startswith(
+        "ZooKeeper does not answer: nobody listens there; it was last seen from here at 2026-01-01T00:0"
+    )
     assert step == "bring ZooKeeper back"
-    assert one(judge(apart, lost=lost, down=["zookeeper"], repair=UP)) == (said, UP)
+    assert one(judge(apart, lost=lost, down=["zookeeper"], repair=UP)) == (reported, UP)
     assert len(judge(apart).reasons) == 3, "the leader, and both servers"
 
 

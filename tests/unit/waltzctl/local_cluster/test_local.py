@@ -10,7 +10,7 @@ from waltzd.errors import CannotConnect, DaemonEnded, DaemonSilent, PartitionsCl
 
 PLACE = Path("my place")
 RUNNING = ["zookeeper", "storage-1", "server-1"]
-WAITING = well(partitions=(partition(0), partition(1, said=owned(1, (replica("s1"),), waiting="no majority answers"))))
+WAITING = well(partitions=(partition(0), partition(1, reported=owned(1, (replica("s1"),), waiting="no majority answers"))))
 MENDING = "`waltzctl status --directory 'my place'` says what is missing, `waltzctl down 'my place'` stops everything"
 AGAIN = (
     f"read what it says in its log, then `waltzctl up 'my place' --detach` again. {MENDING}; a storage that is lost is "

@@ -16,8 +16,8 @@ from waltzd.errors import CannotConnect, FormatUnknown, Unsafe
 
 def partition(number: int, format: int, **changes: Any) -> PartitionView:
     found = snapshots.partition(number)
-    assert found.said is not None
-    return replace(found, said=replace(found.said, format=format, **changes))
+    assert found.reported is not None
+    return replace(found, reported=replace(found.reported, format=format, **changes))
 
 
 def cluster(*formats: int, told: int = 0, storages: tuple[StorageView, ...] | None = None) -> ClusterSnapshot:
@@ -59,7 +59,7 @@ def test_every_storage_must_answer_and_know_the_format() -> None:
     old = snapshots.storage("s2", version="0.1.0")
     with pytest.raises(FormatUnknown, match=r"s2 cannot write format 1: its version is 0\.1\.0"):
         plan_of(cluster(0, storages=(one, old, three)), 1)
-    silent = replace(two, said=None, error=CannotConnect("no answer"))
+    silent = replace(two, reported=None, error=CannotConnect("no answer"))
     with pytest.raises(FormatUnknown, match="s2 does not answer, and may be too old to write format 1") as refused:
         plan_of(cluster(0, storages=(one, silent, three)), 1)
     assert (refused.value.exit_code, refused.value.detail_not_done) == (5, "nothing was changed")

@@ -11,7 +11,7 @@ from waltzd.protocol.descriptions import StorageDescription
 
 
 def said(formats: tuple[int, ...], version: str) -> StorageDescription:
-    found = snapshots.storage("one", formats=formats, version=version).said
+    found = snapshots.storage("one", formats=formats, version=version).reported
     assert found is not None
     return found
 

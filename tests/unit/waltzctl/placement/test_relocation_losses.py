@@ -23,7 +23,7 @@ MEMBERS = dict.fromkeys(STORAGES, Membership.MEMBER)
 def one(name: str, how: str) -> StorageView:
     """`how`: it holds everything, lags a session behind, is empty, or does not answer."""
     if how == "dead":
-        return replace(storage(name), said=None, error=GONE)
+        return replace(storage(name), reported=None, error=GONE)
     session = {"level": 7, "behind": 6, "empty": -1}[how]
     return storage(name, assigned=(held(0, session=session, last_id=99 if session > 0 else -1),))
 
@@ -31,8 +31,8 @@ def one(name: str, how: str) -> StorageView:
 def situation(*hows: str, is_open: bool = False) -> Situation:
     views = [one(name, how) for name, how in zip(STORAGES, hows, strict=True)]
     replicas = tuple(replica(name, counts=how == "level", state="LIVE") for name, how in zip(STORAGES, hows, strict=True))
-    said = owned(0, replicas, step="OPEN" if is_open else "VOTING", waiting="" if is_open else "undecided")
-    found = well(storages=tuple(views), partitions=(partition(0, said=said),))
+    reported = owned(0, replicas, step="OPEN" if is_open else "VOTING", waiting="" if is_open else "undecided")
+    found = well(storages=tuple(views), partitions=(partition(0, reported=reported),))
     found = replace(found, meta=replace(found.meta, partitions=1))
     return snapshots.situation(found, {0: MEMBERS})
 

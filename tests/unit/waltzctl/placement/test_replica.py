@@ -33,7 +33,7 @@ def test_what_is_assigned_stays() -> None:
 
 
 def test_where_nobody_says_who_is_level_it_may_be_the_last() -> None:
-    closed = tuple(partition(number, said=None) for number in range(4))
+    closed = tuple(partition(number, reported=None) for number in range(4))
     plan = taken(now(well(partitions=closed), ("s2", "s3")))
     assert len(plan.refusals) == 4, plan
     assert "0 of 3 members level without s1, and what this one holds may be needed" in plan.refusals[0]
@@ -62,7 +62,7 @@ def test_what_was_set_aside_today_wants_a_name(kept_ms: int, wanted: Danger) -> 
 
 
 def test_before_the_first_session_there_is_nothing_to_lose() -> None:
-    closed = tuple(partition(number, said=None) for number in range(4))
+    closed = tuple(partition(number, reported=None) for number in range(4))
     for meta in (None, PartitionMeta(generation=1, session=1)):
         plan = taken(now(well(partitions=closed), ("s2", "s3")), meta)
         assert (plan.refusals, plan.margins, plan.danger) == ([], (), Danger.ASK)
@@ -75,6 +75,6 @@ def test_a_storage_that_does_not_answer_is_not_cleared() -> None:
 
 
 def test_online_is_never_refused() -> None:
-    closed = now(well(partitions=tuple(partition(number, said=None) for number in range(4))))
+    closed = now(well(partitions=tuple(partition(number, reported=None) for number in range(4))))
     assert switching(closed, "s1", [0], is_online=True).refusals == []
     assert switching(now(well()), "s1", [0, 2], is_online=False).danger is Danger.TYPED

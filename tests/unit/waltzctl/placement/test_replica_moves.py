@@ -127,7 +127,7 @@ def said(replicas: Mapping[str, tuple[str, int, bool]]) -> OwnedPartition:
 
 def snapshot(found: OwnedPartition | None = None, *storages: StorageView, **more: Any) -> ClusterSnapshot:
     """Of four partitions; one is looked at."""
-    view = partition(0, owner="server-1", said=found, replicas={})
+    view = partition(0, owner="server-1", reported=found, replicas={})
     return well(meta=well().meta, storages=storages or tuple(map(storage, "abc")), partitions=(view,), **more)
 
 

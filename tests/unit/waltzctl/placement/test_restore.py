@@ -138,19 +138,19 @@ def test_the_first_owner_has_nothing_to_decide() -> None:
     """A majority of the storages is enough, as after an orderly end."""
     wanted = wish()
     for number in (0, 1):
-        said = statuses(wanted, number)
-        saved = partition_meta(wanted, number, said)
+        reported = statuses(wanted, number)
+        saved = partition_meta(wanted, number, reported)
         meta = replace(saved, session=saved.session + 1)
-        roles = dict.fromkeys(sorted(said), Membership.MEMBER)
+        roles = dict.fromkeys(sorted(reported), Membership.MEMBER)
         asking = Recovery(meta, roles, is_taken=False)
         for name in ("a", "b"):
-            asking.asked(name, said[name])
+            asking.asked(name, reported[name])
         assert asking.refusal is None
         assert asking.has_asked_enough
         recovery = Recovery(meta, roles)
         for name in ("a", "b"):
-            recovery.asked(name, said[name])
-            recovery.opened(name, replace(said[name], promised_session=meta.session))
+            recovery.asked(name, reported[name])
+            recovery.opened(name, replace(reported[name], promised_session=meta.session))
         assert recovery.refusal is None
         assert (recovery.decide(), recovery.step) == (2, Step.SETTLING)
 

@@ -34,7 +34,7 @@ def test_the_plan_says_how_much_leaves() -> None:
         "write down that storages keep 2PB of the log of each replica (until now all of the log)",
         "nothing leaves the storages now",
     )
-    held = [one.disk_bytes for view in found.storages if view.said is not None for one in view.said.assigned]
+    held = [one.disk_bytes for view in found.storages if view.reported is not None for one in view.reported.assigned]
     assert too_much(found, 0) == sum(held)
     assert "older and archived leaves" in planned(found, "7d").steps[1]
     back = planned(cluster(format=1, keep_local="7d"), "all")

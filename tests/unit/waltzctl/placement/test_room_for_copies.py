@@ -33,7 +33,7 @@ def now(*more: StorageView, learners: Mapping[int, str] | None = None) -> Situat
 def against(now: Situation, goals: Goals, new: StorageView | None = None) -> list[str]:
     aimed = Relocation(now=now, verb="storage add", subject="s4", goals=goals)
     if new is not None:
-        aimed = replace(aimed, newcomer=new.meta, newcomer_says=new.said)
+        aimed = replace(aimed, newcomer=new.meta, newcomer_says=new.reported)
     return aimed.plan().refusals
 
 
@@ -72,13 +72,13 @@ def test_what_is_there_is_not_copied_again() -> None:
     four = holding("s4", {0: 25 * MB, 1: 40 * MB}, free=6 * MB)
     both = {0: ("s1", "s2", "s4"), 1: ("s1", "s3", "s4")}
     assert against(now(four, learners={0: "s4", 1: "s4"}), both) == []
-    less = replace(four, said=replace(four.said, free_bytes=4 * MB) if four.said is not None else None)
+    less = replace(four, reported=replace(four.reported, free_bytes=4 * MB) if four.reported is not None else None)
     assert len(against(now(less, learners={0: "s4", 1: "s4"}), both)) == 1
 
 
 def test_of_whom_nothing_is_known_nothing_is_said() -> None:
     four = holding("s4", {}, free=0)
-    assert against(now(replace(four, said=None)), {0: ("s1", "s2", "s4")}) == []
+    assert against(now(replace(four, reported=None)), {0: ("s1", "s2", "s4")}) == []
     assert against(now(four), {0: ("s1", "s2")}) == [], "nothing is copied there"
 
 
@@ -88,9 +88,9 @@ def test_of_whom_nothing_is_known_nothing_is_said() -> None:
 def waiting(state: str, *, story: str, is_full: bool = False) -> str:
     """Of s4, which copies partition 0."""
     four = replica("s4", counts=False, state=state, story=story)
-    said = owned(0, (*(replica(name) for name in STORAGES), replace(four, durable_id=9)))
+    reported = owned(0, (*(replica(name) for name in STORAGES), replace(four, durable_id=9)))
     copying = storage("s4", assigned=(held(0, is_full=is_full, last_id=9),))
-    found: ClusterSnapshot = well(partitions=(partition(0, said=said),))
+    found: ClusterSnapshot = well(partitions=(partition(0, reported=reported),))
     found = replace(found, storages=(*found.storages, copying))
     roles = {**dict.fromkeys(STORAGES, Membership.MEMBER), "s4": Membership.LEARNER}
     meta = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)

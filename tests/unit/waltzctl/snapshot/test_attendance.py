@@ -32,12 +32,12 @@ def use(name: str = "ann", **fields: Any) -> ClientUse:
     return ClientUse(**{**found, **fields})
 
 
-def of(*said: ClientInstance, names: tuple[ClientUse, ...] = ()) -> ClientList:
-    return ClientList(clients=said, names=names)
+def of(*reported: ClientInstance, names: tuple[ClientUse, ...] = ()) -> ClientList:
+    return ClientList(clients=reported, names=names)
 
 
-def one(**said: ClientList) -> Attendant:
-    (found,) = together(said).attendants
+def one(**reported: ClientList) -> Attendant:
+    (found,) = together(reported).attendants
     return found
 
 
@@ -68,8 +68,8 @@ def test_parts_are_added_up_and_the_last_word_counts() -> None:
 
 
 def test_names_and_instances_are_kept_apart() -> None:
-    said = of(instance(), instance(instance="box:2"), instance(name="bob"), instance(role="operator"))
-    found = together({"a": said})
+    reported = of(instance(), instance(instance="box:2"), instance(name="bob"), instance(role="operator"))
+    found = together({"a": reported})
     assert [(one.name, one.role, one.instance) for one in found.attendants] == [
         ("ann", "client", "box:1"),
         ("ann", "client", "box:2"),
