@@ -33,6 +33,7 @@ from waltzd.format.index import IndexChecker
 from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.format.scan import survey
+from waltzd.format.span import Span
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -92,13 +93,11 @@ def check_indexes(disk: SimDisk, partition: Partition) -> None:
         index = disk.open(f"{partition.directory}/{entry.name[:-4]}.idx")
         checker = IndexChecker(index, first_id)
         version = FileHeader.decode(data.read(0, HEADER_BYTES), data.path).version
-        found = survey(
-            data,
-            first_id=first_id,
-            end=data.size(),
-            version=version,
-            on_span=lambda span, checker=checker: checker.add(span.first_id, span.entries),
-        )
+
+        def compare(span: Span, checker: IndexChecker = checker) -> None:
+            checker.add(span.first_id, span.entries)
+
+        found = survey(data, first_id=first_id, end=data.size(), version=version, on_span=compare)
         assert checker.is_right, f"{entry.name}: wrong index entry"
         assert found.tail_bytes == 0, f"{entry.name}: bytes left at the end"
         if not found.gaps:

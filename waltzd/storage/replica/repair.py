@@ -112,10 +112,9 @@ class Installation:
         builder = FooterBuilder(raw)
 
         def add(span: Span) -> None:
-            is_batches = isinstance(span, BatchSpan)
-            self._check(span.run, deeply=is_batches)
+            self._check(span.run, deeply=isinstance(span, BatchSpan))
             write_entries(self._index, span.first_id - self.first_id, span.entries)
-            if is_batches:
+            if isinstance(span, BatchSpan):
                 builder.add_span(span)
 
         stop = scan(
