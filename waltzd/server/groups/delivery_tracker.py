@@ -1,15 +1,15 @@
-"""A group at work in one partition: who has what in its hands, until when, and what comes next. Pure.
+"""The deliveries of a group in one partition: what is in flight at which member, until when, and what is next. Pure.
 
-The owner of the partition has one for as long as it is the owner, in one epoch: what is here and not in the `State` goes
-with it. It is told what is in the log (`offer`), who is there, and what members say; `deliver` says what goes out. Times
-are seconds of any clock that does not go back.
+The owner of the partition keeps one tracker for one epoch. Everything that is not in the `GroupState` is lost with the
+owner. The tracker is told which transactions are in the log (`offer`), which members are connected, and what they
+acknowledge; `deliver` returns what to send. Times are seconds of any monotonic clock.
 
-An acknowledgement belongs to a delivery and not to an id. It names the epoch and the highest tag of the deliveries that it
-speaks of, so that one which comes too late, when the transaction is in other hands already, is told from one that counts.
+An acknowledgement belongs to a delivery, not to an id. It names the epoch and the highest tag of its deliveries. So a
+late one, for a transaction that was delivered to another member meanwhile, is told apart from one that counts.
 
-What fails is tried again, after a pause, and put aside when its tries are used up, or the group stops there. Failures
-count, not deliveries: a change of owner is nobody's failure, and neither is the end of a member for what its application
-had not begun.
+A failed transaction is retried after a pause. When its tries are used up it is parked, or the group stops there. Only
+failures count, not deliveries: neither a change of owner nor the loss of a member uses up a try of a delivery that its
+application had not begun.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from waltzd.server.groups.dispatch_order import dispatch_order_for
 from waltzd.server.groups.state import PARKED_MAX, GroupState
 
 INTERVALS_MAX = 10_000
-"""With more of them open, a group takes no new work until some is done."""
+"""Number of open intervals at which a group takes no new transactions until some are done."""
 AHEAD_MAX = 4096
-"""So many transactions wait here; the others wait in the log. Of a keyed group that is also how many may stand behind one
-key before other keys have to wait, too."""
+"""Number of transactions that wait in memory; others wait in the log. In a keyed group this also bounds how many wait
+behind one key before other keys must wait."""
 STALE_MAX = 64
-"""So many ids that are not in flight any more may stand in lists of those that are, and as many as are in flight."""
+"""Number of stale entries allowed in the sorted lists, beyond as many as there are deliveries in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
     mode: Mode
     ack_wait: float = 30.0
-    """How many seconds a member may take; it may ask for more."""
+    """Seconds that a member has for a delivery before it fails; the member may extend them."""
     max_in_flight: int = 100
-    """Of each member."""
+    """Largest number of deliveries in flight for each member."""
     deliver_max: int = 5
-    """So many failures use its tries up."""
+    """Number of failures that uses up the tries of a transaction."""
     back_off: tuple[float, ...] = (1.0, 5.0, 30.0)
-    """Seconds before the second try, the third, and so on; the last one stays."""
+    """Seconds before the second try, the third, and so on. The last value stays for all later tries."""
     exhausted: Exhausted = Exhausted.PARK
 
 
@@ -52,9 +52,9 @@ class Delivery(NamedTuple):
     member: str
     id: int
     attempt: int
-    """From 1 on."""
+    """Number of the try, from 1 on."""
     tag: int
-    """No other delivery of this epoch has it, and later ones have higher ones."""
+    """Number that is unique in the epoch and rises with each delivery."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,22 +63,22 @@ class _Flight:
     tag: int
     deadline: float
     has_begun: bool
-    """Its member has handed it to the application, or does not report that."""
+    """True if the member handed the delivery to its application, or does not report that."""
     is_done: bool = False
-    """In an ordered group: acknowledged, and behind one that is not."""
+    """True if it is acknowledged and waits for an earlier one. Used in ordered groups only."""
     has_alarm: bool = True
-    """It has an entry among the deadlines; a longer time needs no other one."""
+    """True if it has an entry in the deadlines. A later deadline needs no second entry."""
 
 
 @dataclass(eq=False, slots=True)
 class _Member:
     room: int
-    """How many it may have at a time."""
+    """Largest number of deliveries in flight for the member."""
     tells_begun: bool
-    """Whether it reports what it hands to its application."""
+    """True if the member reports what it hands to its application."""
     flights: dict[int, _Flight] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
-    """In an ordered group: ids that it acknowledged, the highest first, each less than 0; some are settled by now."""
+    """Heap of negated ids that the member acknowledged, in an ordered group. Some may be settled by now."""
 
 
 class DeliveryTracker:
@@ -87,20 +87,20 @@ class DeliveryTracker:
         self.state = state
         self._dispatch = dispatch_order_for(settings.mode)
         self._members: dict[str, _Member] = {}
-        """The one whose turn it is first; in an ordered group, the one that came first."""
+        """Members by name, in the order of their next delivery. In an ordered group: in the order in which they joined."""
         self._flights: dict[int, _Flight] = {}
-        """What is in somebody's hands, in the order in which it was given out."""
+        """Deliveries in flight by id, in the order in which they were delivered."""
         self._order: list[int] = []
-        """The ids in flight, rising, and some that were."""
+        """Sorted ids in flight, with some stale ones."""
         self._deadlines: list[tuple[float, int, int]] = []
-        """With id and tag: one for each delivery at most, which may be too early."""
+        """Heap of deadline, id and tag: at most one for each delivery. An entry may be earlier than the deadline."""
         self.work = 0
-        """Rises with what it took to hear members: stretches of ids, deliveries and intervals that were looked at."""
+        """Ranges of ids, deliveries and intervals that acknowledgements made it examine. The number only rises."""
         self._tag = 0
         self._timed = 0
-        """In an ordered group, the tag of the first delivery: its time is what counts."""
+        """Tag of the first delivery in flight in an ordered group, whose deadline is the one that counts."""
         self.cursor = state.floor
-        """What is offered; what lies behind it and is to be offered again stands in `_again`."""
+        """Highest id that was offered. Lower ids that must be offered again are in `_again`."""
         self._again: set[int] = set()
 
     def check(self) -> None:
@@ -118,14 +118,14 @@ class DeliveryTracker:
 
     @property
     def room(self) -> int:
-        """So many more transactions may be offered. What was open before this epoch always may: without it nothing would
-        become less."""
+        """Return how many more transactions may be offered. Those that were open before this epoch are never held back
+        by open intervals, or the group could not recover from too many."""
         is_full = len(self.state.open) >= INTERVALS_MAX and self.upcoming > self.state.reach
         return 0 if is_full or self.state.stopped else max(0, AHEAD_MAX - self._dispatch.waiting)
 
     @property
     def upcoming(self) -> int:
-        """The id that is to be offered next; between the cursor and it nothing is to be done."""
+        """Return the id to offer next. Between the cursor and this id nothing is open."""
         if self.cursor >= self.state.reach:
             return self.cursor + 1
         following = next(self.state.open.within(self.cursor + 1, self.state.reach), None)
@@ -133,12 +133,12 @@ class DeliveryTracker:
 
     @property
     def again(self) -> list[int]:
-        """What has to be offered again: it lies behind the cursor, and is to be done all the same."""
+        """Return the sorted ids below the cursor that must be offered again."""
         return sorted(self._again)
 
     def offer(self, id: int, key: Hashable | None = None, *, is_wanted: bool = True) -> None:
-        """What stands in the log, id by id: `upcoming`, or one of `again`. `key`: of a keyed group. `is_wanted`: False for
-        what its filter leaves out."""
+        """Take a transaction of the log: `upcoming`, or one of `again`. `key` is used in keyed groups. `is_wanted` is
+        False if the filter of the group excludes it."""
         if id in self._again:
             self._again.remove(id)
         else:
@@ -154,8 +154,8 @@ class DeliveryTracker:
             state.settle(id, id)
 
     def lose(self, first: int, now: float) -> int:
-        """The log begins at this id now. How many of those before it were still to be done, or were not known yet, and
-        never will be done."""
+        """Drop everything below `first`, where the log begins now. Return how many transactions that were open or not
+        yet seen are never delivered."""
         last = first - 1
         lost = max(0, last - self.state.reach) + self.skip(0, last, now)
         if last > self.state.reach:
@@ -165,7 +165,7 @@ class DeliveryTracker:
 
     @property
     def waiting(self) -> int:
-        """How many were offered and are in nobody's hands."""
+        """Return how many transactions were offered and are not in flight."""
         return self._dispatch.waiting
 
     @property
@@ -174,18 +174,18 @@ class DeliveryTracker:
 
     @property
     def oldest(self) -> float | None:
-        """When the time of the delivery is over that is longest in somebody's hands."""
+        """Return the deadline of the oldest delivery in flight; None if there is none."""
         return next(iter(self._flights.values())).deadline if self._flights else None
 
     def held(self, name: str) -> int:
-        """How many a member has in its hands."""
+        """Return how many deliveries a member has in flight."""
         return len(self._members[name].flights) if name in self._members else 0
 
     def room_of(self, name: str) -> int:
         return self._members[name].room
 
     def unsettled(self, name: str) -> int | None:
-        """The highest id that a member has acknowledged and that waits for those before it."""
+        """Return the highest id that a member acknowledged and that waits for earlier ones; None if there is none."""
         if name not in self._members:
             return None
         done, flights = self._members[name].done, self._members[name].flights
@@ -194,35 +194,35 @@ class DeliveryTracker:
         return -done[0] if done else None
 
     def is_out(self, delivery: Delivery) -> bool:
-        """Whether it is still in the hands that it was given to."""
+        """Return whether a delivery is still in flight."""
         flight = self._flights.get(delivery.id)
         return flight is not None and flight.tag == delivery.tag
 
     # -- members -------------------------------------------------------------------------------------------------------
 
     def join(self, name: str, room: int | None = None, *, tells_begun: bool = False) -> None:
-        """`room`: how many it wants at a time; never more than the group permits."""
+        """Add a member. `room` is how many deliveries in flight it asks for, bounded by the settings of the group."""
         most = self.settings.max_in_flight
         assert name not in self._members
         self._members[name] = _Member(most if room is None else max(0, min(room, most)), tells_begun)
 
     def leave(self, name: str, now: float, *, is_lost: bool) -> int:
-        """Give what it had to others; return how many failures that makes. `is_lost`: it did not say that it goes, and so
-        has failed in what it had begun; in an ordered group, in the first of that."""
+        """Remove a member and release its deliveries; return the number of failures. A member that was lost without
+        leaving has failed in each delivery that it had begun; in an ordered group, only in the first."""
         flights = self._members[name].flights
         had = list(flights) if self.settings.mode is not Mode.ORDERED else list(flights)[:1]
         failed = [id for id in had if is_lost and flights[id].has_begun]
         for id in failed:
-            self._fail(id, "its member went away", now)
+            self._fail(id, "its member was lost", now)
         while flights:
             self._return(next(iter(flights)), now)
         del self._members[name]
         return len(failed)
 
-    # -- giving out ----------------------------------------------------------------------------------------------------
+    # -- delivering ----------------------------------------------------------------------------------------------------
 
     def deliver(self, now: float) -> list[Delivery]:
-        """What goes out now: as much as members have room for."""
+        """Return the deliveries to send now, as many as members have room for."""
         found: list[Delivery] = []
         state, wait = self.state, self.settings.ack_wait
         while not state.stopped and (name := self._next_member()) is not None:
@@ -241,7 +241,7 @@ class DeliveryTracker:
             if self.settings.mode is Mode.ORDERED:
                 self._timed = self._tag if len(self._flights) == 1 else self._timed
             else:
-                self._members[name] = self._members.pop(name)  # the next one is another's turn
+                self._members[name] = self._members.pop(name)  # round robin
         return found
 
     def _next_member(self) -> str | None:
@@ -253,8 +253,8 @@ class DeliveryTracker:
         return None
 
     def wake(self, *, is_paused: bool = False) -> float | None:
-        """When `expire` or `deliver` have something to do, if nothing else happens before. `is_paused`: nothing is given
-        out, whatever is due."""
+        """Return when `expire` or `deliver` must be called next if nothing else happens; None for never. While the
+        group is paused nothing is delivered, so only deadlines count."""
         alarm = self._first_alarm()
         times = [] if alarm is None else [alarm[0]]
         may_give = not is_paused and not self.state.stopped and self._next_member() is not None
@@ -262,7 +262,8 @@ class DeliveryTracker:
         return min([*times, *([] if later is None else [later])], default=None)
 
     def _first_alarm(self) -> tuple[float, int, int] | None:
-        """The earliest deadline that counts. One of a delivery that has got more time is set later; others are dropped."""
+        """Return the earliest deadline that counts. Entries of extended deliveries are moved to their new deadline,
+        stale ones are dropped."""
         while self._deadlines:
             deadline, id, tag = self._deadlines[0]
             flight = self._flights.get(id)
@@ -278,7 +279,7 @@ class DeliveryTracker:
         return None
 
     def expire(self, now: float) -> int:
-        """Take away what members have had for too long; return how many failures that makes."""
+        """Release deliveries whose deadline is over; return the number of failures."""
         count = 0
         while (alarm := self._first_alarm()) is not None and alarm[0] <= now:
             _, id, _ = heappop(self._deadlines)
@@ -289,15 +290,15 @@ class DeliveryTracker:
                 self._return(id, now)
         return count
 
-    # -- what members say ----------------------------------------------------------------------------------------------
+    # -- acknowledgements ----------------------------------------------------------------------------------------------
 
     def begin(self, name: str, epoch: int, tag: int, first: int, last: int) -> None:
-        """Its application has it in hand from now on."""
+        """Record that the member handed these deliveries to its application."""
         for id in self._heard(name, epoch, tag, first, last)[0]:
             self._flights[id].has_begun = True
 
     def acknowledge(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
-        """It is done, and is never given out again in this epoch."""
+        """Mark deliveries as done; they are never delivered again in this epoch."""
         mine, result = self._heard(name, epoch, tag, first, last)
         if self.settings.mode is Mode.ORDERED:
             for id in mine:
@@ -311,15 +312,15 @@ class DeliveryTracker:
     def refuse(
         self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str, delay: float | None = None
     ) -> AckResult:
-        """It failed, and may be tried again: after this pause, or that of the group."""
+        """Fail deliveries. They are retried after `delay`, or after the pause of the group."""
         mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
-            if id in self._flights:  # else it came back with one before it
+            if id in self._flights:  # else it was released with an earlier one
                 self._fail(id, reason, now, delay)
         return result
 
     def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> AckResult:
-        """It will never be done: its tries are used up at once."""
+        """Fail deliveries for good, as if their tries were used up."""
         mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
             if id in self._flights:
@@ -328,14 +329,14 @@ class DeliveryTracker:
         return result
 
     def extend(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
-        """It takes longer: the time begins anew."""
+        """Restart the time of deliveries."""
         mine, result = self._heard(name, epoch, tag, first, last)
         for id in mine:
             self._prolong(id, self._flights[id], now)
         return result
 
     def _heard(self, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
-        """Which of these ids are in its hands, by a delivery that it knows of; and what the others are."""
+        """Return which of these ids the member has in flight under a tag that it names, and how the rest is counted."""
         assert 0 <= first <= last
         if epoch != self.state.epoch:
             return [], AckResult(is_old=True)
@@ -355,19 +356,17 @@ class DeliveryTracker:
             unknown=unknown,
         )
 
-    # -- what operators say --------------------------------------------------------------------------------------------
+    # -- operators -----------------------------------------------------------------------------------------------------
 
     def skip(self, first: int, last: int, now: float) -> int:
-        """Nothing of this is to be done any more; how many of them were. What lies above `reach` was never to be done yet,
-        and is not skipped."""
+        """Mark a range of open ids as done; return how many there were. Ids above `reach` are left as they are."""
         skipped = sum(end - begin + 1 for begin, end, _ in self.state.open.within(first, last))
         if first <= min(last, self.state.reach):
             self._take_away(first, min(last, self.state.reach), now)
         return skipped
 
     def replay(self, ids: Iterable[int]) -> list[int]:
-        """Parked ones are to be done again, each once: one that fails again is parked again, and stays so. Which of these
-        were parked."""
+        """Open parked transactions again, with one try each; return those that were parked."""
         found = [id for id in sorted(set(ids)) if id in self.state.parked]
         for id in found:
             self.state.release(id, is_open=True)
@@ -376,20 +375,20 @@ class DeliveryTracker:
         return found
 
     def discard(self, ids: Iterable[int]) -> list[int]:
-        """Parked ones are left for good."""
+        """Drop parked transactions for good; return those that were parked."""
         found = [id for id in sorted(set(ids)) if id in self.state.parked]
         for id in found:
             self.state.release(id, is_open=False)
         return found
 
     def resume(self) -> None:
-        """After it has stopped: what stopped it has one more try."""
+        """Let a stopped group continue, with one more try of what stopped it."""
         self.state.resume()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _drop(self, id: int) -> None:
-        """It is in nobody's hands."""
+        """Remove a delivery from those in flight."""
         flight = self._flights.pop(id)
         del self._members[flight.member].flights[id]
         if max(len(self._order), len(self._deadlines)) > 2 * len(self._flights) + STALE_MAX:
@@ -398,18 +397,18 @@ class DeliveryTracker:
             heapify(self._deadlines)
 
     def _is_alarm(self, alarm: tuple[float, int, int]) -> bool:
-        """Whether it is of a delivery that is still in flight."""
+        """Return whether an entry of the deadlines belongs to a delivery in flight."""
         flight = self._flights.get(alarm[1])
         return flight is not None and flight.tag == alarm[2]
 
     def _place_in_order(self, id: int) -> None:
-        """Most come in the order of the log."""
+        """Insert an id into the sorted ids; most arrive in the order of the log."""
         at = bisect_left(self._order, id)
         if at == len(self._order) or self._order[at] != id:
             self._order.insert(at, id)
 
     def _return(self, id: int, at: float) -> None:
-        """It goes out again, from this time on."""
+        """Release a delivery, to be delivered again from the time `at` on."""
         self._drop(id)
         for other in self._dispatch.back(id, at):
             self._drop(other)
@@ -441,8 +440,9 @@ class DeliveryTracker:
             self._dispatch.done(id)
 
     def _settle_done(self, now: float) -> None:
-        """In an ordered group the place is one mark: what is acknowledged counts when all before it is done. The time of
-        the next one begins then: its member does one after the other."""
+        """Settle the acknowledged deliveries at the head of an ordered group, in which nothing is settled before
+        everything in front of it. The deadline of the next delivery starts then, because a member works on one after
+        the other."""
         self._settle([id for id, _ in takewhile(lambda one: one[1].is_done, self._flights.items())])
         if self.settings.mode is Mode.ORDERED and self._flights:
             id, flight = next(iter(self._flights.items()))
@@ -457,7 +457,7 @@ class DeliveryTracker:
             heappush(self._deadlines, (flight.deadline, id, flight.tag))
 
     def _take_away(self, first: int, last: int, now: float) -> None:
-        """From members, from those that wait, and from what is to be done."""
+        """Remove a range of ids from the deliveries in flight, the dispatch order and the open ids."""
         for begin, end, _ in list(self.state.open.within(first, last)):
             for id in range(begin, min(end, self.cursor) + 1):
                 if id in self._again:
@@ -471,7 +471,7 @@ class DeliveryTracker:
 
 
 def _stretches(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Ids that follow each other, as one."""
+    """Join consecutive ids into ranges."""
     found: list[tuple[int, int]] = []
     for id in ids:
         if found and found[-1][1] == id - 1:

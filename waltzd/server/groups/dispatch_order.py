@@ -1,7 +1,7 @@
-"""In which order the transactions of a partition are given out, for each mode of a group. Pure.
+"""The order in which transactions of a partition are delivered, for each mode of a group. Pure.
 
-What is to be done waits here until it is taken; what was taken comes back, after a pause, or is done. Ids come in rising
-order, but for those that were parked and are to be done again: of their key, these are the last.
+An open transaction waits here until it is taken. A taken one is put back after a failure, or is done. Ids are added in
+rising order, except parked transactions that are replayed: those come last of their key.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from waltzd.protocol.groups import Mode
 class DispatchOrder(Protocol):
     @property
     def waiting(self) -> int:
-        """How many are not taken."""
+        """Return how many transactions are not taken."""
         ...
 
     def add(self, id: int, key: Hashable | None) -> None: ...
     def take(self, now: float) -> int | None:
-        """The next one, if one may be given out now."""
+        """Take the next transaction; return None if none may be delivered now."""
         ...
 
     def back(self, id: int, at: float) -> list[int]:
-        """One that was taken is to be done again, not before this time; which others have to come back with it."""
+        """Put back a transaction that was taken, not to be taken before the time `at`. Return the others that must be
+        put back with it."""
         ...
 
     def done(self, id: int) -> None:
-        """Of one that was taken, or that waits."""
+        """Remove a transaction, whether it was taken or waits."""
         ...
 
     def wake(self) -> float | None:
-        """When one that has to wait may be given out; None: none has to."""
+        """Return when the next pause ends; None if nothing is paused."""
         ...
 
 
 class QueueOrder:
-    """The lowest id goes first."""
+    """Order of a queue: the lowest id first."""
 
     def __init__(self) -> None:
         self._ready: list[tuple[int, int]] = []
-        """Ids, each with its entry."""
+        """Heap of ids that may be taken, each with its entry number."""
         self._later: list[tuple[float, int, int]] = []
         self._entries: dict[int, int] = {}
-        """Of each id that waits: which entry in the two lists is its own. Others are what it has left there."""
+        """Entry number of each waiting id. Entries of the two heaps with another number are stale."""
         self._number = 0
 
     @property
@@ -86,13 +87,13 @@ class QueueOrder:
 
 
 class KeyedOrder:
-    """Only the first of each key may be taken: the others stand behind it until it is done."""
+    """Order of a keyed group: of each key only the first transaction may be taken, the rest waits until it is done."""
 
     def __init__(self) -> None:
         self._heads = QueueOrder()
         self._keys: dict[int, Hashable] = {}
         self._lines: dict[Hashable, deque[int]] = {}
-        """Of each key, what is not done; the first may be taken, or has been."""
+        """Ids of each key that are not done. The first one may be taken or is taken."""
         self._behind = 0
 
     @property
@@ -139,14 +140,14 @@ class KeyedOrder:
 
 
 class LogOrder:
-    """All in one line. When one comes back, everything behind it comes back, too, and waits behind it."""
+    """Order of the log. If a transaction is put back, all that were taken after it are put back, too, and wait for it."""
 
     def __init__(self) -> None:
         self._line: list[int] = []
-        """What is not done: `_taken` of them are taken, and they are the first ones; the others rise."""
+        """Ids that are not done. The first `_taken` are taken; the rest is sorted."""
         self._taken = 0
         self._pauses: dict[int, float] = {}
-        """Before which time one must not be taken."""
+        """Time before which an id must not be taken."""
 
     @property
     def waiting(self) -> int:

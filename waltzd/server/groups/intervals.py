@@ -1,7 +1,7 @@
-"""A small number for each of many ids, kept as intervals of ids that have the same one. Pure.
+"""A sparse map from ids to small numbers, stored as intervals of consecutive ids with an equal number. Pure.
 
-Ids that have none cost nothing. Intervals never touch with equal numbers, so there are as few as there can be, and equal
-contents are equal values.
+An id without a number takes no memory. Adjacent intervals never have equal numbers, so the representation is minimal,
+and maps with equal contents compare equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Intervals:
         self._values: list[int] = []
 
     def __len__(self) -> int:
-        """How many intervals there are."""
+        """Return the number of intervals."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[Interval]:
@@ -39,7 +39,7 @@ class Intervals:
 
     @property
     def first(self) -> int | None:
-        """The lowest id that has a number."""
+        """Return the lowest id that has a number; None if there is none."""
         return self._firsts[0] if self._firsts else None
 
     @property
@@ -48,7 +48,7 @@ class Intervals:
 
     @property
     def ids(self) -> int:
-        """How many ids have a number."""
+        """Return how many ids have a number."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def get(self, id: int) -> int | None:
@@ -56,14 +56,14 @@ class Intervals:
         return self._values[at] if at >= 0 and id <= self._lasts[at] else None
 
     def within(self, first: int, last: int) -> Iterator[Interval]:
-        """What lies between two ids, cut at both."""
+        """Yield the intervals between two ids, clipped at both ends."""
         at = bisect_left(self._lasts, first)
         while at < len(self._firsts) and self._firsts[at] <= last:
             yield Interval(max(first, self._firsts[at]), min(last, self._lasts[at]), self._values[at])
             at += 1
 
     def put(self, first: int, last: int, value: int | None) -> None:
-        """Give all of these ids this number, or none."""
+        """Set the number of all ids from `first` to `last`; None removes it."""
         assert 0 <= first <= last
         if not self._lasts or first > self._lasts[-1]:  # most ids come in their order
             self._append(first, last, value)

@@ -1,15 +1,15 @@
-"""What is kept of a group in one partition: where it stands, through any change of owner. Pure.
+"""The durable state of a group in one partition: it survives any change of owner. Pure.
 
-Everything up to `reach` is known to the group. Of that, `open` is what is neither acknowledged nor parked, each id with the
-number of times that it failed; so everything below the lowest open id is done, and that is the *floor*. What a member has
-in its hands is not kept: a new owner gives it out again.
+The group has seen all ids up to `reach`. `open` holds those that are neither acknowledged nor parked, each with its
+number of failures. Everything below the lowest open id is done; the id before it is the *floor*. In-flight deliveries
+are not part of the state: a new owner delivers their transactions again.
 
-All of its ids are ids of one timeline of the log (`waltzd.protocol.timelines`). Where an operator ended that one, a state
-goes over to the current timeline when nothing above the fork is acknowledged; else it stays as it is, and the group stops.
+All ids belong to one timeline of the log (`waltzd.protocol.timelines`). When an operator ended that timeline, the state
+moves to the current one if nothing above the fork is acknowledged; otherwise it stays as it is, and the group stops.
 
-A state is written as a snapshot, which is all of it, and as deltas, each what changed since the one before. Reading a
-snapshot and the deltas behind it gives the state again. A delta names states and not steps, so one that holds many changes
-of an id says only the last.
+A state is written as a snapshot and as deltas, each with the changes since the delta before. A snapshot and the deltas
+that follow it give the state again. A delta holds resulting values and not steps, so several changes of one id take one
+row.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.server.groups.intervals import Interval, Intervals
 
 SETTLED = 0xFFFF
-"""In a delta, of ids that are not open any more."""
+"""Number of failures that marks ids in a delta as not open any more."""
 FAILURES_MAX = SETTLED - 1
 PARKED_MAX = 10_000
 TEXT_BYTES_MAX = 1024
 VERSION, FORKED = 1, 2
-"""Of bytes of the first timeline, and of those that name another one behind the head."""
+"""Versions of the encoding: without a timeline, which stands for the first one, and with one behind the head."""
 _SNAPSHOT, _DELTA = 1, 2
 _HEAD = struct.Struct(">BBqqIIIH")
-"""Kind, version, epoch, reach, how many intervals, parked and released ids there are, and the length of `stopped`."""
+"""Kind, version, epoch, reach, the numbers of intervals, parked ids and released ids, and the length of `stopped`."""
 _INTERVAL = struct.Struct(">qqH")
-"""First id, last id, failures."""
+"""First id, last id and number of failures."""
 _PARKED = struct.Struct(">qHHH")
-"""Id, failures, and the lengths of two texts."""
+"""Id, number of failures, and the lengths of two texts."""
 _ID = struct.Struct(">q")
 
 
 class Parked(NamedTuple):
-    """A transaction that was put aside: it counts as done, and waits for an operator."""
+    """A dead letter: a transaction that was put aside. It counts as done until an operator replays or discards it."""
 
     failures: int
     member: str
-    """Which had it last."""
+    """Name of the member that had the last delivery."""
     reason: str
 
 
@@ -63,13 +63,13 @@ class _Read:
 
 
 class Dropped(NamedTuple):
-    """What a state forgot when it went over to another timeline."""
+    """Parts of a state that were dropped when it moved to another timeline."""
 
     fork: int
     reach: int
-    """Up to where it knew ids before."""
+    """Reach of the state before the move."""
     parked: int
-    """Parked transactions above the fork."""
+    """Number of parked transactions above the fork."""
 
 
 class GroupState:
@@ -87,18 +87,18 @@ class GroupState:
     )
 
     def __init__(self, *, after: int = -1, epoch: int = 1, timeline: UUID = FIRST) -> None:
-        """A group that begins behind an id."""
+        """Start a group behind the id `after`."""
         assert after >= -1
         assert epoch >= 1
         self.epoch = epoch
-        """It rises with each owner and each reset: an acknowledgement of an older one counts for nothing."""
+        """Number that rises with each owner and each reset. Acknowledgements of an older epoch do not count."""
         self.timeline = timeline
-        """Identity of the timeline in which all ids are ids."""
+        """Timeline to which all ids of the state belong."""
         self.reach = after
         self.open = Intervals()
         self.parked: dict[int, Parked] = {}
         self.stopped = ""
-        """Why nothing is given out; empty while the group goes on."""
+        """Why nothing is delivered; empty unless the group has stopped."""
         self._touched = Intervals()
         self._touched_parked: dict[int, None] = {}
         self._released: dict[int, None] = {}
@@ -111,7 +111,7 @@ class GroupState:
 
     @property
     def floor(self) -> int:
-        """Everything up to it is acknowledged or parked."""
+        """Return the highest id up to which every id is acknowledged or parked."""
         first = self.open.first
         return self.reach if first is None else first - 1
 
@@ -121,7 +121,7 @@ class GroupState:
         assert self.epoch >= 1
 
     def acknowledged_above(self, id: int) -> int:
-        """How many ids above this one are done, and not by being parked: acknowledged, skipped, or not wanted."""
+        """Return how many ids above `id` are done without being parked: acknowledged, skipped or filtered out."""
         if self.reach <= id:
             return 0
         first = max(0, id + 1)
@@ -135,8 +135,8 @@ class GroupState:
         self._is_changed = True
 
     def follow(self, lineage: Lineage) -> Dropped | None:
-        """Go over to the current timeline of the log; it is written as a snapshot. Returns what was dropped, None where the
-        state is of the current timeline already. Nothing above the fork may be acknowledged."""
+        """Move to the current timeline of the log; the next entry must be a snapshot. Return what was dropped, or None
+        if the state is of the current timeline already. Nothing above the fork may be acknowledged."""
         shared = lineage.shared_to(self.timeline)
         if shared is None:
             return None
@@ -151,13 +151,13 @@ class GroupState:
         return dropped
 
     def reach_to(self, id: int, *, is_open: bool) -> None:
-        """The group knows one id more; of one that it does not want, it knows that there is nothing to do."""
+        """Extend `reach` by one id. It is done at once if the filter of the group excludes it."""
         assert id == self.reach + 1
         self.reach = id
         self._put(id, id, 0 if is_open else None)
 
     def jump_to(self, id: int) -> None:
-        """Nothing up to this id is to be done, also where the group knew nothing of it."""
+        """Extend `reach` to an id, and mark everything between as done."""
         assert id > self.reach
         first, self.reach = self.reach + 1, id
         self._put(first, id, None)
@@ -167,7 +167,7 @@ class GroupState:
         self._put(first, last, None)
 
     def fail(self, id: int) -> int:
-        """How often it failed by now."""
+        """Count one more failure of an open id and return its number of failures."""
         failures = self.open.get(id)
         assert failures is not None
         failures = min(failures + 1, FAILURES_MAX)
@@ -184,7 +184,7 @@ class GroupState:
         self._released.pop(id, None)
 
     def release(self, id: int, *, is_open: bool) -> None:
-        """A parked one is to be done again, from its first try on, or is left for good."""
+        """Remove a parked id: open it again with no failure, or leave it as done for good."""
         del self.parked[id]
         self._touched_parked.pop(id, None)
         self._released[id] = None
@@ -208,11 +208,11 @@ class GroupState:
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """All of it. It puts itself in the place of everything before."""
+        """Encode the whole state. A snapshot replaces all earlier entries about it."""
         return self._encode(_SNAPSHOT, self.open, self.parked, ())
 
     def delta(self) -> bytes | None:
-        """What changed since the last delta; None: nothing did."""
+        """Encode the changes since the last delta; return None if there are none."""
         if not self._is_changed:
             return None
         parked = {id: self.parked[id] for id in self._touched_parked}
@@ -221,7 +221,7 @@ class GroupState:
         return data
 
     def forget_changes(self) -> None:
-        """They are in a snapshot that was just written."""
+        """Discard the recorded changes after they were written in a snapshot."""
         self._touched.clear()
         self._touched_parked.clear()
         self._released.clear()
@@ -257,32 +257,32 @@ class GroupState:
 
     @classmethod
     def of(cls, snapshot: bytes) -> GroupState:
-        """Raises `GroupStateDamaged` for what is no snapshot."""
+        """Decode a snapshot. Raise `GroupStateDamaged` if it is malformed."""
         found = _read(snapshot)
         if found.kind != _SNAPSHOT:
-            raise GroupStateDamaged("what is kept of a group begins with a delta: the snapshot before it is missing")
+            raise GroupStateDamaged("the state of a group begins with a delta, and the snapshot before it is missing")
         state = cls(after=found.reach, epoch=found.epoch, timeline=found.timeline)
         for first, last, failures in found.intervals:
             if failures == SETTLED:
-                raise GroupStateDamaged("a snapshot of a group has ids that are said to be done")
+                raise GroupStateDamaged("a snapshot of a group lists ids that are done")
             state.open.put(first, last, failures)
         state.parked, state.stopped = found.parked, found.stopped
         state._check_read()
         return state
 
     def apply(self, data: bytes) -> GroupState:
-        """The state behind the next delta, or the next snapshot: another one, or this one, changed."""
+        """Return the state after the next delta or snapshot. A delta changes this state in place."""
         found = _read(data)
         if found.epoch < self.epoch:
             raise GroupStateDamaged(
-                f"what is kept of a group goes back from epoch {self.epoch} to {found.epoch}: an owner that was replaced "
-                "has written, which its lock should have refused"
+                f"the state of a group goes back from epoch {self.epoch} to {found.epoch}: an owner that was replaced "
+                "has written, which its lock should have prevented"
             )
         if found.kind == _SNAPSHOT:
             return GroupState.of(data)
         if found.timeline != self.timeline:
             raise GroupStateDamaged(
-                f"a delta of a group is of timeline {found.timeline}, and the group stands on {self.timeline}"
+                f"a delta of a group is of timeline {found.timeline}, and its state is of {self.timeline}"
             )
         if found.reach < self.reach:
             raise GroupStateDamaged(f"a delta of a group goes back from id {self.reach} to {found.reach}")
@@ -297,26 +297,26 @@ class GroupState:
 
     def _check_read(self) -> None:
         if self.open.last is not None and self.open.last > self.reach:
-            raise GroupStateDamaged(f"a group has open ids up to {self.open.last}, and knows none above {self.reach}")
+            raise GroupStateDamaged(f"a group has open ids up to {self.open.last}, above its reach {self.reach}")
         for id in self.parked:
             if not 0 <= id <= self.reach or self.open.get(id) is not None:
-                raise GroupStateDamaged(f"id {id} of a group is parked, and open or unknown")
+                raise GroupStateDamaged(f"id {id} of a group is parked, and also open or above its reach {self.reach}")
 
 
 def _cut(text: str) -> str:
-    """What is kept of a text that a member gave, or of its name."""
+    """Cut a text of a member to the longest that is kept."""
     return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
 
 class _Reader:
-    """Goes through bytes, and never beyond their end."""
+    """Reader that never reads beyond the end of its bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise GroupStateDamaged("what is kept of a group ends in the middle")
+            raise GroupStateDamaged(f"the state of a group is cut off after {len(self._data)} bytes")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -327,7 +327,7 @@ class _Reader:
         try:
             return self.take(size).decode()
         except UnicodeDecodeError as error:
-            raise GroupStateDamaged("what is kept of a group has a text that is none") from error
+            raise GroupStateDamaged("the state of a group has a text that is not UTF-8") from error
 
     @property
     def is_over(self) -> bool:
@@ -338,15 +338,15 @@ def _read(data: bytes) -> _Read:
     reader = _Reader(data)
     kind, version, epoch, reach, intervals, parked, released, stopped = _HEAD.unpack(reader.take(_HEAD.size))
     if version not in (VERSION, FORKED) or kind not in (_SNAPSHOT, _DELTA):
-        raise GroupStateDamaged(f"what is kept of a group has kind {kind} and version {version}, which are not known here")
+        raise GroupStateDamaged(f"unknown kind {kind} or version {version} of the state of a group")
     if epoch < 1 or reach < -1:
-        raise GroupStateDamaged(f"what is kept of a group says epoch {epoch} and id {reach}")
+        raise GroupStateDamaged(f"the state of a group has epoch {epoch} and reach {reach}; the lowest are 1 and -1")
     timeline = UUID(bytes=reader.take(16)) if version == FORKED else FIRST
-    said = reader.text(stopped)
+    reason = reader.text(stopped)
     rows, before = list[Interval](), -1
     for first, last, failures in reader.rows(_INTERVAL, intervals):
         if not before < first <= last:
-            raise GroupStateDamaged("the ids that are kept of a group do not rise")
+            raise GroupStateDamaged(f"the ids of a group are not increasing ({first} to {last} after {before})")
         before = last
         rows.append(Interval(first, last, failures))
     aside = dict[int, Parked]()
@@ -355,5 +355,5 @@ def _read(data: bytes) -> _Read:
         aside[id] = Parked(failures, reader.text(member), reader.text(reason))
     gone = tuple(id for (id,) in reader.rows(_ID, released))
     if not reader.is_over:
-        raise GroupStateDamaged("what is kept of a group goes on behind its end")
-    return _Read(kind, epoch, reach, tuple(rows), aside, gone, said, timeline)
+        raise GroupStateDamaged("the state of a group has bytes behind its end")
+    return _Read(kind, epoch, reach, tuple(rows), aside, gone, reason, timeline)

@@ -1,17 +1,17 @@
-"""All groups as a log holds them: what stands in its entries, and which of them have to be written anew. Pure.
+"""The group log: the entries of all groups, their replay, and which of them must be rewritten so that the log can be
+trimmed. Pure.
 
-An entry is the newest word on one thing: a group as it was made, that it is gone, or where it stands in one partition. To
-read the entries in their order is to know all groups; to read them from `floor` on comes to the same, so what lies
-before that may be trimmed. Entries under one lock of the log (`lock_of`) exclude each other: the owner of a partition
-writes under the lock of the group in that partition, with its own last mark, so what an owner that was replaced still
-writes is refused where everything is.
+An entry creates a group, deletes a group, or updates the state of a group in one partition. Replaying the entries in
+order gives all groups. Replaying from `floor` on gives the same result, so everything below `floor` may be trimmed.
+Entries under one lock (`lock_of`) exclude each other: the owner of a partition writes under the lock of the group in
+that partition, with its own last entry as the mark. So entries of an owner that was replaced are rejected by the log.
 
-What is no entry of ours (`_envelope`) is passed over and counted: somebody else has appended it. What is one, and cannot be
-understood, stops the reader, because what comes after it could mean something else; until an operator says, by an entry
-further on, that this one is to be passed over.
+A record that is not an entry (`_envelope`) was appended by another program: it is skipped and counted. An entry that
+cannot be decoded stops the replay, because later entries may depend on it. An operator lets the replay continue by a
+later entry that says to skip the bad one.
 
-A group is known by its name and by the id of the entry that made it: a group that was deleted and made again under its name
-is another one, and what is left of the first says nothing about it.
+A group is identified by its name and the id of the entry that created it. A group that was deleted and created again
+under its name is another group, and states of the first do not apply to it.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from waltzd.server.groups.delivery_tracker import GroupSettings
 from waltzd.server.groups.state import GroupState
 
 PREFIX = "waltz-group"
-"""Of the names of the locks."""
+"""Prefix of the names of all locks in the group log."""
 GARBAGE = 4
-"""The log is at most so many times as large as what it says."""
+"""Largest ratio of the size of the log to the size of its live entries, before entries are rewritten."""
 SLACK_BYTES = 64 << 10
-"""And so much more: below that, nothing is worth writing anew."""
+"""Bytes that the log may exceed that ratio by: a smaller log is never rewritten."""
 WHOLE_GROUP = -1
-"""In the place of a partition: an entry that is about the group itself."""
+"""Partition number in an entry about the group itself."""
 ITSELF = -1
-"""In the place of the id of the entry that made a group: this entry does."""
+"""Creation id in the entry that creates a group."""
 _HEAD = struct.Struct(">BBHqq")
-"""Kind, version, length of the name, partition, and the id of the entry that made the group."""
+"""Kind, version, length of the name, partition, and id of the entry that created the group."""
 _VERSION = 1
 _ENVELOPE_MAX = 32
-"""Kinds and versions up to here are those of a later version of Waltz: entries of ours that are not known here."""
+"""Highest kind and highest version that a later version of Waltz may use. An entry within these bounds is not skipped
+as foreign."""
 
 
 class Key(NamedTuple):
-    """What an entry is about."""
+    """Subject of an entry."""
 
     name: str
     made_at: int
-    """Of the entry that made the group: its id."""
+    """Id of the entry that created the group."""
     partition: int
 
 
@@ -63,7 +64,7 @@ class _Kind(enum.IntEnum):
     GONE = 2
     STATE = 3
     PASSED = 4
-    """An operator's word: the entry whose id stands in the place of that which made a group is to be passed over."""
+    """An operator's order to skip one entry. Its id is stored in place of the creation id."""
 
 
 def settings_of(meta: GroupMeta) -> GroupSettings:
@@ -78,12 +79,13 @@ def settings_of(meta: GroupMeta) -> GroupSettings:
 
 
 def lock_of(name: str, partition: int = WHOLE_GROUP) -> Lock:
-    """Under which an entry about it is written."""
+    """Return the lock under which an entry about the group, or its state in a partition, is written."""
     return write_lock(PREFIX, f"{name}/{partition}")
 
 
 def made(meta: GroupMeta, made_at: int = ITSELF) -> bytes:
-    """A new group; or, with the id of the entry that made it, the same one with other settings, or written anew."""
+    """Encode an entry that creates a group. With the id of its creation, encode one that changes or rewrites its
+    settings."""
     return _entry(_Kind.MADE, meta.name, WHOLE_GROUP, made_at, encode(meta))
 
 
@@ -92,7 +94,7 @@ def gone(name: str, made_at: int) -> bytes:
 
 
 def stands(name: str, partition: int, made_at: int, state: bytes) -> bytes:
-    """`state`: a snapshot or a delta."""
+    """Encode an entry with the state of a group in a partition. `state` is a snapshot or a delta."""
     assert partition >= 0
     return _entry(_Kind.STATE, name, partition, made_at, state)
 
@@ -103,18 +105,19 @@ def _entry(kind: _Kind, name: str, partition: int, made_at: int, rest: bytes) ->
 
 
 def pass_over(id: int) -> bytes:
-    """Not to be read: the entry with this id."""
+    """Encode an operator's order to skip the entry with this id."""
     return _entry(_Kind.PASSED, PREFIX, WHOLE_GROUP, id, b"")
 
 
 def passed_over(data: bytes) -> int | None:
-    """The id of the entry that is not to be read, if this one says so."""
+    """Return the id of the entry to skip if `data` is an operator's order to skip one; else None."""
     found = _envelope(data)
     return found[2].made_at if found is not None and found[:2] == (_Kind.PASSED, _VERSION) else None
 
 
 def _envelope(data: bytes) -> tuple[int, int, Key, bytes] | None:
-    """Kind, version, what it is about, and the rest; None if this is no entry of a server, of whatever version."""
+    """Split an entry of any version into kind, version, subject and content; return None if it is not an entry of a
+    server."""
     if len(data) < _HEAD.size:
         return None
     kind, version, size, partition, made_at = _HEAD.unpack_from(data)
@@ -130,62 +133,63 @@ def _parsed(data: bytes) -> tuple[_Kind, Key, bytes] | None:
         return None
     kind, version, key, rest = found
     if version != _VERSION or kind not in tuple(_Kind):
-        raise GroupStateDamaged(f"an entry about a group has kind {kind} and version {version}, which are not known here")
+        raise GroupStateDamaged(f"an entry has the unknown kind {kind} or version {version}")
     if (key.partition == WHOLE_GROUP) is (kind == _Kind.STATE):
-        raise GroupStateDamaged(f"an entry about a group speaks of partition {key.partition} of {key.name!r}")
+        raise GroupStateDamaged(f"an entry of kind {kind} about group {key.name!r} has the partition {key.partition}")
     return _Kind(kind), key, rest
 
 
 class GroupStateLog:
     def __init__(self, passed: frozenset[int] = frozenset()) -> None:
-        """`passed`: ids of entries that an operator has said are to be passed over."""
+        """Start with an empty log. `passed` holds the ids of entries that are skipped by an operator's order."""
         self._passed = passed
         self.foreign = 0
-        """Entries that were read and are none of ours."""
+        """Number of records read that are not entries of a server."""
         self.groups: dict[str, tuple[GroupMeta, int]] = {}
-        """Each with the id of the entry that made it."""
+        """Settings and creation id of each group, by name."""
         self._states: dict[Key, GroupState] = {}
-        """Also of groups whose own entry was written anew, and so comes later."""
+        """State of each group in each partition. Holds states of groups whose own entry was rewritten and follows later
+        in the log."""
         self._newest: dict[Key, int] = {}
-        """The id of the last entry about each."""
+        """Id of the newest entry about each subject."""
         self._live: OrderedDict[Key, tuple[int, int]] = OrderedDict()
-        """Of each thing that is said: the oldest entry that is needed for it, and its size. The oldest comes first."""
+        """Id and size of the oldest entry that is needed for each subject, in the order of the log."""
         self._live_bytes = 0
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        """Of all entries from the floor on."""
+        """Size of each entry from the floor on, by id."""
         self.bytes = 0
-        """Of all entries from the floor on."""
+        """Total size of the entries from the floor on."""
         self.reach = -1
-        """The last id that was read."""
+        """Id of the last entry read; -1 before the first."""
         self.timeline = FIRST
-        """Identity of the timeline of the group log that was read."""
+        """Timeline of the group log that was read."""
 
     @property
     def position(self) -> Position:
-        """The last id that was read, with its timeline."""
+        """Return the id of the last entry read, with its timeline."""
         return Position(self.reach, self.timeline)
 
     def state(self, name: str, partition: int) -> GroupState | None:
-        """Where a group stands in a partition; None where nobody has begun yet."""
+        """Return the state of a group in a partition; None if it has not begun there."""
         return self._states.get(Key(name, self.groups[name][1], partition))
 
     def newest(self, key: Key) -> int:
-        """The id of the last entry about where it stands there; -1 before the first."""
+        """Return the id of the newest entry about a subject; -1 if there is none."""
         return self._newest.get(key, -1)
 
     def states(self) -> Iterator[tuple[Key, GroupState]]:
-        """Where groups stand, in each partition in which they have begun."""
+        """Yield all states of groups, by subject."""
         return iter(self._states.items())
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def pass_to(self, id: int) -> None:
-        """Up to it no more entries stand in the log than were read: where it begins, or what is none."""
+        """Record that the log has no more entries up to an id: it was trimmed there, or holds none."""
         self.reach = max(self.reach, id)
 
     def read(self, id: int, data: bytes) -> Key | None:
-        """The next entry, and what it is about; None for one that says nothing. `GroupStateDamaged` for one of ours that
-        cannot be: nothing after it can be believed."""
+        """Replay the next entry and return its subject; None if it has none. Raise `GroupStateDamaged` if an entry
+        cannot be decoded or contradicts the log."""
         assert id > self.reach
         try:
             key = None if id in self._passed else self._understand(id, data)
@@ -222,10 +226,10 @@ class GroupStateLog:
     def _make(self, id: int, key: Key, rest: bytes) -> Key:
         meta = decode(GroupMeta, rest, f"the group {key.name}", GroupStateDamaged)
         if meta.name != key.name:
-            raise GroupStateDamaged(f"the group {key.name} calls itself {meta.name}")
+            raise GroupStateDamaged(f"the settings of group {key.name} have the name {meta.name}")
         made_at = id if key.made_at == ITSELF else key.made_at
         if self.groups.get(key.name, (meta, made_at))[1] != made_at:
-            raise GroupStateDamaged(f"the group {key.name} was made twice, which its lock should have refused")
+            raise GroupStateDamaged(f"the group {key.name} was created twice, which its lock should have prevented")
         self.groups[key.name] = meta, made_at
         return key._replace(made_at=made_at)
 
@@ -244,7 +248,7 @@ class GroupStateLog:
             self._states[key] = known.apply(rest)
         elif GroupState.is_snapshot(rest):
             self._states[key] = GroupState.of(rest)
-        # else a delta to what was trimmed: the snapshot that took its place comes later
+        # Else the snapshot before this delta was trimmed; a newer snapshot follows later in the log.
 
     def _drop(self, key: Key) -> None:
         _, size = self._live.pop(key, (0, 0))
@@ -254,11 +258,11 @@ class GroupStateLog:
 
     @property
     def floor(self) -> int:
-        """The lowest id that is needed: what is read from there on says the same."""
+        """Return the lowest id that is needed: replay from here on gives the same result."""
         return next(iter(self._live.values()))[0] if self._live else self.reach + 1
 
     @property
     def overdue(self) -> Key | None:
-        """What has to be written anew next, so that the log becomes shorter: where a group stands in a partition, or the
-        group itself."""
+        """Return the subject whose entry must be rewritten next so that the log can be trimmed; None if the log is
+        short enough."""
         return next(iter(self._live), None) if self.bytes > GARBAGE * self._live_bytes + SLACK_BYTES else None

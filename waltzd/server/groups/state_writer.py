@@ -1,15 +1,17 @@
-"""How the owner of a partition writes down where a group stands there: when, and whether it may still. Pure.
+"""When the owner of a partition writes the state of a group to the group log, and whether it still may. Pure.
 
-An owner claims the group first: it reads the ledger to its end, begins an epoch, and writes that. Each entry is written
-under the lock of the group in this partition, and says that its writer has seen the log up to its own last entry. So the
-lock is the fence: when another owner has claimed the group, every entry of this one is refused, however late it notices.
+An owner claims the group first: it reads the group log to its end, begins a new epoch, and writes an entry with that
+epoch. Each entry is written under the lock of the group in this partition, with the writer's own last entry as the mark
+of the lock. So the lock is the fence: after another owner has claimed the group, every entry of this owner is rejected,
+however late it notices.
 
-A refusal may be an estimate, since a log knows old locks only roughly, and an outcome may stay unknown. In both cases the
-owner reads on, and finds in the log what is so: its own entry, another epoch, or neither; then the same bytes are written
-again. An owner whose claim, or reset, was not plainly committed begins anew: an epoch costs nothing.
+A rejection may be false, because a log keeps old locks only approximately, and the outcome of an append may be unknown.
+In both cases the owner reads the log to its end and finds one of three things: its own entry, another epoch, or
+neither. If neither, it appends the same bytes again. An owner whose claim or reset has no certain outcome starts over
+with a new epoch, which costs nothing.
 
-Acknowledgements wait for company, for at most a second. What must be on the disks of a majority before it is answered is
-written at once.
+Acknowledgements are batched for at most one second. A change that must be durable before it is answered is written at
+once.
 """
 
 from __future__ import annotations
@@ -23,32 +25,33 @@ from waltzd.server.groups.state import Dropped, GroupState
 from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, stands
 
 DELAY_SECONDS = 1.0
-"""So long may acknowledgements wait; what was not written is given out again after a change of owner."""
+"""Longest time that acknowledgements are batched. Acknowledgements that were not written are lost with the owner: their
+transactions are delivered again."""
 CHANGES_MAX = 1000
-"""So many do not wait."""
+"""Number of unwritten changes at which an entry is written at once."""
 UNWRITTEN_MAX = 100_000
-"""With so many that could not be written, a group pauses."""
+"""Number of changes not known to be committed at which the group pauses."""
 
 
 class Write(NamedTuple):
-    """An entry that is to be appended."""
+    """One append to the group log."""
 
     data: bytes
     lock: Lock
     position: int
-    """What its writer has seen of the log, by its own word: the lock is compared with this."""
+    """Mark of the lock: the writer's own last entry, or the end of the log at its claim."""
 
 
 class GroupStateWriter:
     def __init__(
         self, key: Key, state_log: GroupStateLog, *, after: int, now: float, lineage: Lineage = NEVER_FORKED
     ) -> None:
-        """A claim. `ledger` has read all that was committed; `after`: where a group begins that has not begun here yet;
-        `lineage`: the timelines of the partition's log."""
+        """Begin a claim. `state_log` has read everything that was committed. `after` is the start position of a group
+        that has no state in this partition yet. `lineage` holds the timelines of the partition's log."""
         known = state_log.state(key.name, key.partition)
         self.key = key
         self.dropped: Dropped | None = None
-        """What was dropped when the state went over to the current timeline; None: it did not."""
+        """State that was dropped when the group moved to the current timeline; None if it did not move."""
         if known is None:
             timeline = after.timeline if isinstance(after, Position) else lineage.current
             self.state = GroupState(after=int(after), timeline=timeline)
@@ -60,28 +63,28 @@ class GroupStateWriter:
         self.state.begin_epoch()
         self._position = state_log.position
         self._is_whole = known is None or self.dropped is not None
-        """The next entry is a snapshot."""
+        """True if the next entry must be a snapshot."""
         self._pending: Write | None = None
         self._is_in_doubt = False
         self._begins_epoch = True
-        """The entry that is to be committed next is the first of its epoch."""
+        """True if the next entry to be committed is the first of its epoch."""
         self.is_claimed = False
-        """Until it is, nothing may be given out."""
+        """True once the claim is committed. Nothing is delivered before."""
         self.is_deposed = False
-        """Another owner has the group, or the group is gone: nothing of what is here counts any more."""
+        """True once another owner has claimed the group, or the group was deleted. Nothing held here counts any more."""
         self._changes = 1
-        """Of the state, since the beginning: the claim is the first."""
+        """Number of changes of the state since this writer began; the claim is the first."""
         self._written = 0
-        """How many of them are in entries that were given out to be appended."""
+        """Number of those changes that are in entries returned by `write`."""
         self.kept = 0
-        """How many of them are committed."""
+        """Number of those changes that are committed."""
         self._since: float | None = now
-        """When the first one came that is in no entry."""
+        """Time of the oldest change that is in no entry; None if there is none."""
 
     # -- when ----------------------------------------------------------------------------------------------------------
 
     def changed(self, now: float, count: int = 1) -> int:
-        """The state is another one. It is kept when `kept` has come to the number that this returns."""
+        """Record `count` changes of the state. They are durable once `kept` has reached the returned number."""
         self._changes += count
         if self._since is None:
             self._since = now
@@ -89,26 +92,26 @@ class GroupStateWriter:
 
     @property
     def changes(self) -> int:
-        """The number of the newest change: what is said now is kept when `kept` has come so far."""
+        """Return the number of the newest change. It is durable once `kept` has reached it."""
         return self._changes
 
     @property
     def unwritten(self) -> int:
-        """How many changes are not known to be committed."""
+        """Return how many changes are not known to be committed."""
         return self._changes - self.kept
 
     @property
     def is_writing(self) -> bool:
-        """An entry was given out, and what became of it is not told yet."""
+        """Return whether an entry was handed out by `write` and its outcome is not known yet."""
         return self._pending is not None
 
     def rewrite(self, now: float) -> int:
-        """Write all of it once more, as `changed`: the log becomes shorter by that."""
+        """Make the next entry a snapshot, so that older entries can be trimmed; return the number of the change."""
         self._is_whole = True
         return self.changed(now)
 
     def reset(self, state: GroupState, now: float) -> int:
-        """From here on the group stands elsewhere, in another epoch: as `changed`. No entry may be on its way."""
+        """Replace the state by one of a later epoch; return the number of the change. No entry may be in flight."""
         assert self._pending is None
         assert state.epoch > self.state.epoch
         self.state, self._is_whole, self._begins_epoch = state, True, True
@@ -116,17 +119,19 @@ class GroupStateWriter:
 
     @property
     def must_pause(self) -> bool:
-        """Too much of what members said is only here."""
+        """Return whether the group must pause because too many changes are uncommitted."""
         return self.unwritten >= UNWRITTEN_MAX
 
     def wake(self) -> float | None:
-        """When something is to be written, if nothing else happens before."""
+        """Return the time at which `write` must be called if nothing else happens before; None if nothing is to be
+        written."""
         if self._since is None or self._pending is not None or self.is_deposed:
             return None
         return self._since if not self.is_claimed else self._since + DELAY_SECONDS
 
     def write(self, now: float, state_log: GroupStateLog, *, is_urgent: bool = False) -> Write | None:
-        """What is to be appended now: one entry at a time. `is_urgent`: somebody waits for it."""
+        """Return the entry to append now; None if there is none. At most one entry is in flight. `is_urgent` skips the
+        batching delay."""
         wake = self.wake()
         if wake is None:
             return None
@@ -138,7 +143,7 @@ class GroupStateWriter:
         else:
             data = self.state.delta()
         self._since, self._written, self._is_whole = None, self._changes, False
-        if data is None:  # what changed has changed back
+        if data is None:  # the changes cancelled each other
             self.kept = self._written
             return None
         self._pending = Write(stands(*self._about, data), lock_of(self.key.name, self.key.partition), self._position)
@@ -156,12 +161,14 @@ class GroupStateWriter:
         self.is_claimed, self.kept = True, self._written
 
     def doubtful(self) -> None:
-        """It was refused, or what became of it is not known: read on to the end of what is committed, then `look`."""
+        """Record that the entry was rejected or that its outcome is unknown. The caller reads the log to its end and
+        calls `look`."""
         assert self._pending is not None
         self._is_in_doubt = True
 
     def look(self, state_log: GroupStateLog) -> Write | None:
-        """What stands in the log now, read to its end; what is to be appended once more."""
+        """Compare with the log, which was read to its end. Set `is_deposed` if another owner has the group; return the
+        entry to append again, if there is one."""
         group = state_log.groups.get(self.key.name)
         state = None if group is None else state_log.state(self.key.name, self.key.partition)
         is_ours = state is not None and state.epoch == self.state.epoch
@@ -169,7 +176,7 @@ class GroupStateWriter:
             self.is_deposed = True
         if self.is_deposed or not self._is_in_doubt:
             return None
-        if self._begins_epoch:  # a claim of this epoch by another owner would look like this entry
+        if self._begins_epoch:  # another owner's claim of this epoch could not be told from this entry
             self.is_deposed = True
             return None
         assert self._pending is not None

@@ -1,4 +1,4 @@
-"""All groups of a server in a few numbers, and the worst of them by name, however many there are. Pure."""
+"""Totals over all groups of a server, and the groups with the worst troubles by name, at most `TROUBLES_MAX`. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def totals_of(
     trouble: str,
     stopped_by: Callable[[Key, GroupState], str] = lambda key, state: state.stopped,
 ) -> GroupTotals:
-    """`committed_of`: what is committed in a partition; None where another server owns it. `trouble`: why the ledger may be
-    behind. `stopped_by`: why a group that is not at work would give nothing out."""
+    """Count all groups. `committed_of` returns the committed mark of a partition, None if another server owns it.
+    `trouble` is why the group log may be outdated here. `stopped_by` returns why an inactive group would deliver
+    nothing."""
     committed: dict[int, int | None] = {}
     members = in_flight = lags = parked_ones = stopped_ones = paused_ones = unattended = 0
     troubles: list[GroupTrouble] = []

@@ -207,7 +207,7 @@ def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
     [
         (b"\7" + made(MAILER)[1:], "kind 7"),
         (stands("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + stands("mailer", 0, 0, b"")[12:], "partition -1 of 'mailer'"),
-        (made(MAILER).replace(b"mailer", b"sender", 1), "the group sender calls itself mailer"),
+        (made(MAILER).replace(b"mailer", b"sender", 1), "the settings of group sender have the name mailer"),
         (made(MAILER)[:-3], "is not a JSON document"),
         (made(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),
         (stands("mailer", 0, 0, b"\1"), "ends in the middle"),
