@@ -1123,3 +1123,30 @@ def explain(cls: type[WaltzError]) -> tuple[str, str, str]:
     text, _, rest = " ".join((cls.__doc__ or "").split()).partition(" Not done: ")
     not_done, _, next_step = rest.partition(". Next: ")
     return text, not_done, next_step.removesuffix(".")
+
+
+def page() -> str:
+    """Return docs/errors.md: all exit codes and all errors, in Markdown."""
+    exits = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_MEANING.items())
+    parts = [
+        "# Errors\n\n"
+        "This page is made from `waltzd/errors.py` by `./dev generate`; a test fails when it is stale.\n\n"
+        "An error has a code that is the same in every version, and three parts: what failed, what was not done, and the\n"
+        "next step. `waltzctl errors lookup CODE` prints an entry of this page. Python programs catch an error by its\n"
+        "class in `waltzd.errors`.\n\n"
+        "## Exit codes\n\n"
+        f"| exit code | meaning |\n|---|---|\n{exits}\n\n"
+        "## Codes\n\n"
+        "*Retry* says what a program may do with the same request: `never`, `later`, or `elsewhere`, which is at another\n"
+        "server or storage.\n"
+    ]
+    for code, cls in tree().items():
+        text, not_done, next_step = explain(cls)
+        parts.append(
+            f"### {code} {cls.__name__}\n\n"
+            f"{text}\n\n"
+            f"- Not done: {not_done}.\n"
+            f"- Next: {next_step}.\n"
+            f"- Exit code {cls.exit_code}; retry {cls.retry.value}.\n"
+        )
+    return "\n".join(parts)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from waltzd import errors
 from waltzd.archive.place import check_place
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
@@ -523,5 +524,6 @@ FILES = {
             document(ServerConfig, "Server: configs/server.yml"),
         ]
     ),
+    "docs/errors.md": errors.page,
 }
 """The files of this repository that `./dev generate` makes of the declarations."""
