@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,10 +35,11 @@ from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
+from waltzd.protocol.positions import Position
 from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import state_log, state_writer
 from waltzd.server.groups.state import GroupState, Parked
-from waltzd.server.groups.state_log import lock_of, stands
+from waltzd.server.groups.state_log import WHOLE_GROUP, Key, lock_of, stands
 from waltzd.server.subscriptions import group_partition
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
@@ -461,6 +462,42 @@ def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
         assert known.floor > 100, "what was written first was written anew"
         assert set(known.groups) == {"one", "two", "three"}
         assert room.coordinator().needed_from() == known.floor <= known.reach
+
+    Room.run(story)
+
+
+class Removed:
+    """The group log, where another server removes a group between what this one has read and what it writes."""
+
+    def __init__(self, log: GroupLog, key: Key) -> None:
+        self._log, self._key, self._is_done = log, key, False
+        self.follow, self.read, self.close = log.follow, log.read, log.close
+
+    async def _remove(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            data = ledger.gone(self._key.name, self._key.made_at)
+            assert isinstance(await self._log.append(data, lock_of(self._key.name), await self._log.end()), Committed)
+
+    async def append(self, data: bytes, lock: Lock, position: Position) -> AppendOutcome:
+        await self._remove()
+        return await self._log.append(data, lock, position)
+
+    async def end(self) -> Position:
+        await self._remove()
+        return await self._log.end()
+
+
+def test_a_group_that_was_removed_meanwhile_does_not_come_back_when_its_entry_is_written_anew() -> None:
+    async def story(room: Room) -> None:
+        await room.make("mailer")
+        board = room.board(room.client.partition_count)  # of the owner of the group log
+        await board.level()
+        key = Key("mailer", board.ledger.groups["mailer"][1], WHOLE_GROUP)
+        board.group_log = cast(GroupLog, Removed(board.group_log, key))
+        assert await board._rewrite(key), "this server writes such entries"
+        await board.level()
+        assert board.ledger.groups == {}
 
     Room.run(story)
 
