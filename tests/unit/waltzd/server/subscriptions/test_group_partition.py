@@ -476,7 +476,7 @@ class Removed:
     async def _remove(self) -> None:
         if not self._is_done:
             self._is_done = True
-            data = ledger.gone(self._key.name, self._key.made_at)
+            data = state_log.gone(self._key.name, self._key.made_at)
             assert isinstance(await self._log.append(data, lock_of(self._key.name), await self._log.end()), Committed)
 
     async def append(self, data: bytes, lock: Lock, position: Position) -> AppendOutcome:
@@ -491,13 +491,13 @@ class Removed:
 def test_a_group_that_was_removed_meanwhile_does_not_come_back_when_its_entry_is_written_anew() -> None:
     async def story(room: Room) -> None:
         await room.make("mailer")
-        board = room.board(room.client.partition_count)  # of the owner of the group log
-        await board.level()
-        key = Key("mailer", board.ledger.groups["mailer"][1], WHOLE_GROUP)
-        board.group_log = cast(GroupLog, Removed(board.group_log, key))
-        assert await board._rewrite(key), "this server writes such entries"
-        await board.level()
-        assert board.ledger.groups == {}
+        coordinator = room.coordinator(room.client.partition_count)  # of the owner of the group log
+        await coordinator.level()
+        key = Key("mailer", coordinator.state_log.groups["mailer"][1], WHOLE_GROUP)
+        coordinator.group_log = cast(GroupLog, Removed(coordinator.group_log, key))
+        assert await coordinator._rewrite(key), "this server writes such entries"
+        await coordinator.level()
+        assert coordinator.state_log.groups == {}
 
     Room.run(story)
 
@@ -619,7 +619,7 @@ def test_an_operator_lets_groups_go_on_without_an_entry_that_cannot_be_understoo
     async def story(room: Room) -> None:
         await room.append(3)
         await room.make("mailer")
-        boards = [server.groups for server in room.cluster._servers.values() if server is not None]
+        coordinators = [server.groups for server in room.cluster._servers.values() if server is not None]
         coordinator = room.coordinator()
         async with room.member("mailer", "a", room=1) as a:
             await a.take(1)
@@ -637,7 +637,7 @@ def test_an_operator_lets_groups_go_on_without_an_entry_that_cannot_be_understoo
         with pytest.raises(GroupStateDamaged, match=f"entry {second.id} of"):
             await coordinator.pass_over(outcome.id)
         await coordinator.pass_over(second.id)
-        for other in boards:
+        for other in coordinators:
             assert other is not None
             await room.until(partial(_is_well, other))
         async with room.member("mailer", "b") as b:
