@@ -121,7 +121,52 @@ def test_idempotency() -> None:
     LocalCluster().run(story)
 
 
+def test_large_payloads(tmp_path: Path) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/large-payloads") as shown:
+            async with cluster.client() as client:
+                outcome = await shown.attach(client, tmp_path, 7, b"a long document")
+                assert await shown.attach(client, tmp_path, 7, b"a long document") != outcome
+                (stored,) = tmp_path.iterdir()
+                payload = (await client.read(outcome.partition, outcome.id)).payload
+                assert shown.load(tmp_path, payload) == b"a long document"
+                stored.write_bytes(b"another")
+                with pytest.raises(ValueError, match="is damaged"):
+                    shown.load(tmp_path, payload)
+
+    LocalCluster().run(story)
+
+
+def test_several_applications() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        cluster.set_channels({"orders": "0-1"})
+        with page("how-to/several-applications") as shown:
+            async with cluster.client(view=Positions(), partitions="orders") as client:
+                assert all([await shown.place(client, {}, f"customer {number}") for number in range(8)])
+            assert [len(await cluster.log(partition)) > 0 for partition in range(4)] == [True, True, False, False]
+
+    LocalCluster(partitions=4).run(story)
+
+
 # -- services ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.waltz(partitions=2)
+def test_django(blocking_waltz_cluster: BlockingCluster, tmp_path: Path) -> None:
+    from django.conf import settings
+    from django.test import RequestFactory
+
+    if not settings.configured:
+        settings.configure(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=(), SECRET_KEY="of a test")
+    requests = RequestFactory()
+    with page("how-to/django", blocking_waltz_cluster) as shown:
+        waltz = shown.Waltz(",".join(blocking_waltz_cluster.servers), str(tmp_path / "names.db"))
+        with closing(waltz):
+            answers = [
+                shown.take(requests.put("/names/ada", data=who, content_type="text/plain"), "ada", waltz).status_code
+                for who in ("ann", "bob")
+            ]
+        assert answers == [201, 409]
 
 
 @pytest.mark.waltz(partitions=2)

@@ -83,7 +83,8 @@ def django_settings() -> None:
     import django
     from django.conf import settings
 
-    settings.configure(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=(), SECRET_KEY="of a test")
+    if not settings.configured:  # a test of a page may have run before in this process
+        settings.configure(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=(), SECRET_KEY="of a test")
     django.setup()
 
 
