@@ -1,15 +1,16 @@
-"""The layout of a storage directory: every byte of it apart from the records.
+"""The layout of a storage directory: all bytes except records, batches and footers.
 
     <directory>/waltz-storage.ctl      control file: cluster key, and per partition two alternating checksummed structs
-    <directory>/waltz-storage.id       identity: a checksummed copy of the control header (ours; the original has none)
-    <directory>/waltz-storage.reserve  space kept for a start on a full disk (ours)
+    <directory>/waltz-storage.id       identity: a checksummed copy of the control header (not in the original Waltz)
+    <directory>/waltz-storage.reserve  space that is freed to start on a full disk (not in the original Waltz)
     <directory>/<partition>/<first id, 19 digits>.seg and .idx
-    <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (ours)
+    <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (not in the
+                                       original Waltz)
 
-All integers are big-endian. `docs/format.md` is this file in prose. Pure: bytes in, values out.
+All integers are big-endian. `docs/format.md` describes the same in prose. Pure: bytes in, values out.
 
-`decode` refuses what is wrong; `read_*` returns the value and everything that is wrong with it, as findings.
-"""
+A `decode` function raises an error for wrong bytes; a `read_*` function returns the value and all that is wrong, as
+findings."""
 
 from __future__ import annotations
 
@@ -25,30 +26,28 @@ from waltzd.format.checksum import single_byte_error
 from waltzd.format.finding import Code, Finding, Findings
 
 VERSION = 0
-"""Of every file but segments and their indexes, which may have a newer one. Each reader refuses a version that it does not
-know."""
+"""Version of all files but segments and indexes, which may have a newer version. Readers reject unknown versions."""
 BATCHES = 1
-"""The version of segments that hold batches (`waltzd.format.batch`), and of their indexes."""
+"""Version of segments that hold batches (`waltzd.format.batch`), and of their indexes."""
 VERSIONS = (VERSION, BATCHES)
-"""Of segments and indexes."""
+"""All versions of segments and indexes."""
 
 HEADER_BYTES = 128
 CONTROL_NAME = "waltz-storage.ctl"
 GROUPS_NAME = "waltz-groups.ctl"
-"""A control file for one partition: the group log, whose number is the one behind those of the first file."""
+"""Control file of the group log, whose partition number follows those in the first control file."""
 IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 SCRUB_NAME = "scrub.json"
 PROMISE_NAME = "promise"
-"""The segments that a rebuild of indexes has done already."""
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
 NEW_SUFFIX = ".new"
-"""A file under construction, renamed when it is whole. A start removes those it finds."""
+"""Suffix of a file that is being written, which is renamed once it is complete. A start of the storage removes such
+files."""
 
 ASIDE = ".set-aside-"
-"""Stands between the number of a partition that was taken off its storage and a number that tells such directories
-apart."""
+"""Separator in the name of a directory that was set aside: partition number, separator, and a number from 1 on."""
 _ASIDE_BUILD = f"{ASIDE}new"
 _ASIDE_NAME = re.compile(rf"(0|[1-9][0-9]{{0,9}}){re.escape(ASIDE)}[1-9][0-9]{{0,9}}")
 
@@ -68,7 +67,7 @@ def index_name(first_id: int) -> str:
 
 
 def first_id_of(name: str) -> int | None:
-    """The first transaction id in the name of a segment or index file; None for any other name."""
+    """Return the first transaction id in the name of a segment or index file; None for any other name."""
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
@@ -76,17 +75,17 @@ def first_id_of(name: str) -> int | None:
 
 
 def segment_ids(names: Iterable[str]) -> list[int]:
-    """The first ids of the segments among these names, ascending."""
+    """Return the first ids of the segments among these names, in ascending order."""
     return sorted(id_ for name in names if name.endswith(SEGMENT_SUFFIX) and (id_ := first_id_of(name)) is not None)
 
 
 def aside_name(partition: int, taken: Collection[str]) -> str:
-    """A free name for the directory of a partition whose files are kept and no longer used."""
+    """Return a free name for the directory of a partition whose files are kept and no longer used."""
     return next(name for turn in range(1, len(taken) + 2) if (name := f"{partition}{ASIDE}{turn}") not in taken)
 
 
 def aside_build_name(partition: int) -> str:
-    """The directory in which segments of a partition are copied, until they are whole and get their `aside_name`."""
+    """Return the name of the directory in which segments are copied before it is renamed to `aside_name`."""
     return f"{partition}{_ASIDE_BUILD}"
 
 
@@ -95,7 +94,7 @@ def is_aside_build(name: str) -> bool:
 
 
 def aside_partition(name: str) -> int | None:
-    """The partition whose files were set aside in the directory of this name; None for any other directory."""
+    """Return the partition whose files were set aside in the directory of this name; None for any other directory."""
     found = _ASIDE_NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
@@ -105,7 +104,7 @@ def index_offset(entry: int) -> int:
 
 
 def index_entries(size: int) -> int:
-    """How many whole entries an index file of this size holds."""
+    """Return the number of whole entries in an index file of this size."""
     return max(0, size - HEADER_BYTES) // INDEX_ENTRY_BYTES
 
 
@@ -117,7 +116,7 @@ def _sealed(body: bytes) -> bytes:
 
 
 def _unsealed(raw: bytes, size: int) -> bytes | None:
-    """The first `size` bytes; None where the checksum behind them is wrong or missing."""
+    """Return the first `size` bytes; None if the checksum after them is wrong or missing."""
     body = raw[:size]
     return body if raw[size : size + _CRC.size] == _CRC.pack(zlib.crc32(body)) else None
 
@@ -137,7 +136,7 @@ _FILE_HEADER = struct.Struct(">iq16siq")
 
 @dataclass(frozen=True, kw_only=True)
 class FileHeader:
-    """The first 128 bytes of a segment and of its index."""
+    """The header of a segment or index file, in its first 128 bytes."""
 
     created_ms: int
     key: UUID
@@ -163,7 +162,7 @@ class FileHeader:
 def read_header(
     raw: bytes, path: str, key: UUID | None, partition: int | None, first_id: int
 ) -> tuple[FileHeader | None, list[Finding]]:
-    """The header of a segment or an index in this place. Without a key or a partition it may be that of any."""
+    """Read the header of a segment or an index, and compare it with its place. A key or a partition of None matches any."""
     findings = Findings(path, partition)
     try:
         header = FileHeader.decode(raw, "the file")
@@ -189,7 +188,8 @@ def read_header(
 
 
 def check_header(raw: bytes, path: str, expected: FileHeader) -> FileHeader:
-    """The header, refused when it is not that of this place. Its date is its own, and its reserved part means nothing."""
+    """Return the header; raise the error of a finding if it belongs to another place. Its date and reserved part are
+    free."""
     header, findings = read_header(raw, path, expected.key, expected.partition, expected.first_id)
     for finding in misplaced(findings):
         raise finding.error()
@@ -198,7 +198,7 @@ def check_header(raw: bytes, path: str, expected: FileHeader) -> FileHeader:
 
 
 def misplaced(findings: list[Finding]) -> list[Finding]:
-    """The findings of a header by which the file is another one."""
+    """Return those findings of a header that show that the file belongs elsewhere: all but those of its reserved part."""
     return [finding for finding in findings if finding.first_byte is None or finding.first_byte < _FILE_HEADER.size]
 
 
@@ -211,9 +211,9 @@ CONTROL_INFO_BYTES = 4 + 2 * CONTROL_STRUCT_BYTES
 FLAG_AVAILABLE = 0x1
 FLAG_ASSIGNED = 0x4
 GROUP_SEGMENT_BYTES = 1 << 20
-"""Of the group log: what is not needed any more goes in whole segments."""
+"""Size at which a segment of the group log is sealed. Small, because the group log is trimmed by whole segments."""
 PARTITIONS_MAX = 1 << 16
-"""Far above any real cluster; a control file that claims more is damaged."""
+"""Limit of partitions, far above any real cluster: a control file that claims more is damaged."""
 
 
 def control_bytes(partitions: int) -> int:
@@ -249,7 +249,7 @@ class ControlHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlStruct:
-    """The sessions and marks of one partition. Of its two structs the sound one with the higher sequence is current."""
+    """Session and marks of one partition. Each partition has two structs: the sound one with the higher sequence counts."""
 
     session: int
     low_mark: int
@@ -270,7 +270,7 @@ class ControlStruct:
 
     @staticmethod
     def decode(raw: bytes) -> ControlStruct | None:
-        """None when its checksum fails."""
+        """Decode the struct; return None if its checksum fails."""
         body = _unsealed(raw, _CONTROL_STRUCT.size)
         if body is None or len(raw) != CONTROL_STRUCT_BYTES:
             return None
@@ -279,14 +279,14 @@ class ControlStruct:
 
 
 def initial_structs() -> tuple[ControlStruct, ControlStruct]:
-    """The two structs of a partition that was never assigned."""
+    """Return the two structs of a partition that was never assigned."""
     blank = ControlStruct(session=NO_SESSION, low_mark=NO_MARK, local_low_mark=NO_MARK, flags=FLAG_AVAILABLE, sequence=-1)
     return blank, ControlStruct(**{**blank.__dict__, "sequence": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlInfo:
-    """Both structs of one partition; None for one whose checksum fails."""
+    """The record of one partition: its two structs, None for a struct whose checksum fails."""
 
     partition: int
     structs: tuple[ControlStruct | None, ControlStruct | None]
@@ -311,7 +311,7 @@ class ControlInfo:
 
 
 def read_control_header(raw: bytes, path: str) -> tuple[ControlHeader | None, list[Finding]]:
-    """The header of the whole control file, whose size must be the one that the header says."""
+    """Read the header of a whole control file, and compare the size of the file with it."""
     findings = Findings(path)
     try:
         header = ControlHeader.decode(raw, "the control file")
@@ -329,7 +329,7 @@ def read_control_header(raw: bytes, path: str) -> tuple[ControlHeader | None, li
 
 
 def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInfo | None, list[Finding]]:
-    """The record of one partition in the whole control file; None when neither struct is sound."""
+    """Read the record of one partition in a whole control file; the record is None if neither struct is sound."""
     findings = Findings(path, partition)
     start = control_struct_offset(partition, 0) - 4
     record = raw[start : start + CONTROL_INFO_BYTES]
@@ -359,7 +359,7 @@ def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInf
 
 
 def decode_control_info(raw: bytes, partition: int, path: str) -> ControlInfo:
-    """The same, refused where anything but one struct is wrong."""
+    """Return the record of one partition; raise an error if more than one of its structs is wrong."""
     info, findings = read_control_info(raw, partition, path)
     for finding in findings:
         if finding.is_damage:
@@ -369,7 +369,7 @@ def decode_control_info(raw: bytes, partition: int, path: str) -> ControlInfo:
 
 
 def changed_byte(raw: bytes, start: int, what: str) -> str:
-    """A phrase about the one byte that explains a failed checksum; empty where no single byte does."""
+    """Return a phrase about the one byte that explains a failed checksum; "" if no single byte does."""
     error = single_byte_error(raw) if len(raw) >= 4 else None
     if error is None:
         return ""
@@ -386,15 +386,15 @@ IDENTITY_BYTES = _IDENTITY.size + 4
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A checksummed copy of the control header, the directory's own number, and the name of its storage.
+    """A checksummed copy of the control header, the id of the directory, and the name of its storage.
 
-    With it every flipped bit of the control header shows. Where it is present, each assigned partition must have a promise
-    file; without it the directory is the original's."""
+    It shows every flipped bit of the control header. If the file exists, each assigned partition must have a promise file;
+    if not, the directory was written by the original Waltz."""
 
     control: ControlHeader
     directory: UUID
     name: str = ""
-    """Of the storage; empty until it is known."""
+    """Name of the storage; "" until it is known."""
 
     def encode(self) -> bytes:
         c, name = self.control, self.name.encode("ascii")
@@ -411,7 +411,7 @@ class Identity:
             raise ControlDamaged(f"{where} is not an identity file")
         _check_version(version, where)
         if not name.isascii():
-            raise ControlDamaged(f"{where} has a name that is none")
+            raise ControlDamaged(f"{where} has a name that is not ASCII")
         control = ControlHeader(created_ms=created_ms, key=UUID(bytes=key), partitions=partitions)
         return Identity(control=control, directory=UUID(bytes=directory), name=name.rstrip(b"\0").decode("ascii"))
 
@@ -428,7 +428,7 @@ def read_identity(raw: bytes, path: str) -> tuple[Identity | None, list[Finding]
 
 
 def compare_identity(header: ControlHeader, identity: Identity, path: str) -> list[Finding]:
-    """Where the header of the control file at `path` differs from its copy in the identity file."""
+    """Return findings about fields in which the header of the control file at `path` differs from its copy."""
     findings = Findings(path)
     for name, first_byte, size in (("created_ms", 4, 8), ("key", 12, 16), ("partitions", 28, 4)):
         ours, theirs = getattr(header, name), getattr(identity.control, name)
@@ -443,50 +443,53 @@ def compare_identity(header: ControlHeader, identity: Identity, path: str) -> li
 _PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ16sq")
 _FLOOR = struct.Struct(">q")
 _TRIMMED = 1
-"""The version of a promise with a floor above 0, which stands behind all else. A replica that was never trimmed keeps the
-promise that every version reads; one that was is refused by versions that would take what is missing for damage."""
+"""Version of a promise whose trim floor is above 0, which is its last field. A replica that was never trimmed keeps the
+older version. Programs that do not know trimming reject this version, because they would take trimmed records for
+damage."""
 _FORKED = 2
-"""The version of a promise of another timeline than the first: its floor and its timelines stand behind all else. Versions
-that know no timelines refuse it."""
+"""Version of a promise on a later timeline than the first: floor and timelines are its last fields. Programs that do not
+know timelines reject it."""
 _TIMELINES = struct.Struct(">qi")
-"""Floor, and the number of bytes of the timelines behind it."""
+"""Floor, and size of the timelines that follow."""
 NO_BOOT = UUID(int=0)
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
-"""Each slot has a page of its own, so that a torn write cannot reach the other one."""
+"""Distance of the two slots: each has a page of its own, so a torn write damages only one."""
 PROMISE_BYTES = 2 * PROMISE_SLOT_SPACING
 PROMISE_SLOT_BYTES = _PROMISE.size + 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A replica's own promises and marks, beside the original's control struct.
-
-    `session`: calls of a lower one are refused. `committed`: the highest id held here that an owner said is committed.
-    `durable`: every id up to it is on the disk, with its index entry. `newest`: the first id of the newest segment;
-    `segments`: how many there are. `is_clean`: written last at a clean stop; the disk then holds exactly `durable`.
-    `inode`, `inode_generation`: the file in which this was written; a copy still names the file it was copied from.
-    `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is unknown.
-    `settled`: the committed mark at the moment when `session` was promised: the session begins no lower.
-    `floor`: the first id that the replica has to have. What stands below may go at any moment: it is in the archive.
-    `timelines`: the timelines of its log behind the first one, as `waltzd.protocol.timelines` writes them."""
+    """Session promise and marks of a replica, in addition to the control struct of the original Waltz."""
 
     key: UUID
     partition: int
     incarnation: UUID
     session: int
+    """Calls of lower sessions are rejected."""
     committed: int
+    """Highest id in this replica that an owner declared committed."""
     durable: int = NO_MARK
+    """Highest id up to which records and index entries are on disk."""
     newest: int = 0
+    """First id of the newest segment."""
     segments: int = 0
+    """Number of segments."""
     is_clean: bool = False
+    """Whether this was the last write of a clean stop. The log on disk then ends at `durable`."""
     sequence: int = 0
     inode: int = 0
+    """Inode of the file that this was written to. In a copy of the file it differs from the inode of the copy."""
     inode_generation: int = 0
     boot: UUID = NO_BOOT
+    """Boot id of the machine when the replica was last opened; `NO_BOOT` if unknown."""
     settled: int = NO_MARK
+    """Committed mark when `session` was promised. The session starts no lower."""
     floor: int = 0
+    """First id that the replica must hold. Records below it are in the archive, and may be removed at any moment."""
     timelines: bytes = b""
+    """Timelines of the log after the first one, encoded by `waltzd.protocol.timelines`."""
 
     def encode(self) -> bytes:
         version, rest = VERSION, b""
@@ -506,7 +509,7 @@ class Promise:
 
     @property
     def slot_offset(self) -> int:
-        """Odd and even sequences take turns."""
+        """Offset of the slot: odd and even sequences take turns."""
         return PROMISE_SLOT_SPACING * (self.sequence % 2)
 
     @staticmethod
@@ -548,8 +551,9 @@ def _slot_bytes_of(page: bytes) -> int:
 def read_promise_file(
     raw: bytes, path: str, key: UUID | None = None, partition: int | None = None
 ) -> tuple[Promise | None, list[Finding]]:
-    """The sound slot with the higher sequence. A slot of zeros was never written and is fine. A slot of an unknown format
-    makes the other one worthless too, and a promise of another cluster or partition is none."""
+    """Return the promise of the sound slot with the higher sequence, and findings. A slot of zeros was never written, which
+    is no finding. The promise is None if a slot has an unknown version, or if it belongs to another cluster or
+    partition."""
     findings = Findings(path, partition)
     sound: list[Promise] = []
     wrong: list[tuple[str, int, int]] = []

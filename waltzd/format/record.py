@@ -1,15 +1,15 @@
 """Records, a run at a time.
 
 A run is whole records back to back in one buffer, with consecutive transaction ids. It is built once, from columns, and
-the same bytes travel to the replicas, to the disk and to the readers. Nothing here makes an object per record, except
-`Record`, which is for people (dumps, messages). Pure: no file, no clock.
+the same bytes go to the replicas, to the disk and to the readers. No object is made for a record, except `Record` for dumps
+and messages. Pure: no file, no clock.
 
     0  transaction id  8      24 header         4      36     payload  L
     8  request id     16      28 payload length 4      36 + L CRC-32 of everything before it in this record
     (client, generation, partition, sequence: 4 each)  32 CRC-32 of the payload, as the client computed it
 
-Checking has a fast way (columns, `waltzd.format.checksum`) and a slow one (record by record), which is the twin in the
-tests and the better one for a few records.
+Checks have a fast way (columns, `waltzd.format.checksum`) and a slow way (record by record), which tests compare with the
+fast one, and which takes less time for a few records.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HEAD_BYTES = 36
 TRAILER_BYTES = 4
 OVERHEAD_BYTES = HEAD_BYTES + TRAILER_BYTES
 FEW_RECORDS = 64
-"""Below this, a loop over the records (0.6 µs each) is cheaper than thirty calls of numpy (45 µs)."""
+"""Number of records below which a check in a loop (0.6 µs each) takes less time than thirty calls of numpy (45 µs)."""
 FEW_TO_ENCODE = 32
 FEW_BYTES_TO_ENCODE = 64 << 10
-"""The same for making records: 2 µs each, and what zeros for the payloads cost, instead of 80 µs."""
+"""Limits below which records are encoded in a loop: 2 µs each, and the CRC of zeros for each payload, instead of 80 µs."""
 
 HEAD = np.dtype(
     [
@@ -59,7 +59,7 @@ _SENT_LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestId:
-    """The request behind a transaction: unique for ever."""
+    """The request of a client that led to a transaction; never used twice."""
 
     client: int
     generation: int
@@ -72,7 +72,7 @@ class RequestId:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record, taken apart for a person to read."""
+    """One decoded record, for people to read."""
 
     id: int
     request: RequestId
@@ -85,7 +85,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class LockColumns:
-    """The locks of transactions: `counts` has a row for each of them, the others one for each lock."""
+    """The locks of transactions: `counts` has a row for each transaction, `ids` and `modes` a row for each lock."""
 
     counts: I64
     ids: NDArray[np.uint64]
@@ -112,27 +112,28 @@ def join_locks(found: Sequence[LockColumns]) -> LockColumns:
 
 
 NO_TIME = -1
-"""The time of a transaction of format 0, beside others that have one."""
+"""Time of a transaction of format 0, in a column with transactions that have a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Whole records with the ids `first_id`, `first_id + 1`, …; record i is `data[bounds[i]:bounds[i + 1]]`. What the
-    records do not say of themselves stands beside them, where it is known."""
+    """Whole records with the ids `first_id`, `first_id + 1`, …; record i is `data[bounds[i]:bounds[i + 1]]`. Times, groups
+    and locks of the records are columns, None if they are unknown."""
 
     first_id: int
     data: memoryview
     bounds: I64
     lead: int = 0
-    """In a segment of format 1: the bytes between the head of the batch and the first of these records."""
+    """Number of bytes from the start of the batch to the first of these records, in format 1; else 0."""
     times: I64 | None = None
-    """Microseconds since 1970, or `NO_TIME`. None: none of these has a time."""
+    """Microseconds since 1970, or `NO_TIME`; None if no record has a time."""
     follows: NDArray[np.bool_] | None = None
-    """Whether each goes on with the group of the one before. None: none of these does."""
+    """Whether each record continues the group of the record before it; None if no record does."""
     locks: LockColumns | None = None
-    """None: they were not asked for."""
+    """Locks of the records; None if they were not requested."""
     goes_on: bool = False
-    """The group of the last one goes on behind it: whoever applies groups whole waits for the rest."""
+    """Whether the group of the last record continues after this run. An application that applies whole groups has to
+    wait."""
 
     def __post_init__(self) -> None:
         assert len(self.bounds) > 0
@@ -148,13 +149,13 @@ class Run:
 
     @cached_property
     def sent_lengths(self) -> bytes:
-        """The lengths of the payloads in the form in which they travel to each replica."""
+        """The lengths of the payloads, encoded as they are sent to replicas."""
         if len(self) == 1:
             return _SENT_LENGTH.pack(len(self.data) - OVERHEAD_BYTES)
         return (np.diff(self.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
     def part(self, start: int, stop: int) -> Run:
-        """The records number `start` to `stop - 1`, without copying."""
+        """Return the records number `start` to `stop - 1`, without copying."""
         bounds = self.bounds[start : stop + 1]
         first = int(bounds[0])
         return Run(
@@ -169,7 +170,7 @@ class Run:
         )
 
     def _goes_on(self, stop: int) -> bool:
-        """Whether a part that ends in front of record number `stop` is cut off from the rest of a group."""
+        """Return whether a part that ends in front of record number `stop` ends inside a group."""
         if stop >= len(self):
             return self.goes_on
         return self.follows is not None and bool(self.follows[stop])
@@ -184,7 +185,7 @@ def empty_run(first_id: int) -> Run:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-    """Consecutive runs as one; nothing is copied when there is only one."""
+    """Join consecutive runs. A single run is returned without copying."""
     assert runs
     if len(runs) == 1:
         return runs[0]
@@ -204,7 +205,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
 
 def _joined(columns: Sequence[NDArray[Any] | None], runs: Sequence[Run], default: int) -> NDArray[Any] | None:
-    """A column of all runs; where one has none of it, the default stands for each of its records."""
+    """Join a column of all runs. Records of a run without the column get `default`; None if no run has it."""
     sample = next((column for column in columns if column is not None), None)
     if sample is None:
         return None
@@ -223,7 +224,7 @@ def _joined_locks(runs: Sequence[Run]) -> LockColumns | None:
 
 
 def bounds_of(lengths: I64) -> I64:
-    """Where each record starts and ends, from the payload lengths."""
+    """Return where each record starts and ends, from the payload lengths."""
     if len(lengths) == 1:
         return np.array((0, int(lengths[0]) + OVERHEAD_BYTES))
     bounds = np.zeros(len(lengths) + 1, np.int64)
@@ -243,11 +244,11 @@ def encode_run(
     data_crcs: U32,
     payloads: Buffer,
 ) -> Run:
-    """The bytes of the records that these columns describe.
+    """Encode the records that these columns describe.
 
     `requests` has four columns (client, generation, partition, sequence), `payloads` all payloads back to back. The record
-    checksums follow from the head and the client's checksum of the payload, so the payload is not read, and damage on its
-    way stays visible."""
+    checksums follow from the head and the client's checksum of the payload. So the payload is not read, and a payload that
+    was damaged on its way still fails its checksum."""
     count = len(lengths)
     assert requests.shape == (count, 4)
     assert len(headers) == len(data_crcs) == count
@@ -282,7 +283,7 @@ def encode_run(
 def _encode_one_by_one(
     first_id: int, requests: NDArray[np.int32], headers: NDArray[np.int32], lengths: I64, data_crcs: U32, payloads: Buffer
 ) -> Run:
-    """The twin of the rest of `encode_run`."""
+    """Do the same as the rest of `encode_run` in a loop."""
     view, at = memoryview(payloads), 0
     pieces: list[Buffer] = []
     bounds = [0]
@@ -297,7 +298,7 @@ def _encode_one_by_one(
 
 
 def encode_payloads(first_id: int, payloads: Sequence[bytes], *, partition: int = 0, client: int = 0) -> Run:
-    """A run of bare payloads with made-up request ids: for tests, benchmarks and examples."""
+    """Encode payloads with made-up request ids, for tests, benchmarks and examples."""
     count = len(payloads)
     requests = np.zeros((count, 4), np.int32)
     requests[:, 0], requests[:, 2] = client, partition
@@ -335,9 +336,9 @@ def id_and_length(raw: Buffer, offset: int = 0) -> tuple[int, int]:
 
 
 def walk(data: Buffer) -> I64:
-    """Follow the lengths from the start of `data`: the bounds of the whole records that they claim.
+    """Follow the lengths from the start of `data`, and return the bounds of whole records.
 
-    Stops in front of a record that does not fit, or whose length is negative, and checks no more."""
+    Stop in front of a record that does not fit, or whose length is negative. Nothing else is checked."""
     out: list[int] = [0]
     append, length_at = out.append, _LENGTH.unpack_from
     size = len(data)
@@ -355,7 +356,7 @@ def walk(data: Buffer) -> I64:
 
 
 def heads(run: Run) -> HeadArray:
-    """The heads of all records as one structured array."""
+    """Return the heads of all records as one structured array."""
     if len(run) == 0:
         return np.zeros(0, HEAD)
     every_offset = np.ndarray((len(run.data) - HEAD_BYTES + 1,), f"V{HEAD_BYTES}", buffer=run.data, strides=(1,))
@@ -363,7 +364,7 @@ def heads(run: Run) -> HeadArray:
 
 
 def trailers(run: Run) -> U32:
-    """The stored checksums of all records."""
+    """Return the stored checksums of all records."""
     if len(run) == 0:
         return np.zeros(0, np.uint32)
     every_offset = np.ndarray((len(run.data) - TRAILER_BYTES + 1,), ">u4", buffer=run.data, strides=(1,))
@@ -371,7 +372,7 @@ def trailers(run: Run) -> U32:
 
 
 def first_bad(run: Run) -> int | None:
-    """The number of the first record whose id, length or checksum is wrong; None when all are right."""
+    """Return the number of the first record whose id, length or checksum is wrong; None if all are right."""
     count = len(run)
     if count < FEW_RECORDS:
         return first_bad_one_by_one(run, 0, count)
@@ -389,7 +390,7 @@ def first_bad(run: Run) -> int | None:
 
 
 def first_bad_one_by_one(run: Run, start: int, stop: int) -> int | None:
-    """The twin of `first_bad` for the records number `start` to `stop - 1`."""
+    """Check the records number `start` to `stop - 1` one by one, with the result of `first_bad`."""
     data = run.data
     at = int(run.bounds[start])
     for number, end in enumerate(run.bounds[start + 1 : stop + 1].tolist(), start):
@@ -405,20 +406,19 @@ def first_bad_one_by_one(run: Run, start: int, stop: int) -> int | None:
 
 
 def bad_payloads(run: Run) -> I64:
-    """The numbers of all records whose payload does not have the client's own checksum; the record checksums must be right.
+    """Return the numbers of records whose payload fails the client's checksum. The record checksums must be right.
 
-    A record can be whole and its payload still wrong: damaged before the record was made. The checksum of the payload
-    follows from the record's and the head's, so the payload is not read again."""
+    A sound record can hold a payload that was damaged before the record was encoded. The checksum of the payload follows
+    from those of record and head, so the payload is not read again."""
     found = heads(run)
     implied = shift(crc_of_rows(found.view(np.uint8).reshape(-1, HEAD_BYTES)), found["length"].astype(np.int64))
     return np.flatnonzero((implied ^ found["data_crc"].astype(np.uint32)) != trailers(run))
 
 
 def likely_starts(data: Buffer, low_id: int, high_id: int, room: int) -> list[tuple[int, int, int]]:
-    """Every offset at which a record with an id of `low_id` to `high_id` could start: (offset, id, payload length).
+    """Return each offset at which a record with an id of `low_id` to `high_id` could start: (offset, id, payload length).
 
-    `room`: the bytes between the start of `data` and the end of the file. Only a checksum proves that an offset is
-    right."""
+    `room`: number of bytes from the start of `data` to the end of the file. Only a checksum proves an offset."""
     count = len(data) - HEAD_BYTES + 1
     if count <= 0:
         return []

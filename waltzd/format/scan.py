@@ -1,16 +1,16 @@
-"""Reading a segment from end to end, driven by its data, never by its index.
+"""Scans: reading a segment from end to end by its data, never by its index alone.
 
-`scan` goes as far as records are sound. `next_sound` finds the next record behind a bad place that its checksum proves.
-`survey` puts the two together: sound records, gaps between them, and a rest at the end. Whether that rest is a torn tail or
-damage depends on what the replica had promised: `judge_tail`.
+`scan` reads up to the first bytes that are not sound. `next_sound` finds the next record after such bytes that its
+checksum proves. `survey` combines the two: it reports sound records, the gaps between them, and a tail of other bytes at
+the end. `judge_tail` decides by the promises of the replica whether that tail was torn by a crash, or is damage.
 
-The version, which the header of the segment says, decides what is read: records back to back, or batches. Gaps are then
-whole batches. The head of a batch makes this exact where format 0 has to conclude: once a head is sound, the place of the
-next one is known, whatever the bytes between are, and what a payload looks like plays no part. Only behind a wrong head are
-all bytes searched.
+The version in the header of the segment decides what is read: records back to back, or batches, whose gaps are whole
+batches. A sound head of a batch states where the next batch begins, whatever the bytes between are, so payloads that look
+like records do not matter. Only after a wrong head are all bytes searched. In format 0, places are concluded from several
+hints.
 
-An index may be given as a hint for where records start. It saves the walk from length to length, and is never believed:
-each place it names must follow from the record before it.
+An index may be given as a hint for where records start, which saves following their lengths one by one. Each place that it
+names has to follow from the record before.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ from waltzd.format.span import BatchSpan, RecordSpan, Span, whole_batches
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
 BATCH_BYTES_MAX = 128 << 20
-"""Larger ones do not fit into an index; a head that claims more is wrong."""
+"""Size of the largest batch that fits into an index. A head that claims more is wrong."""
 _MAGIC = int.from_bytes(MAGIC, "big")
 RECORD_BYTES_MAX = (16 << 20) + OVERHEAD_BYTES
-"""The largest damaged record that is searched for its wrong byte."""
+"""Size of the largest damaged record that is searched for its wrong byte."""
 _HINT_ENTRIES = 8192
 _HINTS_BEHIND = 64
 
 
 OnSpan = Callable[[Span], None]
-"""Called with the next sound records. The buffer is used again afterwards."""
+"""Callback for the next sound records. Their buffer is reused after it returns."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a scan ended: `next_id` would have started at `offset`. The rest is known in format 1."""
+    """The end of a scan: `next_id` would have started at `offset`. The other fields are set in format 1."""
 
     offset: int
     next_id: int
     end_of_log: End | None = None
-    """The end of the last sound batch; what was known before where there is none."""
+    """End of the last sound batch; `before` if there is none."""
     is_sealed: bool = False
-    """That batch is the last of its segment."""
+    """Whether that batch is the last of its segment."""
     committed: int = NO_MARK
-    """The highest mark that a sound head states."""
+    """Highest committed mark in a sound head."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes that are no sound records, with sound ones behind them. `last_id < first_id`: bytes too many, no id missing."""
+    """Bytes that are no sound records, followed by sound records. If no id is missing, `last_id` is `first_id - 1`."""
 
     first_byte: int
     last_byte: int
@@ -81,21 +81,21 @@ class Gap:
 
 
 class Rest(enum.Enum):
-    """The look of the first bytes behind the last sound record, or the last sound batch."""
+    """What the first bytes after the last sound record or batch look like."""
 
-    SHORT = "the beginning of the next one, which the end of the file cut off"
-    ROTTEN = "the next one with one byte changed, or a wrong length"
-    WHOLE = "a batch as an owner made it, which does not follow the one in front"
-    FOLLOWED = "a wrong batch, with the head of a later one behind it"
+    SHORT = "the start of the next record or batch, cut off by the end of the file"
+    ROTTEN = "the next record or batch with one byte changed, or with a wrong length"
+    WHOLE = "a sound batch that does not continue the batch in front of it"
+    FOLLOWED = "a wrong batch, followed by the head of a later batch"
     OTHER = "nothing of the kind"
 
 
 @dataclass
 class Survey:
-    """A whole segment: sound records up to `next_id - 1` apart from the gaps, which end at `end`; then `tail_bytes`.
+    """A whole segment: sound records up to `next_id - 1`, except for the gaps, which end at `end`; then `tail_bytes`.
 
-    The rest is known in format 1. Behind the last batch of a sealed segment no tail begins: what stands there is its
-    footer, or a footer has to take its place."""
+    The last five fields are set in format 1. A sealed segment has no tail: the bytes after its last batch are its footer,
+    or are to be replaced by a footer."""
 
     next_id: int
     end: int
@@ -103,19 +103,19 @@ class Survey:
     gaps: list[Gap] = field(default_factory=list)
     rest: Rest = Rest.OTHER
     end_of_log: End | None = None
-    """The end of the last sound batch; what was known before where there is none."""
+    """End of the last sound batch; `before` if there is none."""
     is_sealed: bool = False
-    """The last batch is the last of its segment."""
+    """Whether the last batch is the last of its segment."""
     footer: Footer | None = None
-    """Sound by itself; whether it is that of these batches, only its hash tells."""
+    """The footer; None if it is not sound. Only its digest tells whether it belongs to these batches."""
     footer_bytes: int = 0
-    """Behind the last batch of a sealed segment, whatever they are."""
+    """Number of bytes after the last batch of a sealed segment, sound or not."""
     committed: int = NO_MARK
-    """The highest mark that a sound head states."""
+    """Highest committed mark in a sound head."""
 
 
 def _bounds_by_hint(data: memoryview, hint: I64) -> I64:
-    """The bounds that the hint names and the lengths in the data confirm; at least [0]."""
+    """Return the bounds that the hint names and the lengths in the data confirm; at least [0]."""
     if len(hint) == 0 or hint[0] != 0:
         return np.zeros(1, np.int64)
     outside = np.flatnonzero((hint < 0) | (hint > len(data) - HEAD_BYTES))
@@ -156,8 +156,8 @@ def scan(
     """Check records from `offset` on, where `next_id` should start, up to a bad or too large one, to the last batch of the
     segment, or to `end`.
 
-    In format 1 `offset` is that of a batch, and `bytes_max` the limit of batches. `before`: the end of the batch in front;
-    None: it is not known, so any batch may come first."""
+    `bytes_max` limits a record, or in format 1 a batch. `offset`: in format 1 the offset of a batch. `before`: the end of
+    the batch in front of it; None if unknown, so that any batch may come first."""
     if version == BATCHES:
         return _scan_batches(
             file, next_id=next_id, offset=offset, end=end, before=before, index=index, segment_first_id=segment_first_id,
@@ -192,7 +192,7 @@ def scan(
 
 
 def _is_sound_at(file: File, offset: int, length: int) -> bool:
-    """Checks the checksum in pieces: the length is only a claim."""
+    """Return whether the record has a right checksum. It is read in pieces, because its length may be wrong."""
     left = HEAD_BYTES + length
     crc = 0
     while left:
@@ -206,10 +206,11 @@ def _is_sound_at(file: File, offset: int, length: int) -> bool:
 
 
 def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
-    """The first record behind `offset` that its checksum proves and whose id is `low_id` to `high_id`.
+    """Return the first record from `offset` on that its checksum proves and whose id is `low_id` to `high_id`; None
+    without.
 
-    Bytes made to look like record heads could make this read the file many times over. Past a bound everything to the end
-    counts as damaged, which is the careful answer."""
+    Forged record heads could make this read the file many times over. Past a limit, everything up to the end counts as
+    damaged, which is the safe answer."""
     budget = 4 * (end - offset) + (64 << 20)
     while offset < end:
         piece = file.read(offset, SEARCH_BYTES + HEAD_BYTES - 1)
@@ -224,7 +225,7 @@ def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) 
 
 
 def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
-    """Whether the record `id_` of format 0 starts there."""
+    """Return whether the sound record `id_` of format 0 starts at `offset`."""
     head = file.read(offset, HEAD_BYTES) if 0 <= offset <= end - OVERHEAD_BYTES else b""
     if len(head) < HEAD_BYTES:
         return False
@@ -233,15 +234,15 @@ def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
 
 
 def version_behind(file: File, said: int, first_id: int) -> int:
-    """The version that the header of a segment says, unless the first bytes behind it prove the other one."""
+    """Return the version of a segment: the one that its first batch or record proves, else `said`, that of its header."""
     if Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES)) is not None:
         return BATCHES
     return VERSION if is_sound_record(file, HEADER_BYTES, file.size(), first_id) else said
 
 
 def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
-    """The next sound record behind a bad place: where the index says, then where the bad record's length says, then by a
-    search of all bytes. The search comes last because a payload may itself contain the bytes of a whole record."""
+    """Return the next sound record after bad bytes: where the index says, else where the length of the bad record says,
+    else by a search of all bytes. The search comes last because a payload may contain the bytes of a whole record."""
     if index is not None:
         for number, offset in enumerate(read_index(index, stop.next_id - first_id, _HINTS_BEHIND).tolist()):
             id_ = stop.next_id + number
@@ -268,8 +269,8 @@ def survey(
     index: File | None = None,
     on_span: OnSpan | None = None,
 ) -> Survey:
-    """The segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit` is the first
-    id of the next segment. `before`: see `scan`."""
+    """Read the segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit`: the
+    first id of the next segment. `before`: see `scan`."""
     next_id = first_id if next_id is None else next_id
     gaps: list[Gap] = []
     committed = NO_MARK
@@ -337,7 +338,7 @@ def _rest(file: File, stop: Stop, end: int) -> Rest:
 
 
 def _has_wrong_length(data: bytes, size: int) -> bool:
-    """Whether a sound record begins here once one byte of its length is changed, or its length fills the rest."""
+    """Return whether a sound record begins here if one byte of its length is changed, or if its length fills the data."""
     head, rest = data[:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
     known, most = head[28:32], len(rest) - TRAILER_BYTES
     claims = {int.from_bytes(known[:at] + bytes([byte]) + known[at + 1 :], "big") for at in range(4) for byte in range(256)}
@@ -354,24 +355,25 @@ def _has_wrong_length(data: bytes, size: int) -> bool:
 
 
 class Tail(enum.Enum):
-    """The verdict on the bytes behind the last sound record of a segment."""
+    """The verdict on the bytes after the last sound record of a segment."""
 
     CLEAN = "clean"
     TORN = "torn"
     DAMAGED = "damaged"
-    UNFINISHED = "all of its batches, and no sound footer behind them: that is made from the batches"
+    UNFINISHED = "all batches are sound, and no sound footer follows: it is rebuilt from the batches"
 
 
 def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True) -> Tail:
-    """Torn are only bytes that no owner can have relied on: in the last segment, above `floor`, the highest id that this
-    replica is known to have had on disk, and with no sound record behind them, which the survey has seen to.
+    """Decide whether the tail of a segment was torn by a crash, or is damage.
 
-    A power cut (`was_cut`) leaves any part of a write. Yet a record, or a batch, with a single wrong byte was whole, and
-    may have been acknowledged. Without a power cut the system has every byte that was written, in order: a write that a
-    kill interrupted ends with the file, and any other wrong byte was changed later.
+    A tail is torn only if no owner can rely on it: it is in the last segment, above `floor`, the highest id that this
+    replica is known to have had on disk, and no sound record follows it, which the survey has checked.
 
-    A footer is no promise to anybody: in whichever segment it is missing or wrong, and however that came, it is made again
-    from the batches."""
+    A power cut (`was_cut`) may leave any part of a write on the disk. But a record or batch with a single wrong byte was
+    complete, and may have been acknowledged. Without a power cut, all bytes that were written are there, in order: a write
+    that a kill interrupted ends with the file, and any other wrong byte was changed later.
+
+    A footer acknowledges nothing: if it is missing or wrong in any segment, it is rebuilt from the batches."""
     if found.tail_bytes == 0:
         return Tail.UNFINISHED if found.is_sealed and found.footer is None else Tail.CLEAN
     if not is_last or found.gaps or found.next_id <= max(floor, found.committed):
@@ -384,7 +386,7 @@ def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True
 
 
 class _Window:
-    """A file read in large pieces, forwards; what `at` returned is gone at the next call."""
+    """A file that is read forwards in large pieces. The result of `at` is valid until the next call."""
 
     def __init__(self, file: File, chunk_bytes: int, end: int) -> None:
         self._file = file
@@ -394,7 +396,7 @@ class _Window:
         self._data = memoryview(b"")
 
     def at(self, offset: int, size: int) -> memoryview:
-        """Fewer bytes only at the end."""
+        """Return `size` bytes at `offset`, fewer at the end."""
         first = offset - self._start
         if first < 0 or first + size > len(self._data):
             if size > len(self._buffer):
@@ -437,11 +439,11 @@ def _scan_batches(
     return Stop(offset, next_id, before, is_sealed, committed)
 
 
-# -- behind a bad place ------------------------------------------------------------------------------------------------
+# -- after bad bytes ---------------------------------------------------------------------------------------------------
 
 
 def _crc_of(file: File, offset: int, size: int) -> int:
-    """In pieces: the size is only a claim."""
+    """Return the checksum of `size` bytes; -1 if the file ends before. They are read in pieces: the size may be wrong."""
     crc, end = 0, offset + size
     while offset < end:
         piece = file.read(offset, min(end - offset, SEARCH_BYTES))
@@ -460,7 +462,7 @@ def _has_sound_body(file: File, offset: int, head: Head) -> bool:
 
 
 def _likely_heads(file: File, offset: int, end: int, low_id: int, high_id: int) -> Iterator[tuple[int, Head]]:
-    """Every sound head from `offset` on whose first id is `low_id` to `high_id`."""
+    """Yield each sound head from `offset` on whose first id is `low_id` to `high_id`."""
     while offset < end:
         piece = file.read(offset, min(SEARCH_BYTES + BATCH_HEAD_BYTES - 1, end - offset))
         count = len(piece) - BATCH_HEAD_BYTES + 1
@@ -477,25 +479,25 @@ def _likely_heads(file: File, offset: int, end: int, low_id: int, high_id: int) 
 
 @dataclass(frozen=True)
 class Behind:
-    """What stands behind a bad place: the next batch that is sound as a whole, or at least a sound head."""
+    """What follows bad bytes: the next sound batch, or at least a sound head."""
 
     stop: Stop | None = None
     has_head: bool = False
     committed: int = NO_MARK
-    """The highest mark that the heads seen on the way state."""
+    """Highest committed mark in the sound heads that the search met."""
 
 
 def batches_behind(file: File, *, offset: int, end: int, next_id: int, high_id: int) -> Behind:
-    """`next_id` should start at `offset`, and does not.
+    """Find the next sound batch after bad bytes at `offset`, where `next_id` should start.
 
-    Bytes made to look like batches could make this read the file many times over. Past a bound everything to the end counts
-    as damaged, which is the careful answer."""
+    Forged batches could make this read the file many times over. Past a limit, everything up to the end counts as damaged,
+    which is the safe answer."""
     raw = file.read(offset, BATCH_HEAD_BYTES)
     own = Head.decode(raw)
     start = offset + 1
-    if own is not None and own.first_id == next_id:  # what its payloads look like plays no part
+    if own is not None and own.first_id == next_id:  # its payloads are skipped, whatever they look like
         start = offset + own.size
-    elif own is None and len(raw) == BATCH_HEAD_BYTES:  # of its two statements of its size, one wrong byte leaves one
+    elif own is None and len(raw) == BATCH_HEAD_BYTES:  # one wrong byte leaves one of its two statements of its size right
         for size in _claimed_sizes(raw):
             head = Head.decode(file.read(offset + size, BATCH_HEAD_BYTES)) if size < end - offset else None
             if head is not None and next_id < head.first_id <= high_id:
@@ -518,17 +520,17 @@ def batches_behind(file: File, *, offset: int, end: int, next_id: int, high_id: 
 
 
 def _claimed_sizes(raw: bytes) -> list[int]:
-    """Of a wrong head: what it says in all, and what its parts make up."""
+    """Return the sizes of the batch that a wrong head claims: its total size, and the sum of its sections."""
     locks, groups, records = (int.from_bytes(raw[at : at + 4], "big") for at in (48, 52, 56))
     sizes = {BATCH_HEAD_BYTES + locks + groups + records, int.from_bytes(raw[4:8], "big")}
     return sorted(size for size in sizes if size >= BATCH_HEAD_BYTES)
 
 
-# -- the rest at the end -----------------------------------------------------------------------------------------------
+# -- the tail ----------------------------------------------------------------------------------------------------------
 
 
 def rest_of_batches(file: File, stop: Stop, end: int) -> Rest:
-    """Of bytes in which no later batch begins."""
+    """Return what a tail looks like in which no later batch begins."""
     size = end - stop.offset
     raw = file.read(stop.offset, BATCH_HEAD_BYTES)
     if len(raw) < BATCH_HEAD_BYTES:
@@ -544,7 +546,7 @@ def rest_of_batches(file: File, stop: Stop, end: int) -> Rest:
 
 
 def _begins_next(raw: bytes, stop: Stop) -> bool:
-    """As far as the bytes of the next head are known."""
+    """Return whether the bytes agree with what is known of the next head."""
     known = [(0, MAGIC), (8, stop.next_id.to_bytes(8, "big")), (76, bytes(16))]
     if stop.end_of_log is not None:
         known.append((64, stop.end_of_log.crc.to_bytes(4, "big")))
@@ -566,7 +568,7 @@ def _is_right_but_for_its_head(file: File, stop: Stop, raw: bytes, size: int) ->
 
 
 def _rest_of_body(file: File, offset: int, head: Head) -> Rest:
-    """Of a batch that is there to its last byte, and wrong."""
+    """Return what a batch looks like that is wrong, and there to its last byte."""
     sections = file.read(offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES)
     are_sections_right = crc32(sections) == head.section_crc
     are_records_right = _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc

@@ -1,8 +1,8 @@
-"""Many batches of format 1 at a time.
+"""Spans: what a scan of a segment reads at a time, records of format 0 or batches of format 1.
 
-A log that is quiet has a batch for each transaction, so the heads of a span are checked as columns: for each batch alone
-there is a native pass over its bytes, and little else. The twin is `waltzd.format.batch.why_wrong`, which looks at one
-batch. Pure.
+A log with little traffic has one batch for each transaction, so the heads of all batches in a span are checked as columns.
+The only work for each batch is a native pass over its bytes. `waltzd.format.batch.why_wrong` makes the same checks of one
+batch, and tests compare the two. Pure.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _HEAD = np.dtype(
 )
 assert _HEAD.itemsize == HEAD_BYTES
 _ROWS_MIN = 16
-"""Below this, the checksums of heads one by one are cheaper than as columns."""
+"""Number of heads from which their checksums are computed as columns: for fewer, one by one takes less time."""
 
 
 def whole_batches(raw: memoryview, last_id: int = ID_MAX) -> tuple[list[int], int]:
-    """Where each whole batch begins and where the last one ends, up to that with the id; and the size of the next one. The
-    heads are believed."""
+    """Return the offsets of the whole batches in `raw`, up to the batch that holds `last_id`, with the end of the last one;
+    and the size of the batch after them, 0 if no head follows. Checksums of heads are not checked."""
     at, place, size = [0], 0, HEAD_BYTES + OVERHEAD_BYTES
     while place + HEAD_BYTES <= len(raw):
         magic, size, first_id, records = _FRONT.unpack_from(raw, place)
@@ -66,11 +66,12 @@ def whole_batches(raw: memoryview, last_id: int = ID_MAX) -> tuple[list[int], in
 
 
 class BatchSpan:
-    """Whole batches back to back, as their heads say. `count` of them are sound and fit to each other."""
+    """Whole batches back to back, by the sizes in their heads. The first `count` of them are sound and follow each
+    other."""
 
     def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None, offset: int = 0) -> None:
-        """`at`: where each begins in `raw`, and where the last one ends. `before`: the checksum and the time of the head in
-        front, where it is known. `offset`: of `raw` in its file."""
+        """`at`: where each batch begins in `raw`, and where the last one ends. `before`: checksum and time of the head
+        before the first one; None if unknown. `offset`: offset of `raw` in its file."""
         assert len(at) > 1
         self.raw = raw
         self.offset = offset
@@ -79,7 +80,7 @@ class BatchSpan:
         self.rows: NDArray[np.void] = every[at[:-1]]
         self.head: NDArray[np.void] = self.rows.view(_HEAD)
         self.starts: I64 = np.zeros(0, np.int64)
-        """Where each record of the sound batches starts in `raw`, once `find_starts` has found it."""
+        """Where each record of the sound batches starts in `raw`; empty before `find_starts`."""
         self.lead = HEAD_BYTES + self.head["lock_bytes"].astype(np.int64) + self.head["group_bytes"]
         self.count = self._sound(before)
 
@@ -93,29 +94,29 @@ class BatchSpan:
 
     @property
     def records(self) -> I64:
-        """Of each sound batch."""
+        """Number of records of each sound batch."""
         return self.head["records"][: self.count].astype(np.int64)
 
     @property
     def bytes(self) -> memoryview:
-        """Of the sound batches."""
+        """The bytes of the sound batches."""
         return self.raw[: int(self.at[self.count])]
 
     @property
     def last(self) -> tuple[int, int]:
-        """The checksum and the time of the last sound head."""
+        """Checksum and time of the last sound head."""
         head = self.head[self.count - 1]
         return int(head["crc"]), int(head["time"])
 
     def keep_to(self, bytes_max: int) -> None:
-        """Leave out what stands behind the last batch of a segment, and a batch that is too large with all behind it."""
+        """Drop batches that follow the last batch of a segment, and a batch above `bytes_max` with all that follow it."""
         is_end = np.flatnonzero(self.head["flags"][: self.count] & LAST)
         too_large = np.flatnonzero(np.diff(self.at)[: self.count] > bytes_max)
         self.count = min([self.count, *(is_end[:1] + 1).tolist(), *too_large[:1].tolist()])
 
     def head_of(self, number: int) -> Head:
         found = Head.decode(self.raw, int(self.at[number]))
-        assert found is not None, "it was checked"
+        assert found is not None, "the head is one of the sound ones"
         return found
 
     def _sound(self, before: tuple[int, int] | None) -> int:
@@ -192,7 +193,7 @@ class BatchSpan:
         return bool(found)
 
     def _are_starts(self, starts: I64) -> bool:
-        """Whether the records that start there fill the sound batches, one behind the other, and have their ids."""
+        """Return whether records at `starts` fill the sound batches back to back, and have the right ids."""
         counts = self.records
         firsts = np.concatenate(([0], np.cumsum(counts)[:-1]))
         end = int(self.at[self.count])
@@ -240,7 +241,7 @@ class BatchSpan:
 
 @dataclass(frozen=True, eq=False)
 class RecordSpan:
-    """Sound records of format 0 back to back, with what `BatchSpan` says of batches."""
+    """Sound records of format 0 back to back. Its members mean the same as those of `BatchSpan`."""
 
     offset: int
     run: Run
@@ -259,4 +260,4 @@ class RecordSpan:
 
 
 Span: TypeAlias = RecordSpan | BatchSpan
-"""What a scan finds next: sound records with consecutive ids, in the format of their segment."""
+"""Sound records with consecutive ids, in the format of their segment."""
