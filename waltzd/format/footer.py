@@ -133,7 +133,7 @@ class FooterBuilder:
         return self._offset
 
     def footer(self, before: bytes) -> Footer:
-        """Return the footer of the batches so far. `before`: SHA-256 of the footer of the segment before."""
+        """Return the footer of all batches that were added. `before`: SHA-256 of the footer of the segment before."""
         assert self._first is not None
         assert self._last is not None
         return Footer(

@@ -1,6 +1,6 @@
 """Scans: reading a segment from end to end by its data, never by its index alone.
 
-`scan` reads up to the first bytes that are not sound. `next_sound` finds the next record after such bytes that its
+`scan` reads up to the first bytes that are not sound. `search_record` finds the next record after such bytes that its
 checksum proves. `survey` combines the two: it reports sound records, the gaps between them, and a tail of other bytes at
 the end. `judge_tail` decides by the promises of the replica whether that tail was torn by a crash, or is damage.
 
@@ -80,8 +80,8 @@ class Gap:
     last_id: int
 
 
-class Rest(enum.Enum):
-    """What the first bytes after the last sound record or batch look like."""
+class TailKind(enum.Enum):
+    """Kinds of tails, by the first bytes after the last sound record or batch."""
 
     SHORT = "the start of the next record or batch, cut off by the end of the file"
     ROTTEN = "the next record or batch with one byte changed, or with a wrong length"
@@ -101,7 +101,7 @@ class Survey:
     end: int
     tail_bytes: int
     gaps: list[Gap] = field(default_factory=list)
-    rest: Rest = Rest.OTHER
+    tail_kind: TailKind = TailKind.OTHER
     end_of_log: End | None = None
     """End of the last sound batch; `before` if there is none."""
     is_sealed: bool = False
@@ -205,7 +205,7 @@ def _is_sound_at(file: File, offset: int, length: int) -> bool:
     return crc == int.from_bytes(file.read(offset, 4), "big")
 
 
-def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
+def search_record(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
     """Return the first record from `offset` on that its checksum proves and whose id is `low_id` to `high_id`; None
     without.
 
@@ -240,7 +240,7 @@ def version_behind(file: File, said: int, first_id: int) -> int:
     return VERSION if is_sound_record(file, HEADER_BYTES, file.size(), first_id) else said
 
 
-def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
+def _next_sound_record(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
     """Return the next sound record after bad bytes: where the index says, else where the length of the bad record says,
     else by a search of all bytes. The search comes last because a payload may contain the bytes of a whole record."""
     if index is not None:
@@ -253,7 +253,7 @@ def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int,
         offset, id_ = stop.offset + OVERHEAD_BYTES + length, stop.next_id + 1
         if id_ <= high_id and is_sound_record(file, offset, end, id_):
             return Stop(offset, id_)
-    return next_sound(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high_id)
+    return search_record(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high_id)
 
 
 def survey(
@@ -290,16 +290,16 @@ def survey(
             high = min(high, id_limit - 1)
         if stop.is_sealed:
             heads = _likely_heads(file, stop.offset, end, stop.next_id, high)
-            return _with_rest(file, found, stop, has_head=next(heads, None) is not None)
+            return _with_tail_kind(file, found, stop, has_head=next(heads, None) is not None)
         if version == BATCHES:
-            seen = batches_behind(file, offset=stop.offset, end=end, next_id=stop.next_id, high_id=high)
+            seen = next_sound_batch(file, offset=stop.offset, end=end, next_id=stop.next_id, high_id=high)
             behind, found.committed = seen.stop, max(committed, seen.committed)
             if behind is None:
-                return _with_rest(file, found, stop, has_head=seen.has_head)
+                return _with_tail_kind(file, found, stop, has_head=seen.has_head)
         else:
-            behind = _behind(file, index, first_id, stop, end, high)
+            behind = _next_sound_record(file, index, first_id, stop, end, high)
             if behind is None:
-                found.rest = _rest(file, stop, end)
+                found.tail_kind = _tail_kind(file, stop, end)
                 return found
         gaps.append(Gap(stop.offset, behind.offset - 1, stop.next_id, behind.next_id - 1))
         next_id, offset, before = behind.next_id, behind.offset, None
@@ -313,28 +313,28 @@ def _is_footer(file: File, found: Survey, end: int) -> bool:
     return found.footer is not None
 
 
-def _with_rest(file: File, found: Survey, stop: Stop, *, has_head: bool) -> Survey:
+def _with_tail_kind(file: File, found: Survey, stop: Stop, *, has_head: bool) -> Survey:
     if has_head:
-        found.rest = Rest.FOLLOWED
+        found.tail_kind = TailKind.FOLLOWED
     elif found.is_sealed:
         found.tail_bytes, found.footer_bytes = 0, found.tail_bytes
     else:
-        found.rest = rest_of_batches(file, stop, found.end + found.tail_bytes)
+        found.tail_kind = tail_kind_of_batches(file, stop, found.end + found.tail_bytes)
     return found
 
 
-def _rest(file: File, stop: Stop, end: int) -> Rest:
+def _tail_kind(file: File, stop: Stop, end: int) -> TailKind:
     size = end - stop.offset
     head = file.read(stop.offset, HEAD_BYTES)
     if len(head) < HEAD_BYTES:
-        return Rest.SHORT if stop.next_id.to_bytes(8, "big").startswith(head[:8]) else Rest.OTHER
+        return TailKind.SHORT if stop.next_id.to_bytes(8, "big").startswith(head[:8]) else TailKind.OTHER
     id_, length = id_and_length(head)
     claimed = length + OVERHEAD_BYTES
     if length >= 0 and claimed <= min(size, RECORD_BYTES_MAX) and is_one_byte_wrong(file.read(stop.offset, claimed)):
-        return Rest.ROTTEN
+        return TailKind.ROTTEN
     if size >= OVERHEAD_BYTES and _has_wrong_length(file.read(stop.offset, min(size, RECORD_BYTES_MAX)), size):
-        return Rest.ROTTEN
-    return Rest.SHORT if claimed > size and length >= 0 and id_ == stop.next_id else Rest.OTHER
+        return TailKind.ROTTEN
+    return TailKind.SHORT if claimed > size and length >= 0 and id_ == stop.next_id else TailKind.OTHER
 
 
 def _has_wrong_length(data: bytes, size: int) -> bool:
@@ -378,7 +378,7 @@ def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True
         return Tail.UNFINISHED if found.is_sealed and found.footer is None else Tail.CLEAN
     if not is_last or found.gaps or found.next_id <= max(floor, found.committed):
         return Tail.DAMAGED
-    may_be_torn = found.rest is Rest.SHORT or (was_cut and found.rest is Rest.OTHER)
+    may_be_torn = found.tail_kind is TailKind.SHORT or (was_cut and found.tail_kind is TailKind.OTHER)
     return Tail.TORN if may_be_torn else Tail.DAMAGED
 
 
@@ -478,8 +478,8 @@ def _likely_heads(file: File, offset: int, end: int, low_id: int, high_id: int) 
 
 
 @dataclass(frozen=True)
-class Behind:
-    """What follows bad bytes: the next sound batch, or at least a sound head."""
+class FoundBatch:
+    """Result of a search after bad bytes: the next sound batch, or at least whether there is a sound head."""
 
     stop: Stop | None = None
     has_head: bool = False
@@ -487,7 +487,7 @@ class Behind:
     """Highest committed mark in the sound heads that the search met."""
 
 
-def batches_behind(file: File, *, offset: int, end: int, next_id: int, high_id: int) -> Behind:
+def next_sound_batch(file: File, *, offset: int, end: int, next_id: int, high_id: int) -> FoundBatch:
     """Find the next sound batch after bad bytes at `offset`, where `next_id` should start.
 
     Forged batches could make this read the file many times over. Past a limit, everything up to the end counts as damaged,
@@ -515,8 +515,8 @@ def batches_behind(file: File, *, offset: int, end: int, next_id: int, high_id: 
         if budget < 0:
             break
         if _has_sound_body(file, place, head):
-            return Behind(Stop(place, head.first_id), True, committed)
-    return Behind(None, has_head, committed)
+            return FoundBatch(Stop(place, head.first_id), True, committed)
+    return FoundBatch(None, has_head, committed)
 
 
 def _claimed_sizes(raw: bytes) -> list[int]:
@@ -529,20 +529,20 @@ def _claimed_sizes(raw: bytes) -> list[int]:
 # -- the tail ----------------------------------------------------------------------------------------------------------
 
 
-def rest_of_batches(file: File, stop: Stop, end: int) -> Rest:
+def tail_kind_of_batches(file: File, stop: Stop, end: int) -> TailKind:
     """Return what a tail looks like in which no later batch begins."""
     size = end - stop.offset
     raw = file.read(stop.offset, BATCH_HEAD_BYTES)
     if len(raw) < BATCH_HEAD_BYTES:
-        return Rest.SHORT if _begins_next(raw, stop) else Rest.OTHER
+        return TailKind.SHORT if _begins_next(raw, stop) else TailKind.OTHER
     head = Head.decode(raw)
     if head is None:
-        return Rest.ROTTEN if _is_right_but_for_its_head(file, stop, raw, size) else Rest.OTHER
+        return TailKind.ROTTEN if _is_right_but_for_its_head(file, stop, raw, size) else TailKind.OTHER
     if not _follows(head, stop):
-        return Rest.WHOLE
+        return TailKind.WHOLE
     if head.size > size:
-        return Rest.SHORT
-    return _rest_of_body(file, stop.offset, head)
+        return TailKind.SHORT
+    return _tail_kind_of_body(file, stop.offset, head)
 
 
 def _begins_next(raw: bytes, stop: Stop) -> bool:
@@ -567,20 +567,20 @@ def _is_right_but_for_its_head(file: File, stop: Stop, raw: bytes, size: int) ->
     return head is not None and _follows(head, stop) and head.size <= size and _has_sound_body(file, stop.offset, head)
 
 
-def _rest_of_body(file: File, offset: int, head: Head) -> Rest:
+def _tail_kind_of_body(file: File, offset: int, head: Head) -> TailKind:
     """Return what a batch looks like that is wrong, and there to its last byte."""
     sections = file.read(offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES)
     are_sections_right = crc32(sections) == head.section_crc
     are_records_right = _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc
     if are_sections_right and are_records_right:
-        return Rest.WHOLE
+        return TailKind.WHOLE
     if are_records_right:
         rotten, crc = sections, head.section_crc
     elif are_sections_right:
         rotten, crc = file.read(offset + head.lead, head.record_bytes), head.record_crc
     else:
-        return Rest.OTHER
-    return Rest.ROTTEN if is_one_byte_wrong(rotten + crc.to_bytes(TRAILER_BYTES, "big")) else Rest.OTHER
+        return TailKind.OTHER
+    return TailKind.ROTTEN if is_one_byte_wrong(rotten + crc.to_bytes(TRAILER_BYTES, "big")) else TailKind.OTHER
 
 
 # -- by a footer -------------------------------------------------------------------------------------------------------

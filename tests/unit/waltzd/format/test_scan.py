@@ -10,7 +10,7 @@ from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run, encode_payloads
-from waltzd.format.scan import Gap, Rest, Survey, Tail, judge_tail, survey
+from waltzd.format.scan import Gap, Survey, Tail, TailKind, judge_tail, survey
 
 HEADER = FileHeader(created_ms=1, key=UUID(int=1), partition=0, first_id=0)
 
@@ -92,23 +92,23 @@ NEWEST = 100 + 40
 @pytest.mark.parametrize(
     ("wrong", "kept", "rest", "after_a_kill", "after_a_power_cut"),
     [
-        ((), NEWEST - 1, Rest.SHORT, Tail.TORN, Tail.TORN),
-        ((), 36, Rest.SHORT, Tail.TORN, Tail.TORN),
-        ((), 5, Rest.SHORT, Tail.TORN, Tail.TORN),
-        ((60,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
-        ((7,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
-        ((NEWEST - 1,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
-        ((29,), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
-        ((28, 29, 30, 31), NEWEST, Rest.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
-        ((60, 80), NEWEST, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
-        ((7,), NEWEST - 1, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
-        ((2,), 5, Rest.OTHER, Tail.DAMAGED, Tail.TORN),
+        ((), NEWEST - 1, TailKind.SHORT, Tail.TORN, Tail.TORN),
+        ((), 36, TailKind.SHORT, Tail.TORN, Tail.TORN),
+        ((), 5, TailKind.SHORT, Tail.TORN, Tail.TORN),
+        ((60,), NEWEST, TailKind.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((7,), NEWEST, TailKind.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((NEWEST - 1,), NEWEST, TailKind.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((29,), NEWEST, TailKind.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((28, 29, 30, 31), NEWEST, TailKind.ROTTEN, Tail.DAMAGED, Tail.DAMAGED),
+        ((60, 80), NEWEST, TailKind.OTHER, Tail.DAMAGED, Tail.TORN),
+        ((7,), NEWEST - 1, TailKind.OTHER, Tail.DAMAGED, Tail.TORN),
+        ((2,), 5, TailKind.OTHER, Tail.DAMAGED, Tail.TORN),
     ],
     ids=["cut short", "only its head", "five bytes", "a byte of the payload", "a byte of the id", "a byte of the checksum",
          "a byte of the length", "all of the length", "two wrong bytes", "short and wrong", "five wrong bytes"],
 )  # fmt: skip
 def test_what_may_have_been_torn(
-    wrong: tuple[int, ...], kept: int, rest: Rest, after_a_kill: Tail, after_a_power_cut: Tail
+    wrong: tuple[int, ...], kept: int, rest: TailKind, after_a_kill: Tail, after_a_power_cut: Tail
 ) -> None:
     data, _, run = segment([b"a", b"b", b"c" * 100])
     newest = HEADER_BYTES + int(run.bounds[2])
@@ -116,7 +116,7 @@ def test_what_may_have_been_torn(
         flip(data, newest + at)
     data.truncate(newest + kept)
     found = survey(data, first_id=0, end=data.size())
-    assert (found.next_id, found.gaps, found.rest) == (2, [], rest)
+    assert (found.next_id, found.gaps, found.tail_kind) == (2, [], rest)
     for was_cut, want in ((False, after_a_kill), (True, after_a_power_cut)):
         assert judge_tail(found, is_last=True, floor=1, was_cut=was_cut) is want
 
@@ -130,5 +130,5 @@ def test_a_record_with_one_wrong_byte_is_never_taken_for_a_torn_write(pattern: i
     for at in range(newest, newest + NEWEST):
         right = data.read(at, 1)
         data.write(at, bytes([right[0] ^ pattern]))
-        assert survey(data, first_id=0, end=data.size()).rest is Rest.ROTTEN, at - newest
+        assert survey(data, first_id=0, end=data.size()).tail_kind is TailKind.ROTTEN, at - newest
         data.write(at, right)

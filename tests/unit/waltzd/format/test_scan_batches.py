@@ -16,7 +16,7 @@ from waltzd.format.batch import HEAD_BYTES, Batch, End
 from waltzd.format.footer import read_footer
 from waltzd.format.index import offsets_of, places_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES
-from waltzd.format.scan import Gap, Rest, Stop, Survey, Tail, batches_behind, follow_footer, judge_tail, scan, survey
+from waltzd.format.scan import Gap, Stop, Survey, Tail, TailKind, follow_footer, judge_tail, next_sound_batch, scan, survey
 from waltzd.format.span import BatchSpan, Span
 
 KEY = UUID(int=1)
@@ -182,7 +182,12 @@ def check_flip(batches: list[Batch], content: bytes, bit: int) -> None:
         return
     batch = batches[number]
     if number == len(batches) - 1:
-        assert (found.gaps, found.next_id, found.end, found.rest) == ([], batch.first_id, starts[number], Rest.ROTTEN), bit
+        assert (found.gaps, found.next_id, found.end, found.tail_kind) == (
+            [],
+            batch.first_id,
+            starts[number],
+            TailKind.ROTTEN,
+        ), bit
         assert verdicts(found) == DAMAGED, bit
     else:
         gap = Gap(starts[number], starts[number + 1] - 1, batch.first_id, batch.last_id)
@@ -216,7 +221,7 @@ def test_torn_at_every_length() -> None:
         elif size == starts[whole]:
             assert verdicts(found, next_id - 1) == CLEAN, size
         else:
-            assert found.rest is Rest.SHORT, size
+            assert found.tail_kind is TailKind.SHORT, size
             assert verdicts(found, next_id - 1) == TORN, size
             assert verdicts(found, next_id) == DAMAGED, "a promise says that it was whole"
 
@@ -229,7 +234,7 @@ def test_a_power_cut_leaves_any_part_of_the_last_batch(lost: tuple[int, int]) ->
     content[start + lost[0] : start + lost[1]] = bytes(lost[1] - lost[0])
     found = look(bytes(content))
     one_byte = lost[1] - lost[0] == 1
-    assert (found.next_id, found.rest) == (1, Rest.ROTTEN if one_byte else Rest.OTHER)
+    assert (found.next_id, found.tail_kind) == (1, TailKind.ROTTEN if one_byte else TailKind.OTHER)
     assert verdicts(found) == (DAMAGED if one_byte else (Tail.DAMAGED, Tail.TORN))
 
 
@@ -270,13 +275,13 @@ def test_a_batch_of_another_history_shows() -> None:
                 Gap(starts[number], starts_of(mixed)[number + 1] - 1, mixed[number].first_id, mixed[number].last_id)
             ]
         else:
-            assert (found.next_id, found.rest) == (6, Rest.WHOLE)
+            assert (found.next_id, found.tail_kind) == (6, TailKind.WHOLE)
             assert verdicts(found) == DAMAGED
 
 
 def test_time_that_falls_shows() -> None:
     found = look(segment(batches_of(PAYLOADS, times=[TIME, TIME + 5, TIME + 5, TIME + 4])))
-    assert (found.next_id, found.rest) == (6, Rest.WHOLE)
+    assert (found.next_id, found.tail_kind) == (6, TailKind.WHOLE)
     assert look(segment(batches_of(PAYLOADS, times=[TIME, TIME + 5, TIME + 5, TIME + 5]))).tail_bytes == 0
 
 
@@ -303,7 +308,7 @@ def test_a_sound_head_behind_a_wrong_batch_makes_it_damage() -> None:
     wrong = bytearray(content[: starts[3] + HEAD_BYTES + 3])
     wrong[starts[2] + 100 : starts[2] + 130] = bytes(30)
     found = look(bytes(wrong))
-    assert (found.next_id, found.end, found.rest) == (4, starts[2], Rest.FOLLOWED)
+    assert (found.next_id, found.end, found.tail_kind) == (4, starts[2], TailKind.FOLLOWED)
     assert found.committed == batches[3].head.committed == 5, "the torn batch says that the wrong one was committed"
     assert verdicts(found) == DAMAGED
 
@@ -313,7 +318,7 @@ def test_what_follows_the_last_batch_of_a_segment_is_never_cut_when_it_is_a_batc
     behind = raw(batches_of([[b"a"], [b"b"], [b"c"]])[2:])
     for content in (behind, behind[:-1]):
         found = look(segment(sealed)[:HEADER_BYTES] + raw(sealed) + content)
-        assert (found.next_id, found.rest, found.footer) == (2, Rest.FOLLOWED, None)
+        assert (found.next_id, found.tail_kind, found.footer) == (2, TailKind.FOLLOWED, None)
         assert verdicts(found) == DAMAGED
 
 
@@ -347,7 +352,7 @@ def test_forged_heads_cost_no_more_than_a_few_readings_of_the_file() -> None:
         return plain(offset, size)
 
     file.read = count  # type: ignore[method-assign]
-    found = batches_behind(file, offset=HEADER_BYTES, end=file.size(), next_id=0, high_id=1000)
+    found = next_sound_batch(file, offset=HEADER_BYTES, end=file.size(), next_id=0, high_id=1000)
     assert found.stop is None
     assert found.has_head
     assert read < 70 << 20
