@@ -123,7 +123,7 @@ def test_where_the_next_one_has_to_fit() -> None:
     first = batch()
     end = first.end(End())
     assert end == End(crc=first.head.crc, time=first.head.time, segment_bytes=HEADER_BYTES + first.size)
-    assert "another one in front" in why_wrong(batch(8), end)
+    assert "another head in front" in why_wrong(batch(8), end)
     assert "time" in why_wrong(batch(8, before=end, time=first.head.time - 1), end)
     last = batch(8, before=end, segment_bytes_max=HEADER_BYTES + first.size + 10)
     assert last.head.is_last
@@ -167,7 +167,7 @@ def test_what_is_said_of_a_wrong_one() -> None:
     """Its checksums are right, so its owner was wrong."""
     with pytest.raises(BadFrame, match="no sound batch"):
         parse_batches(raw(batch())[:-1])
-    with pytest.raises(BadFrame, match="stands behind"):
+    with pytest.raises(BadFrame, match="follows id"):
         parse_batches(raw(batch(), batch(9)))
     with pytest.raises(BadFrame, match="records that its head states"):
         parse_batches(raw(batch()), encode_payloads(5, [b"", b"", b""]).bounds)
