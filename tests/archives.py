@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from tests.batches import index_raw, segment_raw, segments_of
-from waltzd.archive.cut_point import ArchivedLog, Unsealed
+from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
 from waltzd.archive.manifest import Manifest
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
@@ -58,10 +58,10 @@ class Uploads:
         entries = (run.bounds[:-1] + HEADER_BYTES).astype(">i8").tobytes()
         self._add(header + bytes(run.data), header + entries if has_index else b"", run.first_id, run.last_id)
 
-    def log(self, *rest: Unsealed, complete_to: int | None = None) -> ArchivedLog:
+    def log(self, *rest: UnsealedRecords, complete_to: int | None = None) -> ArchivedLog:
         return ArchivedLog(self._archive, self.manifest, rest, complete_to=complete_to)
 
 
-def unsealed(batches: Sequence[Batch]) -> Unsealed:
+def unsealed(batches: Sequence[Batch]) -> UnsealedRecords:
     data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces)
-    return Unsealed(first=batches[0].first_id, last=batches[-1].last_id, version=1, data=data)
+    return UnsealedRecords(first=batches[0].first_id, last=batches[-1].last_id, version=1, data=data)

@@ -36,7 +36,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.backup import source_at
 from waltzd import BlockingClient
-from waltzd.archive.cut_point import moment_of
+from waltzd.archive.cut_point import common_moment
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed
 
@@ -134,7 +134,7 @@ def has_tails(store: Path, moment: float) -> bool:
     segment. The group log, which nobody uses, is among what has to be whole."""
     found = source_at(str(store))
     logs = [found.logs[number] for number in range(PARTITIONS) if number in found.logs]
-    complete = moment_of([log.reach for log in found.logs.values()])
+    complete = common_moment([log.coverage for log in found.logs.values()])
     if found.newest is None or len(found.logs) <= PARTITIONS or complete is None or complete <= moment * 1e6:
         return False
     behind = [log.last - log.manifest.last for log in logs]

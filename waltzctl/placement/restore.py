@@ -40,7 +40,7 @@ from waltzctl.shell.cluster_target import check_name, check_operator
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
-from waltzd.archive.cut_point import ArchivedLog, Cut, spelled
+from waltzd.archive.cut_point import ArchivedLog, Cut, format_time
 from waltzd.cluster.archives import archive_path
 from waltzd.cluster.cluster import (
     ARCHIVES,
@@ -429,14 +429,14 @@ def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: T
     steps = [
         f"make the cluster {wish.meta.name}, key {wish.meta.key}, of what {source.place} has of the cluster "
         f"{source.label.cluster}, {words}" + (": goes on with what was begun" if target.begun is not None else ""),
-        f"all partitions are cut at {spelled(cut.time)}" if cut.time is not None else "each partition ends by itself",
+        f"all partitions are cut at {format_time(cut.time)}" if cut.time is not None else "each partition ends by itself",
     ]
     for number, point in sorted(cut.points.items()):
         left = source.logs[number].last - point.mark
         steps.append(
             f"partition {number}: "
             + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
-            + (f", of {spelled(point.time)}" if point.time is not None else "")
+            + (f", of {format_time(point.time)}" if point.time is not None else "")
             + _ahead(cut, source.logs[number], number)
             + f"; it goes on under timeline {wish.lineage(number).number}"
             + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")

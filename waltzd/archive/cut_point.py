@@ -9,9 +9,8 @@ microsecond less.
 In format 1 a log is cut behind a batch, never in it, so a group of transactions is whole or absent. Records of format 0
 have no times: they can be cut at any id, and at no time.
 
-`moment_of` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of the
-archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched.
-"""
+`common_moment` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of
+the archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched. """
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ _TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsealed:
+class UnsealedRecords:
     """What was saved of a log behind its sealed segments, in one format: records or batches back to back, each proven."""
 
     first: int
@@ -54,7 +53,7 @@ class Unsealed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class CutPoint:
     """An end that a log may have: behind this id."""
 
     mark: int = NO_MARK
@@ -65,11 +64,11 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class Coverage:
     """How far the store reaches in one partition."""
 
     partition: int
-    end: Point
+    end: CutPoint
     complete_to: int | None
     """Nothing that was committed up to this time is missing; None where no time can be told."""
 
@@ -77,19 +76,19 @@ class Reach:
 # -- deciding: pure ----------------------------------------------------------------------------------------------------
 
 
-def moment_of(reaches: Sequence[Reach]) -> int | None:
+def common_moment(coverages: Sequence[Coverage]) -> int | None:
     """The latest time to which every partition is complete; None where one is complete to no time that is known."""
-    times = [reach.complete_to for reach in reaches]
+    times = [coverage.complete_to for coverage in coverages]
     known = [time for time in times if time is not None]
     return min(known) if known and len(known) == len(times) else None
 
 
-def incomplete_at(reaches: Sequence[Reach], time: int) -> list[Reach]:
+def incomplete_at(coverages: Sequence[Coverage], time: int) -> list[Coverage]:
     """The partitions of which something may be missing that was committed up to this time."""
-    return [reach for reach in reaches if reach.complete_to is None or reach.complete_to < time]
+    return [coverage for coverage in coverages if coverage.complete_to is None or coverage.complete_to < time]
 
 
-def spelled(time: int | None) -> str:
+def format_time(time: int | None) -> str:
     """A time in microseconds for people, which can be typed as one."""
     if time is None:
         return "no time"
@@ -99,7 +98,7 @@ def spelled(time: int | None) -> str:
 # -- one log -----------------------------------------------------------------------------------------------------------
 
 
-class _Part:
+class _SegmentInStore:
     """A sealed segment in the store, or what was saved behind all of them."""
 
     def __init__(self, first: int, last: int, size: int, where: str, read: Callable[[int, int], bytes]) -> None:
@@ -131,18 +130,18 @@ class _Part:
     def first_time(self) -> int | None:
         return None if self.version != BATCHES else self.head(0).time
 
-    def point(self, number: int) -> Point:
+    def point(self, number: int) -> CutPoint:
         """Behind this batch."""
         head = self.head(number)
-        return Point(mark=head.last_id, time=head.time, session=head.session)
+        return CutPoint(mark=head.last_id, time=head.time, session=head.session)
 
     @property
-    def end(self) -> Point:
-        return Point(mark=self.last) if self.version != BATCHES else self.point(len(self.places) - 1)
+    def end(self) -> CutPoint:
+        return CutPoint(mark=self.last) if self.version != BATCHES else self.point(len(self.places) - 1)
 
 
-class _Behind(_Part):
-    def __init__(self, rest: Unsealed, where: str) -> None:
+class _UnsealedPart(_SegmentInStore):
+    def __init__(self, rest: UnsealedRecords, where: str) -> None:
         super().__init__(
             rest.first, rest.last, len(rest.data), where, lambda at, size: bytes(memoryview(rest.data)[at : at + size])
         )
@@ -176,7 +175,7 @@ class ArchivedLog:
         self,
         archive: PartitionArchive,
         manifest: Manifest,
-        rest: Sequence[Unsealed] = (),
+        rest: Sequence[UnsealedRecords] = (),
         *,
         complete_to: int | None = None,
         session: int = 0,
@@ -190,32 +189,32 @@ class ArchivedLog:
         self.pieces: tuple[Entry, ...] = tuple(pieces_of(manifest.entries, archive.chunk))
         self.rest = tuple(rest)
         self._complete_to, self._session = complete_to, session
-        self._parts: list[_Part] = [self._part(piece) for piece in self.pieces]
+        self._parts: list[_SegmentInStore] = [self._part(piece) for piece in self.pieces]
         for one in rest:
             if one.first != self.last + 1:
                 raise ArchiveDamaged(
                     f"partition {self.partition}: what was saved behind its segments begins at id {one.first}, and they "
                     f"end at id {self.last}"
                 )
-            self._parts.append(_Behind(one, f"what was saved of partition {self.partition} behind its segments"))
+            self._parts.append(_UnsealedPart(one, f"what was saved of partition {self.partition} behind its segments"))
 
     @property
     def partition(self) -> int:
         return self.archive.partition
 
-    def _part(self, piece: Entry) -> _Part:
+    def _part(self, piece: Entry) -> _SegmentInStore:
         def read(offset: int, size: int) -> bytes:
             return self.archive.bytes_of(piece, offset, size)
 
-        return _Part(piece.first, piece.last, piece.size - piece.index_bytes, self.archive.where(piece), read)
+        return _SegmentInStore(piece.first, piece.last, piece.size - piece.index_bytes, self.archive.where(piece), read)
 
     @property
     def last(self) -> int:
         return self._parts[-1].last if self._parts else NO_MARK
 
     @cached_property
-    def end(self) -> Point:
-        return self._parts[-1].end if self._parts else Point()
+    def end(self) -> CutPoint:
+        return self._parts[-1].end if self._parts else CutPoint()
 
     @property
     def session(self) -> int:
@@ -223,7 +222,7 @@ class ArchivedLog:
         return max(self._session, self.end.session)
 
     @property
-    def ahead_from(self) -> Point | None:
+    def ahead_from(self) -> CutPoint | None:
         """The last end in front of times that stand ahead because a clock was wrong: they are later than the moment at
         which all of this was saved. None where no time does, or nothing says when it was saved."""
         moment, time = self._complete_to, self.end.time
@@ -232,12 +231,12 @@ class ArchivedLog:
         return self.at_time(moment + 2 * APART + AHEAD)
 
     @cached_property
-    def reach(self) -> Reach:
+    def coverage(self) -> Coverage:
         if self.ahead_from is not None:  # its times say nothing about what is missing
-            return Reach(partition=self.partition, end=self.end, complete_to=self._complete_to)
+            return Coverage(partition=self.partition, end=self.end, complete_to=self._complete_to)
         times = [self._complete_to, None if self.end.time is None else self.end.time - 1]
         known = [time for time in times if time is not None]
-        return Reach(partition=self.partition, end=self.end, complete_to=max(known, default=None))
+        return Coverage(partition=self.partition, end=self.end, complete_to=max(known, default=None))
 
     @property
     def has_batches(self) -> bool:
@@ -249,16 +248,16 @@ class ArchivedLog:
         """Of the first batch; None where there is none."""
         return next((time for part in self._parts if (time := part.first_time) is not None), None)
 
-    def at_time(self, time: int) -> Point:
+    def at_time(self, time: int) -> CutPoint:
         """Behind the last batch of this time or an earlier one. `NoTimes` where that is among records without times."""
         at = bisect_right(range(len(self._parts)), time, key=lambda number: self._time_in_front(number))
         if at == 0:
-            return Point()
+            return CutPoint()
         part = self._parts[at - 1]
         if part.first_time is None:
             raise NoTimes(
                 f"partition {self.partition}: the ids {self._parts[0].first} to {part.last} are records of format 0, which "
-                f"have no times, and nothing behind them is of {spelled(time)} or before"
+                f"have no times, and nothing behind them is of {format_time(time)} or before"
             )
         number = bisect_right(range(len(part.places)), time, key=lambda number: part.head(number).time)
         return part.point(number - 1)
@@ -268,36 +267,36 @@ class ArchivedLog:
         time = self._parts[number].first_time
         return -1 if time is None else time
 
-    def at_mark(self, mark: int) -> Point:
+    def at_mark(self, mark: int) -> CutPoint:
         """Behind this id, or in front of the batch that goes on behind it."""
         if mark > self.last:
             raise CutImpossible(f"partition {self.partition} ends at id {self.last} in the store; {mark} was asked for")
         at = bisect_right(range(len(self._parts)), mark, key=lambda number: self._parts[number].first)
         if at == 0:
-            return Point()
+            return CutPoint()
         part = self._parts[at - 1]
         if part.version != BATCHES:
-            return Point(mark=mark)
+            return CutPoint(mark=mark)
         number = bisect_right(range(len(part.places)), mark, key=lambda number: part.head(number).last_id)
         if number:
             return part.point(number - 1)
-        return self._parts[at - 2].end if at > 1 else Point()
+        return self._parts[at - 2].end if at > 1 else CutPoint()
 
 
 def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = None) -> ArchivedLog:
     """All that the store has of it, from a manifest that is known on."""
     tree = known.lineage if tree is None else tree
     manifest, tail, parts = tail_of(archive, known)
-    rest = list[Unsealed]()
+    rest = list[UnsealedRecords]()
     for part in parts:
         content = part.content()
         if isinstance(content, Run):
             run = content.part(max(0, manifest.last + 1 - content.first_id), len(content))
-            found = Unsealed(first=run.first_id, last=run.last_id, version=VERSION, data=bytes(run.data))
+            found = UnsealedRecords(first=run.first_id, last=run.last_id, version=VERSION, data=bytes(run.data))
         else:
             batches = [batch for batch in content if batch.first_id > manifest.last]
             data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces)
-            found = Unsealed(first=batches[0].first_id, last=batches[-1].last_id, version=BATCHES, data=data)
+            found = UnsealedRecords(first=batches[0].first_id, last=batches[-1].last_id, version=BATCHES, data=data)
         if rest and rest[-1].version == found.version:
             found = replace(found, first=rest[-1].first, data=rest.pop().data + found.data)
         rest.append(found)
@@ -367,7 +366,7 @@ def label_of(store: Store) -> Label:
 class Cut:
     """Where the log of each partition ends."""
 
-    points: Mapping[int, Point]
+    points: Mapping[int, CutPoint]
     time: int | None = None
     """The moment at which all of them are cut."""
     ahead: Mapping[int, int] = field(default_factory=dict)
@@ -380,18 +379,18 @@ class Cut:
 def cut_at_time(logs: Mapping[int, ArchivedLog], time: int, *, now: int, is_each: bool = False) -> Cut:
     """All partitions at one moment. `is_each`: also those of which something may be missing that came before it."""
     if time > now:
-        raise CutImpossible(f"{spelled(time)} is in the future: it is {spelled(now)} now")
-    short = [] if is_each else incomplete_at([log.reach for log in logs.values()], time)
+        raise CutImpossible(f"{format_time(time)} is in the future: it is {format_time(now)} now")
+    short = [] if is_each else incomplete_at([log.coverage for log in logs.values()], time)
     points = {number: log.at_time(time) for number, log in logs.items()}
     if all(point.mark == NO_MARK for point in points.values()):
         times = [first for log in logs.values() if (first := log.first_time) is not None]
         raise CutImpossible(
-            f"nothing in the store is of {spelled(time)} or before"
-            + (f": its first transaction is of {spelled(min(times))}" if times else "")
+            f"nothing in the store is of {format_time(time)} or before"
+            + (f": its first transaction is of {format_time(min(times))}" if times else "")
         )
     if short:
         raise CutImpossible(
-            f"{_told(short)}: what came after that and until {spelled(time)} is not in the store",
+            f"{_describe(short)}: what came after that and until {format_time(time)} is not in the store",
             next_step="restore to an earlier time or to --latest; or take these as far as they go, with "
             "--each-as-far-as-it-goes",
         )
@@ -409,12 +408,12 @@ def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut
             raise NoTimes(
                 f"partition {log.partition}: the ids 0 to {log.last} are records of format 0, which have no times"
             )
-    reaches = [log.reach for log in logs.values()]
-    time = moment_of(reaches)
+    coverages = [log.coverage for log in logs.values()]
+    time = common_moment(coverages)
     if time is None:
-        unknown = [reach for reach in reaches if reach.complete_to is None]
+        unknown = [coverage for coverage in coverages if coverage.complete_to is None]
         raise CutImpossible(
-            f"{_told(unknown)}: no moment is known to which all partitions are complete",
+            f"{_describe(unknown)}: no moment is known to which all partitions are complete",
             next_step="give a moment with --to-time and take these as far as they go, with --each-as-far-as-it-goes",
         )
     ahead = {number: front.mark for number, log in logs.items() if (front := log.ahead_from) is not None}
@@ -433,14 +432,14 @@ def cut_at_marks(logs: Mapping[int, ArchivedLog], marks: Mapping[int, int]) -> C
     return Cut(points=points, given=given)
 
 
-def _told(reaches: Sequence[Reach]) -> str:
-    first = reaches[0]
+def _describe(coverages: Sequence[Coverage]) -> str:
+    first = coverages[0]
     known = (
-        f"is complete up to {spelled(first.complete_to)} only" if first.complete_to is not None
+        f"is complete up to {format_time(first.complete_to)} only" if first.complete_to is not None
         else "has nothing in the store" if first.end.mark == NO_MARK
         else "says of no time that it is complete"
     )  # fmt: skip
-    more = len(reaches) - 1
+    more = len(coverages) - 1
     return f"partition {first.partition} {known}" + (f", and so {more} more" if more else "")
 
 

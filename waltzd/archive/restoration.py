@@ -28,7 +28,7 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.archive.cut_point import ArchivedLog, Unsealed, batch_places, place_of
+from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords, batch_places, place_of
 from waltzd.archive.manifest import Entry
 from waltzd.archive.piece import Held, piece_of
 from waltzd.archive.verification import chain_flaws
@@ -344,7 +344,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
 # -- what no segment has -----------------------------------------------------------------------------------------------
 
 
-def _behind(log: ArchivedLog, rest: Unsealed, mark: int, key: UUID) -> list[_Copy]:
+def _behind(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> list[_Copy]:
     """Segments of what was saved behind the sealed ones, up to the mark. Batches say where a segment ends."""
     if rest.first > mark:
         return []

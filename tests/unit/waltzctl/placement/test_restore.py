@@ -16,7 +16,7 @@ from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, of_size, partition_meta, restoration
 from waltzctl.placement.restored_documents import Target
-from waltzd.archive.cut_point import Point, cut_latest
+from waltzd.archive.cut_point import CutPoint, cut_latest
 from waltzd.archive.manifest import Label
 from waltzd.cluster.cluster import ARCHIVES, ASSIGNMENT, CLIENT_IDS, EXPECTED, PARTITIONS, POLICY, ROOT, STORAGES
 from waltzd.cluster.documents import (
@@ -125,7 +125,7 @@ def test_an_archive_is_gone_on_with_only_under_its_own_key() -> None:
     made = other.documents[CLIENT_IDS]
     assert isinstance(made, Counter)
     assert made.secret not in (UUID(int=77), NO_SECRET), "an archive has none, so another one is made"
-    shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: Point(mark=1)}))
+    shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: CutPoint(mark=1)}))
     assert shorter.goes_on_archiving, "the new timeline takes over what is whole in front of the cut"
     assert [one.fork for one in shorter.lineage(1).later] == [1]
     assert shorter.order(1).timelines == tuple(

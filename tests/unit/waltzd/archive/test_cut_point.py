@@ -13,18 +13,18 @@ from tests.simulation.faulty_store import FaultyStore
 from waltzd.archive.cut_point import (
     APART,
     ArchivedLog,
-    Point,
-    Reach,
+    Coverage,
+    CutPoint,
+    common_moment,
     cut_at_marks,
     cut_at_time,
     cut_latest,
     empty_log,
+    format_time,
     incomplete_at,
     label_of,
     log_of,
     logs_in,
-    moment_of,
-    spelled,
 )
 from waltzd.archive.manifest import Label
 from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
@@ -83,7 +83,7 @@ def test_the_latest_moment_is_the_least_to_which_a_partition_is_complete() -> No
     """A later batch may have the time of the last one, so that alone says nothing."""
     first, _ = log_at([TIME, TIME + 5, TIME + 9], cuts=[2])
     second, _ = log_at([TIME + 1, TIME + 5, TIME + 7], cuts=[2], partition=1)
-    assert (first.reach.complete_to, second.reach.complete_to) == (TIME + 8, TIME + 6)
+    assert (first.coverage.complete_to, second.coverage.complete_to) == (TIME + 8, TIME + 6)
     cut = cut_latest({0: first, 1: second})
     assert (cut.time, cut.points[0].mark, cut.points[1].mark) == (TIME + 6, 3, 3)
     each = cut_latest({0: first, 1: second}, is_each=True)
@@ -119,8 +119,8 @@ def test_causes_are_in_each_cut_of_their_effects() -> None:
         stored = {number: rows[: pick.randrange(len(rows) + 1)] for number, rows in logs.items()}
         if not all(stored.values()):
             continue
-        moment = moment_of([
-            Reach(partition=number, end=Point(mark=len(rows) - 1), complete_to=rows[-1][0] - 1)
+        moment = common_moment([
+            Coverage(partition=number, end=CutPoint(mark=len(rows) - 1), complete_to=rows[-1][0] - 1)
             for number, rows in stored.items()
         ])  # fmt: skip
         assert moment is not None
@@ -138,7 +138,7 @@ def test_a_time_that_the_store_cannot_give_is_refused_by_name() -> None:
     logs = {0: first, 1: second}
     with pytest.raises(CutImpossible, match="is in the future"):
         cut_at_time(logs, TIME + 4, now=TIME + 3)
-    with pytest.raises(CutImpossible, match=f"its first transaction is of {spelled(TIME)}".replace("+", r"\+")):
+    with pytest.raises(CutImpossible, match=f"its first transaction is of {format_time(TIME)}".replace("+", r"\+")):
         cut_at_time(logs, TIME - 1, now=LATE)
     with pytest.raises(CutImpossible, match=r"partition 1 is complete up to .* only: what came after that"):
         cut_at_time(logs, TIME + 4, now=LATE)
@@ -149,7 +149,7 @@ def test_a_time_that_the_store_cannot_give_is_refused_by_name() -> None:
         cut_latest({**logs, 2: nothing})
     with pytest.raises(CutImpossible, match="the store has no transaction"):
         cut_latest({2: nothing})
-    assert [reach.partition for reach in incomplete_at([first.reach, second.reach], TIME + 3)] == [1]
+    assert [coverage.partition for coverage in incomplete_at([first.coverage, second.coverage], TIME + 3)] == [1]
 
 
 def test_records_without_times_are_cut_at_no_time() -> None:
@@ -205,7 +205,7 @@ def test_what_was_saved_behind_the_segments_belongs_to_the_log() -> None:
     label = label_of(store)
     archive = PartitionArchive(store, label, 0)
     found = log_of(archive, archive.manifest(0, ""))
-    assert (found.last, found.session, found.reach.complete_to) == (5, 9, LATE - APART)
+    assert (found.last, found.session, found.coverage.complete_to) == (5, 9, LATE - APART)
     assert [(rest.first, rest.last) for rest in found.rest] == [(4, 5)]
     assert found.rest[0].data == log.rest[0].data
     logs = logs_in(store, label, 3)

@@ -15,7 +15,7 @@ from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore, Killed
 from tests.simulation.sample import KEY, ROOT, blank_disk, open_directory, records_of
 from waltzd.archive import restoration
-from waltzd.archive.cut_point import ArchivedLog, Unsealed
+from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
 from waltzd.archive.restoration import Built, build
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
@@ -141,7 +141,7 @@ def test_records_of_format_0_that_were_saved_behind_the_segments_are_cut_as_well
     for mark in (2, 3, 4, 5):
         uploads = Uploads(FaultyStore(), cluster=OLD)
         uploads.records(encode_payloads(0, [b"x", b"yy", b"z" * 50]))
-        log = uploads.log(Unsealed(first=3, last=5, version=0, data=bytes(run.data)))
+        log = uploads.log(UnsealedRecords(first=3, last=5, version=0, data=bytes(run.data)))
         disk = blank_disk()
         restore(disk, log, mark)
         directory = check(disk, mark)
