@@ -37,7 +37,7 @@ from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEE
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
-from waltzd.archive.unsealed import tail_name
+from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -271,7 +271,7 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
         client.append_many([bytes(64 << 10)] * 20, partition=1)
         client.append_many([b"begins another segment"], partition=1)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    names = (manifest_name(1, 1), tail_name(1), metadata_name(1))
+    names = (manifest_name(1, 1), unsealed_index_name(1), metadata_name(1))
     while not all((home / "archive" / name).exists() for name in names):
         assert time.monotonic() < deadline, "a full segment is archived, and the rest is backed up"
         time.sleep(0.1)

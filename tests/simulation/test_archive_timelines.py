@@ -22,9 +22,9 @@ from waltzd.archive.contents import branches_in, label_of, newest_manifests
 from waltzd.archive.cut_point import logs_in
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.piece import footer_in
-from waltzd.archive.unsealed import tail_of
+from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
-from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
+from waltzd.archive.verification import branch_flaws, check_piece, check_unsealed, survey
 from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
 from waltzd.errors import StoreUnavailable
 from waltzd.format.batch import End, encode_batch, parse_batches
@@ -91,7 +91,7 @@ def stored(store: FaultyStore) -> dict[int, bytes]:
     label = label_of(store, not_done="")
     manifest = newest_manifests(store, label, [0]).get(0)
     archive = PartitionArchive(store, label, 0, FIRST if manifest is None else manifest.timeline)
-    manifest, _, parts = tail_of(archive, archive.start())
+    manifest, _, parts = read_unsealed(archive, archive.start())
     out = archived_records(store, manifest)
     for part in parts:
         out |= by_id(part.content())
@@ -102,7 +102,7 @@ def flaws(store: FaultyStore) -> list[str]:
     """What `waltzctl archive verify` finds."""
     found = survey(store)
     checked = [check_piece(store, found.label, 0, piece, is_quick=False) for piece in found.pieces.get(0, ())]
-    checked += [check_tail(store, found, *branch) for branch in found.tails]
+    checked += [check_unsealed(store, found, *branch) for branch in found.unsealed]
     names = [flaw for flaw in (*found.flaws, *checked) if flaw is not None]
     chains = [flaw for one in (*found.manifests.values(), *found.older) for flaw in branch_flaws(store, found.label, one)]
     return [f"{flaw.name} {flaw.detail}" for flaw in (*names, *chains)]

@@ -16,7 +16,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
 from waltzd.archive.manifest import pieces_of
 from waltzd.archive.metadata import newest_metadata
-from waltzd.archive.unsealed import Tail, tail_at, tail_name, tail_of
+from waltzd.archive.unsealed import UnsealedIndex, read_unsealed, unsealed_index_at, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
@@ -43,7 +43,7 @@ def stored(store: FaultyStore) -> list[bytes]:
     """Every record that the archive and the tail have, by the store alone."""
     faults, store.faults = store.faults, Faults()
     archive = PartitionArchive(store, label_in(store, KEY, lambda: KEY, None), 0)
-    manifest, tail, parts = tail_of(archive, archive.manifest(0, ""))
+    manifest, tail, parts = read_unsealed(archive, archive.manifest(0, ""))
     found: list[bytes] = []
     at = 0
     for piece in pieces_of(manifest.entries, archive.chunk):
@@ -111,7 +111,7 @@ async def test_an_idle_log_is_reported_in_each_round(records: int) -> None:
         label = label_in(store, KEY, lambda: KEY, None)
         for _ in range(15):
             await asyncio.sleep(0.7)
-            tail = tail_at(store, label, 0)
+            tail = unsealed_index_at(store, label, 0)
             assert tail is not None
             assert tail.last == records - 1
             assert tail.moment > 1e6 * (asyncio.get_running_loop().time() - 1.5)
@@ -223,11 +223,11 @@ async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner()
         await c.until(lambda: committed_at > 0, seconds=60)
         label = label_in(store, KEY, lambda: KEY, None)
 
-        def backed_up() -> Tail | None:
-            tail = tail_at(store, label, 0) if tail_name(0) in store.objects else None
+        def backed_up() -> UnsealedIndex | None:
+            tail = unsealed_index_at(store, label, 0) if unsealed_index_name(0) in store.objects else None
             return tail if tail is not None and tail.last == 6 else None
 
-        tail: Tail = await c.until(backed_up, seconds=60)
+        tail: UnsealedIndex = await c.until(backed_up, seconds=60)
         assert tail.moment < 1e6 * committed_at
 
 

@@ -37,7 +37,7 @@ from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
 from waltzd.archive.contents import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
-from waltzd.archive.unsealed import tail_of
+from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_piece
 from waltzd.cluster import group_log
@@ -776,7 +776,7 @@ class Simulation:
         label = Label.decode(store.objects[LABEL].data, "the store")
         newest = newest_manifests(store, label, [partition]).get(partition)
         archive = PartitionArchive(store, label, partition, FIRST if newest is None else newest.timeline)
-        manifest, tail, parts = tail_of(archive, archive.start())
+        manifest, tail, parts = read_unsealed(archive, archive.start())
         reached, log = manifest.last, join_runs(runs) if runs else None
         for part in parts:
             slot = part.slot

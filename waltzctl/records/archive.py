@@ -191,7 +191,7 @@ def verified(
     """Verify a store and print what was found; return the exit code. `ask` gives the documents of the running cluster."""
     from waltzctl.show import archive
     from waltzd.archive.place import open_archive
-    from waltzd.archive.verification import branch_flaws, check_tail, survey
+    from waltzd.archive.verification import branch_flaws, check_unsealed, survey
 
     opened, started = open_archive(store), time.monotonic()
     # Before the survey: what documents name is in the store before they do.
@@ -207,9 +207,9 @@ def verified(
     for one in (*found.manifests.values(), *found.older):
         if one.partition in found.manifests:
             flaws += branch_flaws(opened, found.label, one)
-    for number, timeline in found.tails if not quick else ():
+    for number, timeline in found.unsealed if not quick else ():
         if partitions is None or number in found.manifests:
-            flaw = check_tail(opened, found, number, timeline)
+            flaw = check_unsealed(opened, found, number, timeline)
             flaws += [flaw] if flaw is not None else []
     if not quick and partitions is None:
         flaws += metadata_flaws(opened, found.label)
@@ -247,7 +247,7 @@ def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) ->
     """What the documents of the cluster know of, and the store does not have."""
     from waltzd.archive.manifest import manifest_name
     from waltzd.archive.metadata import FOLDER
-    from waltzd.archive.unsealed import tail_name
+    from waltzd.archive.unsealed import unsealed_index_name
     from waltzd.archive.verification import Flaw
 
     if documents is None:
@@ -261,9 +261,9 @@ def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) ->
             detail = f"the documents of the cluster know it, with ids up to {meta.last}; the store {there}"
             flaws.append(Flaw(name=manifest_name(number, meta.number, meta.timeline), partition=number, detail=detail))
         newest = meta.timeline if found.manifests.get(number) is None else found.manifests[number].timeline
-        if (number, newest) not in found.tails:
+        if (number, newest) not in found.unsealed:
             detail = "is not there: what no segment has yet is not backed up"
-            flaws.append(Flaw(name=tail_name(number, newest), partition=number, detail=detail))
+            flaws.append(Flaw(name=unsealed_index_name(number, newest), partition=number, detail=detail))
     return flaws
 
 

@@ -124,7 +124,7 @@ def _in_store(place: str) -> Backups:
     from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
     from waltzd.archive.metadata import newest_metadata
     from waltzd.archive.place import open_archive
-    from waltzd.archive.unsealed import tail_at
+    from waltzd.archive.unsealed import unsealed_index_at
     from waltzd.archive.verification import survey
     from waltzd.cluster.metadata import read
     from waltzd.protocol.timelines import FIRST
@@ -132,12 +132,12 @@ def _in_store(place: str) -> Backups:
     store = open_archive(place)
     found, now = survey(store), time.time_ns() // 1000
     rows = []
-    for number in sorted({*found.manifests, *(partition for partition, _ in found.tails)}):
+    for number in sorted({*found.manifests, *(partition for partition, _ in found.unsealed)}):
         trouble = next((flaw.detail for flaw in found.flaws if flaw.partition == number), "")
         tail, last = None, found.manifests[number].last if number in found.manifests else -1
         try:
             timeline = found.manifests[number].timeline if number in found.manifests else FIRST
-            tail = tail_at(store, found.label, number, timeline)
+            tail = unsealed_index_at(store, found.label, number, timeline)
         except WaltzError as error:
             trouble = trouble or f"{error.code} {error.message}"
         moment = 0 if tail is None else tail.moment

@@ -10,7 +10,7 @@ In format 1 a log is cut behind a batch, never in it, so a group of transactions
 have no times: they can be cut at any id, and at no time.
 
 `common_moment` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of
-the archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched. """
+the archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from functools import cached_property
 from waltzd.archive.contents import highest_numbers, rank
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store, read_object
-from waltzd.archive.unsealed import tail_of
+from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes, ObjectAbsent
@@ -286,7 +286,7 @@ class ArchivedLog:
 def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = None) -> ArchivedLog:
     """All that the store has of it, from a manifest that is known on."""
     tree = known.lineage if tree is None else tree
-    manifest, tail, parts = tail_of(archive, known)
+    manifest, index, parts = read_unsealed(archive, known)
     rest = list[UnsealedRecords]()
     for part in parts:
         content = part.content()
@@ -300,9 +300,9 @@ def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = No
         if rest and rest[-1].version == found.version:
             found = replace(found, first=rest[-1].first, data=rest.pop().data + found.data)
         rest.append(found)
-    if tail is None:
+    if index is None:
         return ArchivedLog(archive, manifest, tree=tree)
-    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment - APART, session=tail.session, tree=tree)
+    return ArchivedLog(archive, manifest, rest, complete_to=index.moment - APART, session=index.session, tree=tree)
 
 
 def logs_in(

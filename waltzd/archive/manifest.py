@@ -126,6 +126,8 @@ def total_of(entries: Sequence[Entry]) -> Total:
 class ArchiveObject(Document):
     """An object of the archive that is a JSON text: its fields in their order, and what they add up to, for people."""
 
+    kind: ClassVar[str]
+    """The member `kind` of the text."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of the columns of the last field, if that is a table."""
 
@@ -135,7 +137,7 @@ class ArchiveObject(Document):
 
     @cached_property
     def text(self) -> bytes:
-        value: dict[str, Any] = {"kind": type(self).__name__.lower()}
+        value: dict[str, Any] = {"kind": self.kind}
         for one in fields(self):
             part = getattr(self, one.name)
             if ADDED in one.metadata and not getattr(self, "timelines", ()):
@@ -155,9 +157,9 @@ class ArchiveObject(Document):
     @classmethod
     def decode(cls, text: bytes, where: str) -> Self:
         """Return the object of this text. Raise `ArchiveDamaged` for a text that is not exactly as it was written."""
-        value, name = TEXT_FORMAT.parse(text, where), cls.__name__.lower()
-        if value.get("kind") != name:
-            raise ArchiveDamaged(f"{where} is no {name}")
+        value = TEXT_FORMAT.parse(text, where)
+        if value.get("kind") != cls.kind:
+            raise ArchiveDamaged(f"{where} is no {cls.kind}")
         # The sums are right if the same text is written again.
         members = {one.name: value[one.name] for one in fields(cls) if one.name in value}
         found = read(cls, members, where, ArchiveDamaged)
@@ -170,6 +172,7 @@ class ArchiveObject(Document):
 class Label(ArchiveObject):
     """The first object of an archive: a store that has none, or another one, is not the archive that was meant."""
 
+    kind = "label"
     archive: UUID
     cluster: UUID
 
@@ -178,6 +181,7 @@ class Label(ArchiveObject):
 class Chunk(ArchiveObject):
     """Entries of one level, in an object of their own."""
 
+    kind = "chunk"
     columns = COLUMNS
     partition: int
     entries: tuple[Annotated[Entry, ROW], ...]
@@ -199,6 +203,7 @@ class Chunk(ArchiveObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(ArchiveObject):
+    kind = "manifest"
     columns = COLUMNS
     archive: UUID
     cluster: UUID

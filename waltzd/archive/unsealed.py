@@ -42,7 +42,7 @@ READS_MAX = 10
 """So often a reader begins again, when an upload came between."""
 
 
-def tail_name(partition: int, timeline: UUID = FIRST) -> str:
+def unsealed_index_name(partition: int, timeline: UUID = FIRST) -> str:
     return f"{folder_of(partition, timeline)}/tail.json"
 
 
@@ -80,9 +80,10 @@ class Slot(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tail(ArchiveObject):
+class UnsealedIndex(ArchiveObject):
     """Which slots count. The slots follow each other without a gap, and the first one begins at `since` or before."""
 
+    kind = "tail"
     columns = tuple(column.name for column in fields(Slot))
     archive: UUID
     cluster: UUID
@@ -127,7 +128,7 @@ class Tail(ArchiveObject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SlotRecords:
     """The records of a slot whose hash is the one that `tail.json` says."""
 
     slot: Slot
@@ -168,12 +169,12 @@ class Part:
         return found
 
 
-def tail_at(store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> Tail | None:
+def unsealed_index_at(store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> UnsealedIndex | None:
     """What `tail.json` of this timeline says; None where there is none."""
-    name = tail_name(partition, timeline)
+    name = unsealed_index_name(partition, timeline)
     where = f"{store.place}: {name}"
     try:
-        found = Tail.decode(read_object(store, name, MANIFEST_BYTES_MAX), where)
+        found = UnsealedIndex.decode(read_object(store, name, MANIFEST_BYTES_MAX), where)
     except ObjectAbsent:
         return None
     if (found.archive, found.cluster) != (label.archive, label.cluster):
@@ -183,38 +184,38 @@ def tail_at(store: Store, label: Label, partition: int, timeline: UUID = FIRST) 
     return found
 
 
-def tail_of(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, Tail | None, list[Part]]:
+def read_unsealed(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, UnsealedIndex | None, list[SlotRecords]]:
     """The newest manifest, from one that is known on; and what is behind its last id, in order, from `tail.json` and the
-    slots that it names. The first part may begin within the manifest; nothing is missing between the two. The tail is None
+    slots that it names. The first part may begin within the manifest; nothing is missing between the two. The index is None
     where there is none, and it has no part where the manifest holds all of it."""
     for _ in range(READS_MAX):
-        tail = tail_at(archive.store, archive.label, archive.partition, archive.timeline)
+        index = unsealed_index_at(archive.store, archive.label, archive.partition, archive.timeline)
         known = archive.newest_after(known)
-        if tail is None:
+        if index is None:
             return known, None, []
-        if tail.since > known.last + 1:
+        if index.since > known.last + 1:
             continue  # a manifest was made between two looks
         parts, wrong = [], ""
-        for slot in tail.slots:
+        for slot in index.slots:
             if slot.last > known.last:
                 part, wrong = _part(archive, slot)
                 if part is None:
                     break
                 parts.append(part)
         if not wrong:
-            return known, tail, parts
+            return known, index, parts
         again = archive.newest_after(known)
-        newest = tail_at(archive.store, archive.label, archive.partition, archive.timeline)
-        if again.number == known.number and newest == tail:
+        newest = unsealed_index_at(archive.store, archive.label, archive.partition, archive.timeline)
+        if again.number == known.number and newest == index:
             raise ArchiveDamaged(wrong)
         known = again
     raise ArchiveDamaged(
-        f"{archive.store.place}: {tail_name(archive.partition, archive.timeline)} and manifests of that timeline do not "
-        f"fit together: the newest manifest ends at id {known.last}"
+        f"{archive.store.place}: {unsealed_index_name(archive.partition, archive.timeline)} and the manifests of its timeline "
+        f"do not fit together: the newest manifest ends at id {known.last}"
     )
 
 
-def _part(archive: PartitionArchive, slot: Slot) -> tuple[Part | None, str]:
+def _part(archive: PartitionArchive, slot: Slot) -> tuple[SlotRecords | None, str]:
     """Or what is wrong with it."""
     name = slot_name(archive.partition, slot.slot, archive.timeline)
     where = f"{archive.store.place}: {name}"
@@ -224,4 +225,4 @@ def _part(archive: PartitionArchive, slot: Slot) -> tuple[Part | None, str]:
         return None, f"{where}, which holds the ids {slot.first} to {slot.last}, is not there"
     if sha256_of(data) != slot.sha256:
         return None, f"{where}, which holds the ids {slot.first} to {slot.last}, has other bytes than tail.json says"
-    return Part(slot=slot, data=memoryview(data)[:-UNIQUE_BYTES], where=where), ""
+    return SlotRecords(slot=slot, data=memoryview(data)[:-UNIQUE_BYTES], where=where), ""

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Label
 from waltzd.archive.store import Store, read_object
-from waltzd.archive.unsealed import SLOTS_MAX, Slot, Tail, slot_name, tail_at, tail_name
+from waltzd.archive.unsealed import SLOTS_MAX, Slot, UnsealedIndex, slot_name, unsealed_index_at, unsealed_index_name
 from waltzd.archive.upload import has
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
@@ -63,7 +63,7 @@ class _Piece:
         return is_small and slot.format == self.format and slot.last + 1 == self.first
 
 
-class PartitionTail:
+class UnsealedWriter:
     """What one archive has of the tail of one partition, on its current timeline. Another timeline has another tail."""
 
     def __init__(
@@ -79,11 +79,11 @@ class PartitionTail:
         self._fresh_id = fresh_id
         self.label = label
         self.partition = partition
-        self._known: Tail | None = None
+        self._known: UnsealedIndex | None = None
         self._tag: str | None = None
         """Of `tail.json`, which the next write replaces; None where there is none."""
 
-    def add(self, *, session: int, since: int, last: int, moment: int, read: Read) -> Tail:
+    def add(self, *, session: int, since: int, last: int, moment: int, read: Read) -> UnsealedIndex:
         """The tail with all committed records up to `last`, once it is in the store. `since`: the first id that no manifest
         in the store has. `moment`: all that was committed by then is not behind `last`."""
         for _ in range(TRIES_MAX):
@@ -95,12 +95,12 @@ class PartitionTail:
             self._known = found
             return found
         raise ObjectExists(
-            f"{self._where(self._tail_name)} was changed by another writer again and again",
+            f"{self._where(self._index_name)} was changed by another writer again and again",
             next_step="nothing, if two owners were at it; otherwise find out who else writes to this store",
         )
 
-    def _load(self) -> Tail:
-        name = self._tail_name
+    def _load(self) -> UnsealedIndex:
+        name = self._index_name
         try:
             self._tag = self.store.head(name).tag  # first: what is written then is written over nothing newer
         except ObjectAbsent:
@@ -108,7 +108,7 @@ class PartitionTail:
             self._check_label()
             return self._empty()
         try:
-            return tail_at(self.store, self.label, self.partition, self.lineage.current) or self._empty()
+            return unsealed_index_at(self.store, self.label, self.partition, self.lineage.current) or self._empty()
         except ArchiveDamaged:
             text = read_object(self.store, name, MANIFEST_BYTES_MAX)
             if text != read_object(self.store, name, MANIFEST_BYTES_MAX):
@@ -124,14 +124,14 @@ class PartitionTail:
         if found != self.label:
             raise ForeignArchive(f"{self.store.place} does not hold the archive {self.label.archive} any more")
 
-    def _empty(self) -> Tail:
+    def _empty(self) -> UnsealedIndex:
         archive, cluster = self.label.archive, self.label.cluster
-        return Tail(
+        return UnsealedIndex(
             archive=archive, cluster=cluster, partition=self.partition, number=0, session=0, since=0, moment=0,
             timelines=self.lineage.later,
         )  # fmt: skip
 
-    def _add(self, stored: Tail, session: int, since: int, last: int, moment: int, read: Read) -> Tail:
+    def _add(self, stored: UnsealedIndex, session: int, since: int, last: int, moment: int, read: Read) -> UnsealedIndex:
         if session < stored.session:  # a newer owner is at it, and knows more
             return stored
         kept = [slot for slot in stored.slots if slot.last >= since]
@@ -185,7 +185,7 @@ class PartitionTail:
 
     # -- writing
 
-    def _put(self, stored: Tail, slot: int, data: bytes) -> str:
+    def _put(self, stored: UnsealedIndex, slot: int, data: bytes) -> str:
         """Its new tag, once the bytes were seen there."""
         name = self._slot_name(slot)
         try:
@@ -200,7 +200,7 @@ class PartitionTail:
             raise ArchiveDamaged(f"{self._where(name)} has other bytes than were written there")
         return tag
 
-    def _learn(self, stored: Tail, slot: int) -> None:
+    def _learn(self, stored: UnsealedIndex, slot: int) -> None:
         """Another writer was there, and may be about to count it. Once `tail.json` has the tag, that one cannot any more,
         as it would write over what it has not read."""
         tags = {known: tag for known, tag in stored.tags.items() if known != slot}
@@ -208,19 +208,19 @@ class PartitionTail:
             tags[slot] = self.store.head(self._slot_name(slot)).tag
         self._publish(replace(stored, number=stored.number + 1, tags=tags))
 
-    def _publish(self, tail: Tail) -> None:
-        name = self._tail_name
+    def _publish(self, index: UnsealedIndex) -> None:
+        name = self._index_name
         try:
             if self._tag is None:
-                self._tag = self.store.put_new(name, tail.text)
+                self._tag = self.store.put_new(name, index.text)
             else:
-                self._tag = self.store.put_if(name, tail.text, self._tag)
+                self._tag = self.store.put_if(name, index.text, self._tag)
         except (ObjectExists, ObjectAbsent):
             raise _Moved from None
 
     @property
-    def _tail_name(self) -> str:
-        return tail_name(self.partition, self.lineage.current)
+    def _index_name(self) -> str:
+        return unsealed_index_name(self.partition, self.lineage.current)
 
     def _slot_name(self, slot: int) -> str:
         return slot_name(self.partition, slot, self.lineage.current)

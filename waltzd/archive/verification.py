@@ -18,7 +18,7 @@ from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_
 from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
-from waltzd.archive.unsealed import tail_name, tail_of
+from waltzd.archive.unsealed import read_unsealed, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, ForeignArchive, HeaderDamaged, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.footer import NO_HASH, Footer
@@ -64,7 +64,7 @@ class Survey:
     flaws: list[Flaw] = field(default_factory=list)
     orphans: list[Listed] = field(default_factory=list)
     pending: list[Listed] = field(default_factory=list)
-    tails: list[Branch] = field(default_factory=list)
+    unsealed: list[Branch] = field(default_factory=list)
     """Timelines that have one."""
     metadata: list[int] = field(default_factory=list)
     """Numbers of the objects that hold the documents of the cluster."""
@@ -89,7 +89,7 @@ def survey(store: Store) -> Survey:
         found.pieces[partition] = sorted(set(pieces), key=lambda piece: (piece.first, piece.sha256))
     for one in listed:
         if tail := _TAIL.fullmatch(one.name):
-            found.tails += [branch_of(tail)] if tail[3] == ".json" else []
+            found.unsealed += [branch_of(tail)] if tail[3] == ".json" else []
         elif saved := number_of(one.name):
             found.metadata.append(saved)
         elif one.name not in named and not is_manifest(one.name):
@@ -205,17 +205,17 @@ def pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id:
             yield from pieces_from(archive, archive.chunk(entry).entries, first_id)
 
 
-def check_tail(store: Store, found: Survey, partition: int, timeline: UUID = FIRST) -> Flaw | None:
+def check_unsealed(store: Store, found: Survey, partition: int, timeline: UUID = FIRST) -> Flaw | None:
     """Whether all that the tail of this partition counts is there, record for record."""
     archive = PartitionArchive(store, found.label, partition, timeline)
     known = [one for one in (found.manifests.get(partition), *found.older) if one is not None]
     try:
         newest = next((one for one in known if (one.partition, one.timeline) == (partition, timeline)), None)
-        _, _, parts = tail_of(archive, newest or archive.start())
+        _, _, parts = read_unsealed(archive, newest or archive.start())
         for part in parts:
             part.content()
     except _WRONG as error:
-        return Flaw(name=tail_name(partition, timeline), partition=partition, detail=error.message)
+        return Flaw(name=unsealed_index_name(partition, timeline), partition=partition, detail=error.message)
     return None
 
 

@@ -23,8 +23,8 @@ from waltzd.archive.manifest import Entry, Label, Manifest, folder_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
-from waltzd.archive.unsealed import Part, Tail, tail_of
-from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.unsealed import SlotRecords, UnsealedIndex, read_unsealed
+from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened
@@ -81,7 +81,7 @@ class Archiver:
         self._turn = asyncio.Lock()
         self._label: Label | None = None
         self._archives: OrderedDict[int, PartitionArchive] = OrderedDict()
-        self._tails: OrderedDict[int, PartitionTail] = OrderedDict()
+        self._tails: OrderedDict[int, UnsealedWriter] = OrderedDict()
 
     async def add(
         self, number: int, session: int, known: Archived, lineage: Lineage = NEVER_FORKED, *, contact: Contact = NOBODY
@@ -163,12 +163,12 @@ class Archiver:
         last_id: int,
         moment: int,
         lineage: Lineage,
-    ) -> Tail:
+    ) -> UnsealedIndex:
         """On the thread."""
         label = self._labelled(store, partition.key, known.archive)
         tail = self._tails.pop(partition.number, None)
         if tail is None or (tail.label, tail.lineage) != (label, partition.lineage):
-            tail = PartitionTail(store, label, partition.number, self._disk.fresh_id, lineage)
+            tail = UnsealedWriter(store, label, partition.number, self._disk.fresh_id, lineage)
         _keep(self._tails, partition.number, tail)
 
         def read(first_id: int, last_id: int, bytes_max: int) -> Content:
@@ -320,7 +320,7 @@ class Archiver:
             archive = self._archive(store, partition, None, partition.lineage.current)
             if archive.begin() is None:
                 return ArchivedSource(archive, None, ())
-            manifest, _, parts = tail_of(archive, self._newest(archive))
+            manifest, _, parts = read_unsealed(archive, self._newest(archive))
             return ArchivedSource(archive, manifest, tuple(parts))
 
         async with self._turn:
@@ -438,7 +438,7 @@ class ArchivedSource:
     archive: PartitionArchive
     manifest: Manifest | None
     """None where the store has nothing of this timeline."""
-    parts: tuple[Part, ...]
+    parts: tuple[SlotRecords, ...]
 
     @property
     def last(self) -> int:

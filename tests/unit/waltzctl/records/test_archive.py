@@ -14,8 +14,8 @@ from waltzctl.records.archive import file_of, metadata_flaws, missing_flaws
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
 from waltzd.archive.piece import piece_of
-from waltzd.archive.unsealed import tail_name
-from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.unsealed import unsealed_index_name
+from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.verification import survey
 from waltzd.cluster.cluster import ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta
@@ -73,14 +73,14 @@ def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
     meta = ArchiveMeta(
         archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last=manifest.last
     )  # fmt: skip
-    tail = PartitionTail(store, survey(store).label, 0, lambda: UUID(int=77))
+    tail = UnsealedWriter(store, survey(store).label, 0, lambda: UUID(int=77))
     tail.add(session=1, since=4, last=3, moment=5, read=lambda first, last, size: ())
     assert missing_flaws(survey(store), {0: meta}) == []
     assert [flaw.name for flaw in missing_flaws(survey(store), None)] == ["metadata"]
     assert missing_flaws(survey(store), {0: meta, 1: meta})[0].name == manifest_name(1, 2)
     other = replace(meta, timeline=UUID(int=5))
     assert missing_flaws(survey(store), {0: other})[0].name == manifest_name(0, 2, UUID(int=5))
-    for name in (manifest_name(0, 2), tail_name(0)):
+    for name in (manifest_name(0, 2), unsealed_index_name(0)):
         gone = store.objects.pop(name)
         assert [flaw.name for flaw in missing_flaws(survey(store), {0: meta})] == [name]
         store.objects[name] = gone

@@ -27,7 +27,7 @@ from waltzd.archive.cut_point import (
     logs_in,
 )
 from waltzd.archive.manifest import Label
-from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
+from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, UnsealedIndex, slot_name, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
 from waltzd.format.batch import Batch
@@ -192,10 +192,10 @@ def with_tail(store: FaultyStore, batches: list[Batch], *, since: int, moment: i
         time=batches[-1].head.time, crc=crc, sha256=sha256_of(data),
     )  # fmt: skip
     store.put_new(slot_name(0, 0), data)
-    tail = Tail(
+    tail = UnsealedIndex(
         archive=ARCHIVE, cluster=KEY, partition=0, number=1, session=session, since=since, moment=moment, slots=(slot,)
     )  # fmt: skip
-    store.put_new(tail_name(0), tail.text)
+    store.put_new(unsealed_index_name(0), tail.text)
 
 
 def test_what_was_saved_behind_the_segments_belongs_to_the_log() -> None:

@@ -20,8 +20,8 @@ from tests.unit.waltzd.archive.test_upload import FAULTS, Turns
 from waltzd.archive import manifest as manifests
 from waltzd.archive import unsealed_writer
 from waltzd.archive.manifest import Entry, Label, Manifest
-from waltzd.archive.unsealed import UNIQUE_BYTES, Tail, slot_name, tail_name, tail_of
-from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.unsealed import UNIQUE_BYTES, UnsealedIndex, read_unsealed, slot_name, unsealed_index_name
+from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
 from waltzd.format.batch import Batch
@@ -99,8 +99,8 @@ class Room:
         self.ids += 1
         return UUID(int=self.ids)
 
-    def tail(self) -> PartitionTail:
-        return PartitionTail(self.store, LABEL, 0, self.fresh_id)
+    def tail(self) -> UnsealedWriter:
+        return UnsealedWriter(self.store, LABEL, 0, self.fresh_id)
 
     def archive(self) -> None:
         """The next segment, where it is sealed."""
@@ -111,7 +111,7 @@ class Room:
                 archive=ARCHIVE, number=found.number, sha256=found.sha256, last_id=found.last
             )  # fmt: skip
 
-    def back_up(self, tail: PartitionTail | None = None, *, session: int = 1, moment: int | None = None) -> Tail:
+    def back_up(self, tail: UnsealedWriter | None = None, *, session: int = 1, moment: int | None = None) -> UnsealedIndex:
         return (tail or self.tail()).add(
             session=session, since=self.document.last_id + 1, last=self.committed,
             moment=self.committed + 2 if moment is None else moment, read=log,
@@ -124,11 +124,11 @@ class Room:
             return Manifest(archive=ARCHIVE, cluster=CLUSTER, partition=0)
         return Manifest.decode(self.store.objects[names[-1]].data, "here")
 
-    def check(self) -> Tail | None:
+    def check(self) -> UnsealedIndex | None:
         """What counts is in the store, and is the log, up to what is committed."""
-        if tail_name(0) not in self.store.objects:
+        if unsealed_index_name(0) not in self.store.objects:
             return None
-        found, manifest = Tail.decode(self.store.objects[tail_name(0)].data, "here"), self.manifest()
+        found, manifest = UnsealedIndex.decode(self.store.objects[unsealed_index_name(0)].data, "here"), self.manifest()
         assert found.since <= manifest.last + 1
         assert found.last <= self.committed
         assert max(found.last, manifest.last) >= min(found.moment - 2, self.committed)
@@ -144,7 +144,7 @@ class Room:
     def check_whole(self) -> None:
         """By the reader: manifest and tail together are the log."""
         archive = PartitionArchive(self.store, LABEL, 0)
-        manifest, tail, parts = tail_of(archive, archive.manifest(0, ""))
+        manifest, tail, parts = read_unsealed(archive, archive.manifest(0, ""))
         reached = manifest.last
         for part in parts:
             runs = runs_of(part.content())
@@ -292,7 +292,7 @@ def test_what_rotted_on_its_way_is_not_counted() -> None:
     room = Room(FaultyStore(faults=Faults(rotten=100)), committed=8)
     with pytest.raises(ArchiveDamaged, match="has other bytes than were written there"):
         room.back_up()
-    assert tail_name(0) not in room.store.objects
+    assert unsealed_index_name(0) not in room.store.objects
     room.store.faults = Faults()
     room.back_up()
     room.check_whole()
@@ -343,7 +343,7 @@ def test_another_log_is_not_built_upon() -> None:
 def test_a_tail_json_that_rotted_is_made_anew() -> None:
     room = Room(committed=8)
     room.back_up()
-    rotten = room.store.objects[tail_name(0)]
+    rotten = room.store.objects[unsealed_index_name(0)]
     rotten.data = rotten.data[:-5]
     with pytest.raises(WaltzError):
         room.check()
