@@ -36,7 +36,7 @@ from waltzd.protocol.document import encode
 from waltzd.protocol.locks import Committed
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import GiveUp
-from waltzd.server.session import partition_leader as replica_link
+from waltzd.server.session.partition_leader import ReplicatorState
 
 Tool = Callable[..., Any]
 FIRST, MORE = 2000, 300
@@ -232,7 +232,7 @@ def test_what_an_owner_gives_up_is_known_by_its_state() -> None:
     recovery = Recovery(meta, dict.fromkeys(("a", "b"), Membership.MEMBER))
     recovery.opened("a", status(DAMAGED))
     assert isinstance(recovery.next_for("a"), GiveUp)
-    assert replica_link.State(GIVEN_UP) is replica_link.State.GIVEN_UP
+    assert ReplicatorState(GIVEN_UP) is ReplicatorState.GIVEN_UP
 
 
 @pytest.mark.parametrize(

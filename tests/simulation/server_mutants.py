@@ -18,14 +18,14 @@ from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.mounts import Mount
-from waltzd.server.clients.pipeline import Pipeline, _Batch
+from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.step import Portion
+from waltzd.server.core.step import QueuedBatch
 from waltzd.server.core.task import SetLowMark, Task, Truncate
 from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.partition_leader import PartitionLeader, Replicator
@@ -92,8 +92,8 @@ def does_not_save_who_joins(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
-            core = self.log.core
-            if self.log.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
+            core = self.leader.core
+            if self.leader.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
                 core.saved(wanted)
                 return True
             return await right(self, wanted, promote=promote)
@@ -194,8 +194,8 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
-            if wanted.decision is not None and wanted.opened != self.log.session:
-                self.log.core.saved(wanted)
+            if wanted.decision is not None and wanted.opened != self.leader.session:
+                self.leader.core.saved(wanted)
                 return True
             return await right(self, wanted, promote=promote)
 
@@ -385,7 +385,7 @@ def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
             barrier = right(self, member)
             batch = self.__dict__.get("last", {}).pop(member.client, None)
             if batch is not None:
-                self._queue.append(_Batch(member, batch, 0, self._time()))
+                self._queue.append(QueuedBatch(member, batch, 0, self._time()))
                 self._schedule_step()
             return barrier
 
@@ -413,10 +413,15 @@ def names_a_barrier_that_is_too_low(patches: Patches) -> None:
 def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
     """Where some of a batch were refused, the ids of the others are told to the first ones."""
 
-    def sequences(self: Portion) -> Any:
-        return np.arange(self.batch.first_sequence, self.batch.first_sequence + self.accepted)
+    def make(right: Any) -> Any:
+        def decide(self: QueuedBatch[Any], refused: Any) -> int:
+            accepted: int = right(self, refused)
+            self.sequences = np.arange(self.batch.first_sequence, self.batch.first_sequence + accepted)
+            return accepted
 
-    patches.set(Portion, "sequences", property(sequences))
+        return decide
+
+    patches.wrap(QueuedBatch, "decide", make)
 
 
 @mutant(2, 0, aim=RENEW)

@@ -46,7 +46,7 @@ from waltzd.server.clients.feed import ColdReader, records
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
-from waltzd.server.core.step import Portion, build, groups_of, locks_of
+from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.wire.budget import Budget
@@ -149,8 +149,8 @@ class MountHandle:
         return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
-        """These have the ids from `first_id` on. `cost` is of what is answered with this. Afterwards `notify` it, or say that
-        it has `changed`."""
+        """Add an outcome: these transactions have the ids from `first_id` on. `cost` is what that answers. The caller then
+        calls `notify`, or sets `changed`."""
         self._committals.append((sequences, first_id, time))
         self._cost += cost
 
@@ -206,33 +206,6 @@ def _joined_refusals(found: list[Refusals]) -> Refusals:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    mount: MountHandle
-    batch: AppendBatch
-    cost: int
-    arrived: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Flight:
-    """Transactions of one mount that have ids and are not committed."""
-
-    mount: MountHandle
-    sequences: I64
-    first_id: int
-    cost: int
-    bytes: int
-    """Of their records; counted with the last of them."""
-    arrived: float
-    time: int
-    """Of their batch; 0 in format 0."""
-
-    @property
-    def last_id(self) -> int:
-        return self.first_id + len(self.sequences) - 1
-
-
 class CommitListener(Protocol):
     """What goes on beside the mounts of a pipeline, and is over with it. No call waits."""
 
@@ -262,8 +235,8 @@ class Pipeline:
         self._locks = LockTable(settings.lock_table_size, session.low_mark)
         self._clock = HybridClock((session.cache.end or End()).time)
         self._intake = Budget(settings.inflight_bytes_max)
-        self._queue: deque[_Batch] = deque()
-        self._flights: deque[_Flight] = deque()
+        self._queue: deque[QueuedBatch[MountHandle]] = deque()
+        self._flights: deque[QueuedBatch[MountHandle]] = deque()
         self._inflight_bytes = 0
         self._mounts: dict[int, MountHandle] = {}
         self._listeners: dict[CommitListener, None] = {}
@@ -420,7 +393,7 @@ class Pipeline:
         if mount.is_over:
             self._intake.give(cost)
             return
-        self._queue.append(_Batch(mount, batch, cost, arrived))
+        self._queue.append(QueuedBatch(mount, batch, cost, arrived))
         if len(self._mounts) == 1 and not self._flights and self._turn is None and not self._is_held:
             self._take_turn()  # nothing is there that could travel with it
         else:
@@ -443,9 +416,9 @@ class Pipeline:
             self._on_fatal(error)
         self._schedule_step()
 
-    def _gather(self) -> list[_Batch]:
+    def _gather(self) -> list[QueuedBatch[MountHandle]]:
         """What is in the queue, as far as it fits into one step."""
-        taken: list[_Batch] = []
+        taken: list[QueuedBatch[MountHandle]] = []
         rows = size = 0
         while self._queue:
             item = self._queue[0]
@@ -459,29 +432,29 @@ class Pipeline:
                 taken.append(item)
         return taken
 
-    def _step(self, items: list[_Batch]) -> None:
+    def _step(self, items: list[QueuedBatch[MountHandle]]) -> None:
         session, next_id, seen = self.session, self.session.cache.next_id, 0
-        taken: list[tuple[_Batch, Portion]] = []
+        taken: list[QueuedBatch[MountHandle]] = []
         for item in items:
-            portion = self._decide(item, next_id)
-            if portion.accepted:
-                taken.append((item, portion))
-                next_id += portion.accepted
+            accepted = self._decide(item, next_id)
+            if accepted:
+                taken.append(item)
+                next_id += accepted
                 seen = max(seen, item.batch.seen_time)
         if not taken:
             return
-        first_id, portions = session.cache.next_id, [portion for _, portion in taken]
-        run = build(first_id, portions, partition=session.partition, generation=session.generation)
+        first_id = session.cache.next_id
+        run = build(first_id, taken, partition=session.partition, generation=session.generation)
         time = self._clock.next(self._now(), seen) if session.format > 0 else 0
-        for item, portion in taken:
-            self._flights.append(
-                _Flight(item.mount, portion.sequences, first_id, item.cost, portion.bytes, item.arrived, time)
-            )
+        piece = self._encode(run, taken, time) if session.format > 0 else run
+        for item in taken:
+            item.take_off(first_id, time)
+            self._flights.append(item)
             self._inflight_bytes += item.cost
-            first_id += portion.accepted
-        session.append(self._batch(run, portions, time) if session.format > 0 else run)
+            first_id += len(item.sequences)
+        session.append(piece)
 
-    def _batch(self, run: Run, portions: list[Portion], time: int) -> Batch:
+    def _encode(self, run: Run, items: list[QueuedBatch[MountHandle]], time: int) -> Batch:
         session = self.session
         return encode_batch(
             run,
@@ -490,12 +463,13 @@ class Pipeline:
             committed=session.committed,
             time=time,
             before=session.cache.end or End(),
-            locks=locks_of(portions),
-            follows=groups_of(portions),
+            locks=locks_of(items),
+            follows=groups_of(items),
             segment_bytes_max=self.settings.segment_bytes_max,
         )
 
-    def _decide(self, item: _Batch, next_id: int) -> Portion:
+    def _decide(self, item: QueuedBatch[MountHandle], next_id: int) -> int:
+        """Decide the locks of a batch, and note its refusals for its mount; return how many rows are accepted."""
         batch = item.batch
         self.counters.attempts += len(batch)
         item.mount.untaken = batch.first_sequence + len(batch)
@@ -506,7 +480,7 @@ class Pipeline:
                 if count:
                     self.counters.refused[Reason(reason)] += count
             item.mount.rejected(refusals, item.cost if refused == len(batch) else 0)
-        return Portion(item.mount.client, batch, refusals.sequences - batch.first_sequence)
+        return item.decide(refusals.sequences - batch.first_sequence)
 
     async def _warm_up(self) -> None:
         """Make the lock table more exact by what the log says of locks, a piece at a time and in turns with readers. Where
@@ -558,7 +532,7 @@ class Pipeline:
                     count = mark - item.first_id + 1
                     item.mount.committed(item.sequences[:count], item.first_id, item.time, 0)
                     self.counters.committed(count, 0, now - item.arrived)
-                    flights[0] = replace(item, sequences=item.sequences[count:], first_id=mark + 1)
+                    item.sequences, item.first_id = item.sequences[count:], mark + 1
                 return
             flights.popleft()
 

@@ -7,10 +7,9 @@ it is queued, so that a step cannot fail half-way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,33 +68,51 @@ def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[Append
         start = stop
 
 
-@dataclass(frozen=True, eq=False)
-class Portion:
-    """What is accepted of one batch: all of it, or all but the rows in `refused`."""
+class Sender(Protocol):
+    """A mount, as far as a step needs it."""
 
     client: int
+
+
+S = TypeVar("S", bound=Sender)
+
+
+@dataclass(eq=False)
+class QueuedBatch(Generic[S]):
+    """A batch of one mount on its way to the log. It is queued, then `decide` accepts rows, then `take_off` puts it in
+    flight until all of its rows are committed."""
+
+    mount: S
     batch: AppendBatch
-    refused: I64
+    """Columns and payloads as the client sent them. Dropped when the rows are in flight: the log cache has the records."""
+    cost: int = 0
+    """Bytes that this batch takes of the bounds on queued, in-flight and unanswered bytes."""
+    arrived: float = 0.0
+    """Time of the event loop at which the batch came, in seconds."""
+    refused: I64 = field(init=False)
+    """Rows that were refused, ascending. All other rows are accepted."""
+    sequences: I64 = field(init=False)
+    """Sequence numbers of the accepted rows, once they are decided; in flight, of those that are not committed yet."""
+    first_id: int = field(init=False)
+    """Id of the first row in flight; its neighbours follow without a gap."""
+    bytes: int = field(init=False)
+    """Size of the records of all accepted rows."""
+    time: int = field(init=False)
+    """Time of the batch in the log, in microseconds since 1970; 0 in format 0."""
 
     @property
-    def accepted(self) -> int:
-        return len(self.batch) - len(self.refused)
+    def last_id(self) -> int:
+        return self.first_id + len(self.sequences) - 1
 
-    @property
-    def bytes(self) -> int:
-        """Of the records that the accepted rows become."""
-        if len(self.refused) == 0:
-            return len(self.batch.payloads) + OVERHEAD_BYTES * len(self.batch)
-        return int(self.column(self.batch.lengths).sum()) + OVERHEAD_BYTES * self.accepted
-
-    @cached_property
-    def sequences(self) -> I64:
+    def decide(self, refused: I64) -> int:
+        """Accept all rows but these; return how many rows are accepted."""
         first = self.batch.first_sequence
         every = np.arange(first, first + len(self.batch))
-        return every if len(self.refused) == 0 else np.delete(every, self.refused)
+        self.refused, self.sequences = refused, every if len(refused) == 0 else np.delete(every, refused)
+        return len(self.sequences)
 
     def column(self, column: NDArray[Any]) -> NDArray[Any]:
-        """The accepted rows of a column."""
+        """Return the accepted rows of a column."""
         return column if len(self.refused) == 0 else np.delete(column, self.refused)
 
     def locks(self) -> LockColumns:
@@ -108,7 +125,7 @@ class Portion:
         return LockColumns(batch.lock_counts[is_accepted], batch.lock_ids[mine], batch.lock_modes[mine])
 
     def payloads(self) -> list[Buffer]:
-        """The payloads of the accepted rows, in as few pieces as there are."""
+        """Return the payloads of the accepted rows, in as few pieces as there are."""
         if len(self.refused) == 0:
             return [self.batch.payloads]
         at = np.concatenate(([0], np.cumsum(self.batch.lengths)))
@@ -117,25 +134,32 @@ class Portion:
         view = memoryview(self.batch.payloads)
         return [view[start:stop] for start, stop in zip(starts, stops, strict=True) if stop > start]
 
+    def take_off(self, first_id: int, time: int) -> None:
+        """Record that the accepted rows have ids from `first_id` on."""
+        size = len(self.batch.payloads) if len(self.refused) == 0 else int(self.column(self.batch.lengths).sum())
+        self.bytes = size + OVERHEAD_BYTES * len(self.sequences)
+        self.first_id, self.time = first_id, time
+        del self.batch
 
-def build(first_id: int, portions: Sequence[Portion], *, partition: int, generation: int) -> Run:
+
+def build(first_id: int, items: Sequence[QueuedBatch[Any]], *, partition: int, generation: int) -> Run:
     """The records of all accepted rows, in order, as the bytes that go to the disk."""
-    total = sum(portion.accepted for portion in portions)
+    total = sum(len(item.sequences) for item in items)
     requests = np.empty((total, 4), np.int32)
     requests[:, 1], requests[:, 2] = generation, partition
     payloads: list[Buffer] = []
     at = 0
-    for portion in portions:
-        rows = slice(at, at + portion.accepted)
-        requests[rows, 0], requests[rows, 3] = portion.client, portion.sequences
-        payloads += portion.payloads()
-        at += portion.accepted
+    for item in items:
+        rows = slice(at, at + len(item.sequences))
+        requests[rows, 0], requests[rows, 3] = item.mount.client, item.sequences
+        payloads += item.payloads()
+        at += len(item.sequences)
     return encode_run(
         first_id,
         requests=requests,
-        headers=_joined([portion.column(portion.batch.headers) for portion in portions]),
-        lengths=_joined([portion.column(portion.batch.lengths) for portion in portions]),
-        data_crcs=_joined([portion.column(portion.batch.data_crcs) for portion in portions]),
+        headers=_joined([item.column(item.batch.headers) for item in items]),
+        lengths=_joined([item.column(item.batch.lengths) for item in items]),
+        data_crcs=_joined([item.column(item.batch.data_crcs) for item in items]),
         payloads=payloads[0] if len(payloads) == 1 else b"".join(payloads),
     )
 
@@ -144,20 +168,20 @@ def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def locks_of(portions: Sequence[Portion]) -> LockColumns | None:
+def locks_of(items: Sequence[QueuedBatch[Any]]) -> LockColumns | None:
     """The locks of all accepted rows; None: none of them has one."""
-    if not any(len(portion.batch.lock_ids) for portion in portions):
+    if not any(len(item.batch.lock_ids) for item in items):
         return None
-    found = [portion.locks() for portion in portions]
+    found = [item.locks() for item in items]
     return found[0] if len(found) == 1 else join_locks(found)
 
 
-def groups_of(portions: Sequence[Portion]) -> Flags | None:
+def groups_of(items: Sequence[QueuedBatch[Any]]) -> Flags | None:
     """Which accepted row goes on with the one before; None: none does."""
-    if all(portion.batch.follows is None for portion in portions):
+    if all(item.batch.follows is None for item in items):
         return None
     found = [
-        np.zeros(portion.accepted, np.bool_) if portion.batch.follows is None else portion.column(portion.batch.follows)
-        for portion in portions
+        np.zeros(len(item.sequences), np.bool_) if item.batch.follows is None else item.column(item.batch.follows)
+        for item in items
     ]
     return _joined(found)

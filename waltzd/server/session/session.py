@@ -1,9 +1,9 @@
 """One owner's session on one partition: what is saved, when the log is open, and how the session ends.
 
 How to think about it. `Session` is a loop that pulls from `Recovery` what has to be saved next, and saves it. Beside it
-each `ReplicaLink` pulls what its replica has to do next. They meet in the `PartitionLeader`, which holds the core, and wake each other
-by its change signals. A signal carries no data: a task that is woken looks at the state itself. So a superfluous signal
-changes nothing, and a missing one shows as a partition that stands still.
+each `Replicator` pulls what its replica has to do next. They meet in the `PartitionLeader`, which holds the core, and
+wake each other by its change signals. A signal carries no data: a task that is woken looks at the state itself. So a
+superfluous signal changes nothing, and a missing one shows as a partition that stands still.
 
 Rule 1: a document is saved before anything that it says is relied on: the session id before a storage is opened, the
 closing mark before anything is cut, who takes part before the log opens, who joins before it counts, who has forgotten
@@ -117,8 +117,8 @@ class Session:
         if self._settings.lease_seconds > 0:
             leader.marks.lease = Lease(len(leader.marks.members), self._settings.lease_seconds)
         leader.say(
-            f"open: session {leader.session}, generation {leader.generation}, format {leader.format}, from id {leader.low_mark + 1} "
-            f"on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
+            f"open: session {leader.session}, generation {leader.generation}, format {leader.format}, "
+            f"from id {leader.low_mark + 1} on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
         )
         self._contact()
         self._watch()
@@ -234,7 +234,7 @@ class Session:
             self._timer.remove(self._look)
         if leader.ended is not None or marks is None:
             return
-        quiet = [replicator.look(now) for replicator in leader.replicators.values()]
+        quiet = [replicator.check_progress(now) for replicator in leader.replicators.values()]
         is_level = len(marks.counted) >= len(leader.core.roles) == len(marks.members)
         is_busy = not is_level or self._reason_for_another() is not None  # a replica may have become level, or has left
         if is_busy:

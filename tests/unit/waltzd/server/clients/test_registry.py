@@ -553,7 +553,7 @@ def test_mounts_that_only_write_are_not_woken_by_the_commits_of_others() -> None
         hungry = await room.mount(20, name="bob", feed=FeedMode.RECORDS, credit=0)
         fed = await room.mount(21, name="bob", feed=FeedMode.RECORDS)
         await room.quiet()
-        woken = {member.client for member in room.pipe._members.values() if member.is_fed}
+        woken = {member.client for member in room.pipe._mounts.values() if member.is_fed}
         assert woken == {21}
         await idle[0].say(batch_of(b"x"))
         await fed.until(lambda reader: reader.ids == [0])

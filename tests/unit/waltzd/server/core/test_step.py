@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,13 @@ from waltzd.format.checksum import shift
 from waltzd.format.record import OVERHEAD_BYTES, RequestId, bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch
 from waltzd.protocol.locks import Mode
-from waltzd.server.core.step import Portion, build, check_payloads, groups_of, locks_of, slices
+from waltzd.server.core.step import QueuedBatch, build, check_payloads, groups_of, locks_of, slices
+
+
+@dataclass
+class Mount:
+    client: int
+
 
 payload_lists = st.lists(st.binary(max_size=12), min_size=1, max_size=12)
 
@@ -23,18 +29,18 @@ payload_lists = st.lists(st.binary(max_size=12), min_size=1, max_size=12)
 @pytest.mark.slow
 @given(batches=st.lists(st.tuples(payload_lists, st.sets(st.integers(0, 11))), min_size=1, max_size=4))
 def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tuple[list[bytes], set[int]]]) -> None:
-    portions, expected = [], []
+    items, expected = [], []
     for client, (payloads, rows) in enumerate(batches):
         refused = sorted(row for row in rows if row < len(payloads))
         batch = replace(batch_of(*payloads, first=100), headers=np.arange(len(payloads), dtype=np.int32))
-        portions.append(Portion(client, batch, np.array(refused, np.int64)))
-        assert portions[-1].accepted == len(payloads) - len(refused)
+        items.append(QueuedBatch(Mount(client), batch))
+        assert items[-1].decide(np.array(refused, np.int64)) == len(payloads) - len(refused)
         expected += [
             (RequestId(client=client, generation=6, partition=2, sequence=100 + row), row, payload)
             for row, payload in enumerate(payloads)
             if row not in refused
         ]
-    run = build(40, portions, partition=2, generation=6)
+    run = build(40, items, partition=2, generation=6)
     records = [run.record(number) for number in range(len(run))]
     assert [(record.request, record.header, record.payload) for record in records] == expected
     assert [record.id for record in records] == list(range(40, 40 + len(expected)))
@@ -89,7 +95,7 @@ def test_the_locks_and_groups_of_a_step_are_those_of_its_accepted_rows(
     clients: list[list[list[list[int]]]], refused: set[tuple[int, int]], is_grouped: list[bool]
 ) -> None:
     """Of each client some groups, of each group some rows, of each row some locks; a group is refused as a whole."""
-    portions, locks, follows = [], [], []
+    items, locks, follows = [], [], []
     for client, groups in enumerate(clients):
         gone, row = [], 0
         for number, group in enumerate(groups):
@@ -103,8 +109,9 @@ def test_the_locks_and_groups_of_a_step_are_those_of_its_accepted_rows(
         rows = [[(lock, Mode.READ) for lock in mine] for group in groups for mine in group]
         sizes = [len(group) for group in groups] if is_grouped[client] else []
         batch = batch_of(*[b""] * row, locks=rows, groups=sizes)
-        portions.append(Portion(client, batch, np.array(gone, np.int64)))
-    found, groups_found = locks_of(portions), groups_of(portions)
+        items.append(QueuedBatch(Mount(client), batch))
+        items[-1].decide(np.array(gone, np.int64))
+    found, groups_found = locks_of(items), groups_of(items)
     assert [[]] * len(locks) == locks if found is None else found.counts.tolist() == [len(mine) for mine in locks]
     assert found is None or found.ids.tolist() == [lock for mine in locks for lock in mine]
     assert follows == ([False] * len(follows) if groups_found is None else groups_found.tolist())

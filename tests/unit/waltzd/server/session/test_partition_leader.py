@@ -73,7 +73,7 @@ class Replicas(PartitionLeader):
         meta = PartitionMeta(generation=1, session=7, opened=7)
         settings = SessionSettings(partitions=1, key=UUID(int=1), storage_seconds=1.0)
         super().__init__(0, meta, {}, settings, say=lambda sentence: None)
-        self.replicators = cast("dict[str, ReplicaLink]", replicas)
+        self.replicators = cast("dict[str, Replicator]", replicas)
         self.open_cache = LogCache(100, 1)
         self.beginnings = beginnings
         for name in replicas:
@@ -203,7 +203,7 @@ def sent(end: End | None) -> tuple[list[tuple[Content, int]], list[Piece]]:
         stream.marks.put_nowait(3)
         await settle()
         log.commit(3)
-        assert not link.look(0.0)
+        assert not link.check_progress(0.0)
         await settle()
         assert link._owes_since is None or end is None, "nothing is owed for a mark"
         working.cancel()

@@ -81,7 +81,7 @@ def test_a_replica_that_has_copied_is_asked_again() -> None:
     session = session_of({}, {"b": status(9, HERE), "c": status(9, HERE)})
     assert end_of(session) == HERE
     late = session_of({}, {"b": status(9, HERE)})
-    link: Any = late.log.replicators["b"]
+    link: Any = late.leader.replicators["b"]
     link.now = status(8, HERE)
     with pytest.raises(Diverged):
         end_of(late)

@@ -694,6 +694,6 @@ def test_a_place_ends_with_its_pipeline() -> None:
             at_work.pipeline.close(SessionEnded("it is over"))
             assert isinstance(await a.dismissed(), SessionEnded)
             assert not list(room.coordinator().active)
-            assert not at_work.pipeline._followers
+            assert not at_work.pipeline._listeners
 
     Room.run(story)
