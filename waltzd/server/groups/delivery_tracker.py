@@ -114,7 +114,7 @@ class DeliveryTracker:
         if self.settings.mode is Mode.ORDERED:
             assert len({flight.member for flight in self._flights.values()}) <= 1
 
-    # -- what is in the log --------------------------------------------------------------------------------------------
+    # -- offering ----------------------------------------------------------------------------------------------------
 
     @property
     def room(self) -> int:

@@ -1,8 +1,8 @@
-"""What is written down of a group in one partition, by its owner: the shell around `Keeper`.
+"""Writing the state of a group in one partition to the group log: the shell around `GroupStateWriter`.
 
-One entry at a time is on its way to the group log. One that was refused, or whose outcome is not known, is looked for in
-the log before anything else is written. An error of the log means that nothing was written: the same entry is tried again
-for as long as it takes, and the place pauses when too much waits for it.
+One entry is in flight at a time. If an entry was rejected or its outcome is unknown, the log is read for it before
+anything else is written. An error of the group log means that nothing was written: the same entry is retried without
+limit, and the group pauses when too many changes wait.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 
 class StateLogSource(Protocol):
-    """The group log, and what this server has read of it."""
+    """The group log, and this server's replay of it."""
 
     group_log: GroupLog
     state_log: GroupStateLog
     damage: GroupStateDamaged | None
 
     async def level(self) -> None:
-        """Afterwards the ledger holds all that was acknowledged to anybody before this call."""
+        """Replay the group log up to its end at the time of this call."""
         ...
 
 
@@ -55,11 +55,12 @@ class GroupCheckpointer:
         kept: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
-        """`over` hears why the group is ours no more, `kept` how many changes are committed."""
+        """Prepare a checkpointer. `over` is called with the error that ends it, `kept` with the number of durable
+        changes."""
         self.writer: GroupStateWriter
-        """From the claim on."""
+        """Set once the group is claimed."""
         self.trouble = ""
-        """Why what changed is not written."""
+        """Why changes are not written; empty while they are."""
         self._key = key
         self._source = source
         self._over = over
@@ -71,11 +72,11 @@ class GroupCheckpointer:
         self._wrote = ChangeSignal()
         self._ended: WaltzError | None = None
 
-    # -- the work ------------------------------------------------------------------------------------------------------
+    # -- writing --------------------------------------------------------------------------------------------------------
 
     async def claim(self, begin: Callable[[], GroupStateWriter]) -> bool:
-        """Begin an epoch of our own; False: it is over. A claim that was not plainly committed is left behind, and the next
-        one begins anew."""
+        """Claim the group in a new epoch; return False if that is impossible. A claim without a certain outcome is
+        abandoned for one with another epoch."""
         pause = RETRY_SECONDS
         while True:
             try:
@@ -96,12 +97,12 @@ class GroupCheckpointer:
                 if self._source.damage is not None:
                     self._over(self._source.damage)
                     return False
-                self._note(f"the group log does not take the claim: {error.message}")
+                self._note(f"the claim was not written to the group log: {error.message}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     async def run(self) -> None:
-        """Until the group is ours no more."""
+        """Write changes until another owner has claimed the group."""
         while True:
             self._must_write.clear()
             is_urgent, self._is_urgent = self._is_urgent, False
@@ -111,7 +112,7 @@ class GroupCheckpointer:
                 if self.writer.is_deposed:
                     self._over(self.deposed())
                     return
-            self._has_kept()  # without an entry, too, when what changed has changed back
+            self._has_kept()  # also without an entry, if the changes cancelled each other
             if write is None:
                 await self._wait()
 
@@ -123,19 +124,19 @@ class GroupCheckpointer:
             return
 
     async def _write(self, write: Write) -> None:
-        """Until it is committed, or the group is another's."""
+        """Append an entry until it is committed or another owner has claimed the group."""
         again: Write | None = write
         while again is not None:
             entry = again
             outcome = await self._patiently(
                 lambda entry=entry: self._source.group_log.append(entry.data, entry.lock, entry.position),  # type: ignore[misc]
-                "the group log takes nothing",
+                "the group log could not be written",
             )
             if isinstance(outcome, Committed):
                 self.writer.committed(Position(outcome.id, outcome.timeline))
                 break
             self.writer.doubtful()
-            await self._patiently(self._source.level, "the group log does not say what stands in it")
+            await self._patiently(self._source.level, "the group log could not be read")
             again = self.writer.look(self._source.state_log)
         self._note("")
 
@@ -148,7 +149,7 @@ class GroupCheckpointer:
                 if self._source.damage is not None:
                     self._over(self._source.damage)
                 self._note(f"{what}: {error.message}")
-                if isinstance(error, OtherTimeline):  # the group log was ended below what was read: read it anew
+                if isinstance(error, OtherTimeline):  # the group log was ended below what was read: read it again
                     with suppress(WaltzError):
                         await self._source.level()
             await asyncio.sleep(pause)
@@ -159,28 +160,29 @@ class GroupCheckpointer:
             self._say(trouble)
         self.trouble = trouble
 
-    # -- what its place says -------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def changed(self, count: int = 1, *, is_urgent: bool = False) -> int:
-        """The state is another one; the number with which that is kept. `is_urgent`: somebody waits for it."""
+        """Record changes of the state; return the number of the change that must be durable. `is_urgent` writes it at
+        once."""
         number = self.writer.changed(self._now(), count)
         self._is_urgent |= is_urgent
         self._must_write.set()
         return number
 
     def write_now(self) -> None:
-        """Somebody waits for what has changed."""
+        """Write all changes at once."""
         self._is_urgent = True
         self._must_write.set()
 
     async def rewrite(self) -> None:
-        """All of it once more; returns when that is committed."""
+        """Write the whole state; return when it is committed."""
         number = self.writer.rewrite(self._now())
         self.write_now()
         await self.kept(number)
 
     async def reset(self, make: Callable[[GroupState], GroupState]) -> GroupState:
-        """Begin elsewhere, in another epoch; `make` is told where it stands. It is not committed yet."""
+        """Replace the state by `make(state)`, which is of a later epoch. It is not committed yet when this returns."""
         while self.writer.is_writing:
             await self._next()
         state = make(self.writer.state)
@@ -189,12 +191,12 @@ class GroupCheckpointer:
         return state
 
     async def kept(self, number: int) -> None:
-        """Until this change is on the disks of a majority."""
+        """Wait until a change is durable on a majority."""
         while self.writer.kept < number:
             await self._next()
 
     async def _next(self) -> None:
-        """Until an entry is committed."""
+        """Wait until an entry is committed; raise the error if the checkpointer ended."""
         seen = self._wrote.version
         if self._ended is None:
             await self._wrote.wait(seen)
@@ -207,20 +209,20 @@ class GroupCheckpointer:
 
     @property
     def is_level(self) -> bool:
-        """All is written."""
+        """Return whether all changes are written."""
         writer = self.writer
         return writer.unwritten == 0 and not writer.is_writing and writer.wake() is None
 
     @property
     def is_deposed(self) -> bool:
-        """The ledger says that another owner has begun an epoch."""
+        """Return whether another owner has claimed the group, by the replay of the group log."""
         state_log = self._source.state_log
         state = state_log.state(self._key.name, self._key.partition) if self._key.name in state_log.groups else None
         return state is not None and state.epoch > self.writer.state.epoch
 
     def deposed(self) -> WaltzError:
         return NotReady(
-            f"another server has group {self._key.name} in partition {self._key.partition} by now",
+            f"another server has claimed group {self._key.name} in partition {self._key.partition}",
             partition=self._key.partition,
         )
 

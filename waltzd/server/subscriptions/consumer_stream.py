@@ -1,10 +1,10 @@
-"""One member of a group in one partition: its stream, at the owner.
+"""The stream of one member of a group in one partition, at the owner.
 
-What goes out gathers here and leaves as one message when the one before has left: answers first, then one frame of
-deliveries. Of a delivery only the id is kept until then, so a member that does not read costs no payloads. What comes in is
-checked here, so that a mistake in it ends this stream and no other.
+Frames are collected and sent as one message when the message before has left: results of acknowledgements first, then
+one frame of deliveries. Until then only the ids of deliveries are kept, so a member that does not read costs no memory
+for payloads. Frames of the member are validated here; an invalid one ends this stream only.
 
-The last frame says why the stream ends, and the member has some time to notice.
+The last frame says why the stream ends. The member has some seconds to close it.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ FRAME_BYTES = 1 << 20
 STRETCHES_MAX = 4096
 REASON_MAX = 4096
 ANSWERS_MAX = 1000
-"""With so many that were not sent, nothing more is read of the member."""
+"""Number of unsent results at which no more frames of the member are read."""
 WORK_PER_SECOND = 100_000
-"""Deliveries that are looked at for what one member says, each second: as many as it can hold. What it acknowledges does
-not count: that was paid for when it was given out."""
+"""Deliveries examined each second for the acknowledgements of one member: as many as it can have in flight. Deliveries
+that it acknowledges are free, they were paid for when they were sent."""
 WORK_AT_ONCE = 5_000
-"""After so much others on the loop have their turn."""
+"""Number of deliveries examined after which other tasks run."""
 REFUSED_SECONDS = 2.0
-"""How long a member may take to notice that its stream ends."""
+"""Seconds that a dismissed member has to close the stream."""
 LAST_SECONDS = 5.0
-"""How long a member that goes in order is told what was kept."""
+"""Seconds that a leaving member is told which acknowledgements are durable."""
 
 
 class ConsumerStream:
     def __init__(
         self, link: AttendLink, request: JoinRequest, group_partition: GroupPartition, usage: QuotaUsage, capacity: Capacity
     ) -> None:
-        """A member that joins: raises why not. `serve` must follow."""
+        """Join the group; raise if that is refused. `serve` must follow."""
         self.name = request.member
         self.error: WaltzError | None = None
         self.changed = asyncio.Event()
-        """There may be something to send."""
+        """Set when there may be something to send."""
         self._link = link
         self._partition = request.partition
         self._group = request.group
@@ -77,12 +77,13 @@ class ConsumerStream:
         self._began = self._loop.time()
         self._epoch = group_partition.epoch
         self._deliveries: deque[Delivery] = deque()
-        """What was given to it and not sent."""
+        """Deliveries of this member that are not sent yet."""
         self._answers: list[AckResult] = []
         self._later: deque[tuple[int, AckResult]] = deque()
-        """Answers that wait until a change is kept."""
+        """Results that wait until a change is durable, with the number of the change."""
         self._said: deque[tuple[int, int | None, int]] = deque()
-        """What it said, by number; with the change that has to be kept for it, or None and the id that waits for others."""
+        """Acknowledgements not known to be durable: number, the change that makes it so, and an id. The change is None
+        while the id waits for earlier ones."""
         self._kept: int | None = None
         self._paused = self._told_paused = ""
         self._pace = Bucket(WORK_PER_SECOND, self._loop.time())
@@ -92,7 +93,7 @@ class ConsumerStream:
         self._is_done = False
         self._sent = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
-        """While its quota holds the deliveries back."""
+        """Timer that runs while a quota holds deliveries back; None otherwise."""
         self.delivered = self.acknowledged = self.failed = 0
         self._room = 0
         capacity.enter(usage)
@@ -102,14 +103,14 @@ class ConsumerStream:
             capacity.leave(usage)
             raise
 
-    # -- what its place says -------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def give(self, delivery: Delivery) -> None:
         self._deliveries.append(delivery)
         self.changed.set()
 
     def kept(self, kept: int) -> None:
-        """Changes up to this one are on the disks of a majority."""
+        """Send the results that waited for changes up to this number."""
         while self._later and self._later[0][0] <= kept:
             self._answers.append(self._later.popleft()[1])
             self.changed.set()
@@ -133,20 +134,20 @@ class ConsumerStream:
             self.changed.set()
 
     def prolong(self) -> None:
-        """What it could not be given yet is not late."""
+        """Extend the deliveries that could not be sent yet."""
         for delivery in self._deliveries:
             if self._group_partition.is_out(delivery):
                 self._group_partition.extend(delivery)
 
     def dismiss(self, error: WaltzError) -> None:
-        """It is over: what was answered is still told, then this."""
+        """End the stream: send the results so far, then this error."""
         if self.error is None:
             self.error = error
             self.changed.set()
             self._sent.set()
 
     def review(self, rights: Rights) -> None:
-        """The policy is another one."""
+        """Apply a changed policy; dismiss the member if its right to the group is gone."""
         self._usage.grant(rights.quotas)
         try:
             check_attend(rights, self._partition, self._group)
@@ -157,7 +158,8 @@ class ConsumerStream:
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Until the member has no more to say; raises what ended it before, after the member was told."""
+        """Serve the stream until the member leaves or closes it. Raise the error that ended it, after the member was
+        told."""
         sending = asyncio.create_task(self._send(), name=f"to member {self.name} of {self._group}")
         receiving = asyncio.create_task(self._receive(), name=f"from member {self.name} of {self._group}")
         try:
@@ -222,7 +224,7 @@ class ConsumerStream:
         return frames
 
     def _frame(self) -> Deliveries | None:
-        """What was given to it, as much as fits into one frame and can be had at once."""
+        """Build a frame from unsent deliveries, as many as fit and are in memory; None if there are none."""
         if not self._deliveries or self._is_held():
             return None
         group_partition, size = self._group_partition, 0
@@ -259,10 +261,11 @@ class ConsumerStream:
         self._alarm = None
         self.changed.set()
 
-    # -- what the member says ------------------------------------------------------------------------------------------
+    # -- frames of the member ------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        """Until it has no more to say, or goes. After a mistake of its own it is only waited for until it notices."""
+        """Handle frames until the member leaves or closes the stream. After an invalid frame, only wait for the member
+        to close it."""
         try:
             while not self._is_leaving and (frames := await self._link.receive()) is not None:
                 for frame in frames:
@@ -284,7 +287,7 @@ class ConsumerStream:
         self.changed.set()
 
     async def _paced(self, frame: MemberFrame) -> None:
-        """Take a frame; wait behind it as long as what it asked for was too much."""
+        """Handle a frame; then wait if its cost exceeds the member's rate."""
         before, settled = self._group_partition.work, self.acknowledged + self.failed
         self._take(frame)
         work = self._group_partition.work - before
@@ -327,13 +330,13 @@ class ConsumerStream:
             self._group_partition.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and answer.taken else None
         )
         until = (number, -1) if unsettled is None else (None, unsettled)
-        if self._said and self._said[-1][1:] == until:  # both are kept with the same change
+        if self._said and self._said[-1][1:] == until:  # the same change makes both durable
             self._said.pop()
         self._said.append((said.number, *until))
         self._look_at_said(self._group_partition.kept)
         self.changed.set()
 
-    # -- what others see -----------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------------------
 
     def describe(self) -> GroupMember:
         return GroupMember(
@@ -355,7 +358,7 @@ def _result(task: asyncio.Task[None]) -> None:
 
 
 def _deliveries(epoch: int, found: Sequence[tuple[Delivery, RecordBlock]]) -> Deliveries:
-    """One frame, from columns: of each piece the rows that are in it."""
+    """Build a frame of deliveries by selecting rows of each block's columns."""
     ids = np.array([delivery.id for delivery, _ in found], np.int64)
     heads, at = [], 0
     while at < len(found):
@@ -379,17 +382,17 @@ def _deliveries(epoch: int, found: Sequence[tuple[Delivery, RecordBlock]]) -> De
 
 
 def check_said(said: Ack, before: int) -> None:
-    """What a member says is not believed."""
+    """Validate an acknowledgement; raise `BadFrame` if it is malformed. `before` is the number of the last one."""
     firsts, lasts = said.firsts, said.lasts
     if said.number <= before:
-        raise BadFrame(f"a member says number {said.number} after {before}")
+        raise BadFrame(f"the number of an acknowledgement does not rise: {said.number} after {before}")
     if not 0 < len(firsts) <= STRETCHES_MAX or len(firsts) != len(lasts):
         raise BadFrame(
-            f"a member speaks of {len(firsts)} stretches of ids, and of {len(lasts)} ends; {STRETCHES_MAX} are allowed"
+            f"an acknowledgement has {len(firsts)} first and {len(lasts)} last ids; at most {STRETCHES_MAX} are allowed"
         )
     if int(firsts[0]) < 0 or (lasts < firsts).any() or (firsts[1:] <= lasts[:-1]).any():
-        raise BadFrame("a member speaks of ids that do not rise")
+        raise BadFrame("the ranges of ids in an acknowledgement are negative, overlap or do not rise")
     if said.epoch < 0 or said.tag < 0 or (said.delay_ms is not None and not 0 <= said.delay_ms <= MS_MAX):
-        raise BadFrame(f"a member says epoch {said.epoch}, tag {said.tag} and a pause of {said.delay_ms} ms")
+        raise BadFrame(f"an acknowledgement has epoch {said.epoch}, tag {said.tag} and a delay of {said.delay_ms} ms")
     if len(said.reason) > REASON_MAX:
-        raise BadFrame(f"a member gives a reason of {len(said.reason)} characters; {REASON_MAX} are allowed")
+        raise BadFrame(f"the reason of an acknowledgement has {len(said.reason)} characters; {REASON_MAX} are allowed")

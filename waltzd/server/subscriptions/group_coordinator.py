@@ -1,12 +1,13 @@
-"""The consumer groups of one server: what the group log says of all of them, and which are at work here.
+"""The consumer groups of one server: what the group log says of all groups, and the groups that are active here.
 
-Each server follows the group log into one `Ledger`. A group is made, changed and removed by an entry there, written under
-the lock of its name: so of two servers that do it at once one is refused, reads on, and finds what is so. Where a group
-stands in a partition is the affair of the partition's owner (`Place`); a place is made when the first member joins or an
-operator changes something, and given up when nobody needs it. A group that nobody works in costs its entry in the ledger.
+Each server replays the group log into one `GroupStateLog`. A group is created, changed and deleted by an entry there,
+written under the lock of its name. When two servers write at once, the log rejects one of them, and that server reads
+on and looks again. The owner of a partition runs each group there as a `GroupPartition`: it is created when the first
+member joins or an operator changes something, and ended when it is idle. An inactive group costs only its state in
+memory.
 
-When the group log is away, what is at work goes on for a while, and nothing new begins. When what it says cannot be
-understood, groups refuse, loudly, and nothing else suffers.
+While the group log is unavailable, active groups continue for a while and no group is activated. If the group log
+cannot be decoded, all groups stop with an error; appends and feeds go on.
 """
 
 from __future__ import annotations
@@ -61,15 +62,16 @@ from waltzd.wire.tasks import tell_failure
 
 log = logging.getLogger("waltz.server")
 LOOK_SECONDS = 1.0
-"""How often it looks whether there is a group log by now, what must be written anew, and which places nobody needs."""
+"""Seconds between two checks for a group log, for entries to rewrite, and for idle group partitions."""
 ATTEMPTS = 20
-"""So often an entry about a group is written once more: each time others were first, or a lock is known roughly only."""
+"""Number of tries to write an entry about a group. A try fails if another server was first, or if the log knows the
+lock only approximately."""
 REWRITES_MAX = 200
-"""So many things are written anew, one after the other, between two looks."""
+"""Largest number of entries rewritten in one check."""
 CHECKED_AT_ONCE = 500
-"""Partitions of a new group that are looked at before others have their turn."""
+"""Number of partitions of a new group that are checked before other tasks run."""
 PARKED_COUNT_MAX = 1000
-"""So many parked transactions are told at once."""
+"""Largest number of parked transactions in one answer."""
 NO_LOG = "the cluster has no group log yet"
 
 
@@ -85,16 +87,18 @@ class GroupCoordinator:
         on_fatal: Callable[[BaseException], None],
         say: Callable[[str], None] = log.info,
     ) -> None:
-        """`is_keeper`: whether this server owns the group log. `on_fatal` gets a mistake of ours."""
+        """Take what the server provides. `owns_group_log` returns whether this server owns the group log; `on_fatal` is
+        called with an internal error."""
         self.state_log = GroupStateLog()
         self.trouble = NO_LOG
-        """Why nothing newer is known than what the ledger says; empty: it is followed."""
+        """Why the replayed groups may be outdated; empty while the group log is followed."""
         self.damage: GroupStateDamaged | None = None
-        """Why the group log cannot be believed, until an operator lets the entry be passed over."""
+        """Error of the entry that cannot be decoded; None unless groups are stopped by one. An operator can have the
+        entry skipped."""
         self._passed: frozenset[int] = frozenset()
-        """Ids of entries that are to be passed over."""
+        """Ids of entries that operators had skipped."""
         self._foreign = 0
-        """Entries of others that were logged."""
+        """Number of foreign records in the group log that a warning was logged about."""
         self.group_log = group_log
         self._partitions = partitions
         self._find_pipeline = find_pipeline
@@ -108,10 +112,10 @@ class GroupCoordinator:
         self._level = SharedQuestion(self._read_to_the_end)
         self._mending = SharedQuestion(self._begin_again)
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- the log ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Follow the group log and maintain the groups until cancelled."""
         tasks = [self._task(self._follow(), "group log"), self._task(self._tend(), "groups")]
         try:
             await asyncio.gather(*tasks)
@@ -121,7 +125,7 @@ class GroupCoordinator:
             self._level.cancel()
             self._mending.cancel()
             for group_partition in list(self._active.values()):
-                group_partition.end(NotReady("this server is being stopped"))
+                group_partition.end(NotReady("this server is shutting down"))
             await self.group_log.close()
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -142,7 +146,7 @@ class GroupCoordinator:
             except GroupStateDamaged:
                 pass
             except WaltzError as error:
-                self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
+                self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is unavailable: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)
 
     def _note(self, trouble: str) -> None:
@@ -153,11 +157,11 @@ class GroupCoordinator:
         self.trouble = trouble
 
     def _read(self, batch: Sequence[Entry]) -> None:
-        """What the ledger knows already is passed over."""
+        """Replay entries; those that were replayed before are ignored."""
         is_new = False
         for id, data in batch:
             if timeline_of(id) != self.state_log.timeline:
-                raise OtherTimeline("the group log was ended below what this server has read of it: it is read anew")
+                raise OtherTimeline("the group log was ended below the entries that this server has read: it is read again")
             if id <= self.state_log.reach:
                 continue
             try:
@@ -176,7 +180,7 @@ class GroupCoordinator:
     def _note_foreign(self) -> None:
         if self.state_log.foreign > self._foreign:
             log.warning(
-                "%d entries of the group log, the last of them up to id %d, are none of a server: they are passed over",
+                "skipped %d records of the group log up to id %d that no server wrote",
                 self.state_log.foreign,
                 self.state_log.reach,
             )
@@ -184,21 +188,22 @@ class GroupCoordinator:
 
     def _damaged(self, error: GroupStateDamaged) -> None:
         self.damage, self.trouble = error, error.message
-        log.error("%s groups give nothing out any more: %s", error.code, error.message)
+        log.error("%s all groups have stopped delivering: %s", error.code, error.message)
         for group_partition in list(self._active.values()):
             group_partition.end(error)
 
     def _look_at_groups(self) -> None:
-        """Places of groups that are gone, or are others now, end."""
+        """End the partitions of groups that were deleted, created again or changed."""
         for key, group_partition in list(self._active.items()):
             meta, made_at = self.state_log.groups.get(key.name, (None, None))
             if meta is None or made_at != key.made_at:
-                group_partition.end(NoSuchGroup(f"the group {key.name} was removed", group=key.name))
+                group_partition.end(NoSuchGroup(f"the group {key.name} was deleted", group=key.name))
             elif meta != group_partition.meta:
                 group_partition.end(NotReady(f"the settings of group {key.name} were changed: join again"))
 
     async def level(self) -> None:
-        """Afterwards the ledger holds all that was acknowledged to anybody before this call."""
+        """Replay the group log up to its end at the time of this call: everything that was acknowledged before is
+        included then."""
         if self.damage is not None:
             raise self.damage
         await self._level.ask()
@@ -219,17 +224,17 @@ class GroupCoordinator:
             await self._begin_at(floor, end)
 
     async def _read_anew(self, end: Position) -> None:
-        """An operator ended the group log, and it goes on under another timeline. What was read above the fork is not in
-        it, and whoever wrote there has to claim its group again."""
+        """Replay the group log from its start, after an operator ended it and it continues under another timeline.
+        Entries above the fork are gone, so each owner has to claim its groups again."""
         try:
             await self._begin_at(0, end)
         except WaltzError as error:
             if (floor := error.number("floor")) is None:
                 raise
             await self._begin_at(floor, end)
-        log.warning("the group log was ended by an operator, and is read anew up to id %d", end)
+        log.warning("an operator ended the group log; it was read again up to id %d", end)
         for group_partition in list(self._active.values()):
-            group_partition.end(NotReady("the group log was ended by an operator, and goes on otherwise: join again"))
+            group_partition.end(NotReady("an operator ended the group log: join the group again"))
 
     async def _read_up_to(self, state_log: GroupStateLog, end: int) -> None:
         if state_log.reach >= end:
@@ -244,7 +249,8 @@ class GroupCoordinator:
         state_log.pass_to(end)
 
     async def _begin_at(self, floor: int, end: Position) -> None:
-        """The log was trimmed above what was read: from there on it says all that counts."""
+        """Replay the log from `floor` on, after it was trimmed above the last entry read. From there on it holds all
+        live entries."""
         state_log = GroupStateLog(self._passed)
         state_log.timeline = end.timeline
         state_log.pass_to(floor - 1)
@@ -260,8 +266,8 @@ class GroupCoordinator:
             group_partition.look()
 
     async def _begin_again(self) -> None:
-        """Read on behind an entry that is damaged, for an operator's word that it is to be passed over; with it, read all
-        once more without that entry. Raises the damage where there is no such word."""
+        """Look for an operator's order to skip the damaged entry, and replay the whole log without that entry. Raise
+        the damage if there is no such order."""
         error = self.damage
         if error is None:
             return
@@ -281,34 +287,34 @@ class GroupCoordinator:
                 raise
             await self._begin_at(floor, end)
         self._note("")
-        log.warning("entry %s of the group log is passed over: groups go on without it", error.facts["entry"])
+        log.warning("skipped entry %s of the group log; groups continue without it", error.facts["entry"])
 
     async def pass_over(self, id: int) -> None:
-        """What an operator says of an entry that keeps all groups from going on."""
+        """Write an operator's order to skip the entry that stops all groups, and continue."""
         if self.damage is None:
             with suppress(GroupStateDamaged):
                 await self._level.ask()
         if self.damage is None or self.damage.number("entry") != id:
             raise BadArgument(
-                f"entry {id} of the group log keeps no group from going on",
+                f"entry {id} of the group log does not stop the groups",
                 not_done="nothing was changed",
-                next_step="`waltzctl group list` says which entry does, where one does",
+                next_step="`waltzctl group list` names the entry that does, if there is one",
             )
         if not isinstance(await self._append(pass_over(id), lock_of(PREFIX), await self.group_log.end()), Committed):
-            raise GroupLogAway(f"the entry that lets {id} be passed over was refused: another one was written beside it")
+            raise GroupLogAway(f"the order to skip entry {id} was rejected: another one was written at the same time")
         await self._mending.ask()
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def make(self, meta: GroupMeta) -> MadeGroup:
-        """The group, on the disks of a majority. One with the same settings is left as it is."""
+        """Create a group, durable on a majority. Return the existing group if it has the same settings."""
         await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
             known = self.state_log.groups.get(meta.name)
             if known is not None:
                 if replace(known[0], starts=()) != replace(meta, starts=()):
-                    raise GroupExists(f"there is a group {meta.name} with other settings", group=meta.name)
+                    raise GroupExists(f"the group {meta.name} exists with other settings", group=meta.name)
                 return MadeGroup(*known)
             id = await self._written(made(meta), lock_of(meta.name))
             if id is not None:
@@ -321,7 +327,7 @@ class GroupCoordinator:
         return MadeGroup(*self._group(name))
 
     async def set(self, meta: GroupMeta, made_at: int) -> MadeGroup:
-        """Other settings for a group that goes on."""
+        """Change the settings of a group."""
         await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
@@ -349,7 +355,7 @@ class GroupCoordinator:
         raise self._not_written(name)
 
     async def _written(self, data: bytes, lock: Lock) -> int | None:
-        """The id of the entry when it is committed and read; None: look again what is so."""
+        """Write an entry and replay it; return its id, or None if it was rejected or its outcome is unknown."""
         outcome = await self._append(data, lock, self.state_log.position)
         if not isinstance(outcome, Committed):
             return None
@@ -361,28 +367,29 @@ class GroupCoordinator:
             return await self.group_log.append(data, lock, position)
         except WaltzError as error:
             raise GroupLogAway(
-                f"the group log took nothing: {error.message}", not_done="nothing was written, and nothing was changed"
+                f"the group log could not be written: {error.message}",
+                not_done="nothing was written, and nothing was changed",
             ) from error
 
     @staticmethod
     def _not_written(name: str) -> GroupLogAway:
-        return GroupLogAway(f"the entry about group {name} was refused {ATTEMPTS} times, for no reason that lasts")
+        return GroupLogAway(f"the entry about group {name} was rejected {ATTEMPTS} times: others wrote at the same time")
 
     def _group(self, name: str, made_at: int | None = None) -> tuple[GroupMeta, int]:
         if self.damage is not None:
             raise self.damage
         known = self.state_log.groups.get(name)
         if known is None or made_at not in (None, known[1]):
-            why = "" if known is None else ", which was made again since"
+            why = "" if known is None else ": it was deleted and created again"
             raise NoSuchGroup(f"there is no group {name}{why}", group=name)
         return known
 
     def partitions_of(self, meta: GroupMeta) -> int:
-        """At this moment, as bits of one number: a channel may be another one tomorrow."""
+        """Return the partitions of a group at this moment, as a bit set. They change when one of its channels does."""
         return (1 << self._partitions) - 1 if meta.partitions is None else bits_of(meta.partitions, self._channels())
 
     async def _check(self, meta: GroupMeta) -> None:
-        """What can be known here of what a group asks for."""
+        """Raise if the settings of a group are invalid, as far as this server can tell."""
         wrong = meta.mistake()
         if wrong is not None:
             raise BadArgument(f"{wrong[0]} of group {meta.name} {wrong[1]}")
@@ -404,17 +411,18 @@ class GroupCoordinator:
         except WaltzError:
             return None
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- active --------------------------------------------------------------------------------------------------------
 
     async def group_partition(self, name: str, partition: int, generation: int | None) -> GroupPartition:
-        """The group at work in a partition of this server; it has claimed it."""
+        """Return the active group in a partition of this server, after it has claimed the group. Activate it if it is
+        inactive."""
         pipeline = self._find_pipeline(partition, generation)
         if name not in self.state_log.groups:
             await self.level()
         meta, made_at = self._group(name)
         if not self.partitions_of(meta) >> partition & 1:
             raise NotInGroup(
-                f"partition {partition} is none of those of group {name}, which are {meta.partitions or 'all'}",
+                f"partition {partition} does not belong to group {name}, whose partitions are {meta.partitions or 'all'}",
                 group=name,
                 partition=partition,
             )
@@ -436,16 +444,16 @@ class GroupCoordinator:
             del self._active[group_partition.key]
 
     async def change(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
-        """What an operator does; it is on the disks of a majority when this returns."""
+        """Apply a change of an operator; it is durable on a majority when this returns."""
         await self.level()
         self._group(name, made_at)
         group_partition = await self.group_partition(name, partition, None)
         return await group_partition.change(change, ids)
 
-    # -- what others see -----------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
+        """Return the first id of the group log that is needed to replay all groups."""
         own = self._own_pipeline(self._partitions)
         is_old = own is not None and own.session.lineage.current != self.state_log.timeline
         return 0 if self.damage is not None or is_old else self.state_log.floor
@@ -455,7 +463,7 @@ class GroupCoordinator:
         return iter(self._active.values())
 
     def describe(self, name: str | None = None) -> list[GroupDescription]:
-        """All groups, or that one, as far as they are known here."""
+        """Describe all groups, or the group `name`, as this server knows them."""
         if self.damage is not None:
             raise self.damage
         groups = self.state_log.groups if name is None else {name: self._group(name)}
@@ -487,7 +495,7 @@ class GroupCoordinator:
     def parked(
         self, name: str, partition: int | None, after: int | None, count: int
     ) -> tuple[list[ParkedTransaction], bool]:
-        """What was put aside, by partition and id; and whether there is more."""
+        """Return parked transactions sorted by partition and id, and whether there are more."""
         _, made_at = self._group(name)
         count = max(1, min(count, PARKED_COUNT_MAX))
         found: list[ParkedTransaction] = []
@@ -503,7 +511,7 @@ class GroupCoordinator:
         return found[:count], len(found) > count
 
     def totals(self) -> GroupTotals | None:
-        """All groups in a few numbers, at most a second old; None where there are none that this server knows of."""
+        """Return totals over all groups, at most a second old; None if this server knows of no group."""
         now = asyncio.get_running_loop().time()
         if now >= self._totals_until:
             self._totals, self._totals_until = self._count(), now + LOOK_SECONDS
@@ -520,7 +528,7 @@ class GroupCoordinator:
         pipeline = self._own_pipeline(partition)
         return None if pipeline is None else pipeline.committed
 
-    # -- what is tended ------------------------------------------------------------------------------------------------
+    # -- maintenance --------------------------------------------------------------------------------------------------
 
     async def _tend(self) -> None:
         while True:
@@ -532,7 +540,7 @@ class GroupCoordinator:
                     await self._shorten()
 
     async def _shorten(self) -> None:
-        """Write anew what keeps the log long: each thing by who owns it."""
+        """Rewrite the entries that keep the group log long, as far as this server is the one to write them."""
         for _ in range(REWRITES_MAX):
             key = self.state_log.overdue
             if key is None or not await self._rewrite(key):
@@ -545,7 +553,7 @@ class GroupCoordinator:
             if not self._owns_group_log():
                 return False
             await self.level()
-            if self.state_log.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was gone
+            if self.state_log.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was deleted
                 await self._written(gone(key.name, key.made_at), lock_of(key.name))
             return True
         if key.partition == WHOLE_GROUP:

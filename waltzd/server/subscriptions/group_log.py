@@ -1,7 +1,7 @@
-"""The group log as servers use it: entries that are appended under a lock, and read in their order.
+"""Access of a server to the group log: append an entry under a lock, and read entries in order.
 
-A server is an ordinary client of it, whoever owns it: so entries go through fail-overs as those of any application do, and
-what became of each is known or said to be unknown.
+A server is an ordinary client of the group log, whichever server owns it. So its entries survive fail-overs like those
+of any application, and the outcome of an append is known or reported as unknown.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from waltzd.protocol.locks import AppendOutcome, Lock
 from waltzd.protocol.positions import Position
 
 Entry: TypeAlias = tuple[int, bytes]
-"""Its id, which is a position where the log has forked, and what it says."""
+"""Id and content of an entry. The id carries its timeline if the log has forked."""
 APPEND_SECONDS = 10.0
-"""How long an entry is tried to be appended before its outcome counts as unknown: longer than a fail-over."""
+"""Seconds until the outcome of an append counts as unknown; longer than a fail-over takes."""
 READ_SECONDS = 10.0
 
 
 class GroupLog(Protocol):
     async def append(self, data: bytes, lock: Lock, position: int) -> AppendOutcome:
-        """An error means that nothing was written, and that nothing will be."""
+        """Append an entry. An error means that nothing was written and nothing will be."""
         ...
 
     async def end(self) -> Position:
-        """Nothing that was acknowledged to anybody before this call stands above it; -1 for an empty log."""
+        """Return the end of the log, at or above everything acknowledged before this call; -1 if it is empty."""
         ...
 
     def read(self, after: Position, to: int) -> AsyncGenerator[Sequence[Entry], None]:
-        """What stands there, in order. Ids may be missing: probes of operators."""
+        """Yield the entries after a position, up to an id, in order. Ids of probes are missing."""
         ...
 
     def follow(self, after: Position) -> AsyncGenerator[Sequence[Entry], None]:
-        """What stands there and what comes, in order, for ever."""
+        """Yield the entries after a position in order, and new ones as they are appended, without end."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ClientLog:
-    """The group log through a client of this server's own, which is opened when the log is there and is first used."""
+    """The group log, through a client that is opened on first use."""
 
     def __init__(self, make_client: Callable[[], GroupLogClient[bytes]], number: Callable[[], int | None]) -> None:
-        """`number`: of the group log; None while there is none."""
+        """Take a factory of the client. `number` returns the partition number of the group log, None if there is none
+        yet."""
         self._make_client = make_client
         self._number = number
         self._client: GroupLogClient[bytes] | None = None
@@ -70,7 +71,7 @@ class ClientLog:
             return await client.append(data, partition=number, locks=(lock,), position=position, timeout=APPEND_SECONDS)
         except NotSent:
             raise
-        except WaltzError:  # it takes nothing more, for a reason that lasts for this client
+        except WaltzError:  # this client cannot append any more
             await self._give_up(client)
             raise
 
@@ -79,7 +80,7 @@ class ClientLog:
         try:
             return await client.end_position(number, timeout=READ_SECONDS)
         except WaltzError as error:
-            raise GroupLogAway(f"the group log does not say how far it reaches: {error.message}") from error
+            raise GroupLogAway(f"the end of the group log could not be read: {error.message}") from error
 
     async def read(self, after: Position, to: int) -> AsyncGenerator[Sequence[Entry], None]:
         client, number = await self._open()
@@ -94,7 +95,7 @@ class ClientLog:
                 yield [(transaction.position, transaction.payload) for transaction in batch]
 
     async def _give_up(self, client: GroupLogClient[bytes]) -> None:
-        """The next call opens another one."""
+        """Close a client; the next call opens another one."""
         if self._client is client:
             self._client = None
             await client.close()

@@ -1,13 +1,14 @@
-"""One group at work in one partition of this server: bound to the pipeline of the partition, and over with it.
+"""One active group in one partition of this server; it lives no longer than the pipeline of the partition.
 
-`Table` decides who gets what, `Keeper` what is written down of it; here are the clock, the log and the members' streams
-around them. A place claims the group first, which is an entry in the group log; until that is committed nothing is given
-out. Then it takes turns, each a few steps without waiting: what is overdue comes back, what is new in the log is offered,
-what may go out goes to the members. A turn follows whatever may have changed something: a commit, a word of a member, the
-time. Beside the turns there are two tasks. One writes what has changed, one entry at a time. The other reads records that
-have left the memory of the server, and so costs nobody's turn.
+`DeliveryTracker` decides who gets what and `GroupStateWriter` what is written; this module adds the clock, the log and
+the streams of members. It first claims the group by an entry in the group log. Nothing is delivered until that is
+committed. Then it takes turns, each without waiting: release overdue deliveries, offer new transactions of the log,
+deliver to members. A turn follows every event that may change something: a commit, an acknowledgement, a timer. Two
+tasks run beside the turns. One writes state changes, one entry at a time. The other reads records that have left the
+log cache, so that turns never wait for a disk.
 
-What a member said is answered when it is heard, but what puts a transaction aside is on the disks of a majority before.
+An acknowledgement is answered at once, except one that parks a transaction or stops the group: that change is durable
+on a majority first.
 """
 
 from __future__ import annotations
@@ -58,40 +59,40 @@ from waltzd.wire.tasks import tell_failure
 log = logging.getLogger("waltz.server")
 READ_AGAIN_SECONDS, READ_AGAIN_SECONDS_MAX = 0.2, 10.0
 IDLE_SECONDS = 5.0
-"""So long a place that nobody needs stays: a member that comes back finds it."""
+"""Seconds that an idle group partition is kept, so that a member that reconnects finds it."""
 OFFER_BYTES = 256 << 10
 OFFERS_MAX = 2000
-"""So much is offered in one turn: other partitions need the loop, too."""
+"""Largest number of transactions offered in one turn, so that other partitions get their turn."""
 AHEAD_MIN = 256
-"""So many transactions are offered ahead of what members have room for, and as many as they have room for once more. Of a
-keyed group it is as many as the table takes: those of one key stand behind each other."""
+"""Transactions offered ahead, in addition to twice the room of all members. A keyed group takes as many as the tracker
+allows, because transactions of one key wait for each other."""
 READ_MAX = 4096
-"""How many ids a reader asks for at a time."""
+"""Largest number of ids requested from the reader at once."""
 
 
 class GroupPartitionHost(StateLogSource, Protocol):
-    """What a place stands on."""
+    """Owner of the group partition."""
 
     def forget(self, group_partition: GroupPartition) -> None:
-        """It is over."""
+        """Forget a group partition that has ended."""
         ...
 
 
 class Consumer(Protocol):
-    """A member of the group, as its place knows it. No call waits."""
+    """The stream of one member, as its group partition uses it. No call waits."""
 
     name: str
     changed: asyncio.Event
-    """It may be able to send more."""
+    """Set when the stream may have more to send."""
 
     def give(self, delivery: Delivery) -> None: ...
     def kept(self, kept: int) -> None:
-        """Changes up to this one are on the disks of a majority."""
+        """Report that changes up to this number are durable on a majority."""
         ...
 
     def pause(self, reason: str) -> None: ...
     def prolong(self) -> None:
-        """What it could not be given yet is not late."""
+        """Extend the deliveries that could not be sent yet, so that they do not expire."""
         ...
 
     def dismiss(self, error: WaltzError) -> None: ...
@@ -111,11 +112,11 @@ class GroupPartition:
         self.meta = meta
         self.pipeline = pipeline
         self.error: WaltzError | None = None
-        """Why it is over."""
+        """Why the group partition has ended; None while it is active."""
         self._other: OtherTimeline | None = None
-        """Why nothing is given out: transactions of another timeline were acknowledged to the group."""
+        """Error of a group that acknowledged transactions of another timeline and delivers nothing; None otherwise."""
         self.paused = ""
-        """Why nothing is given out for a reason that is no operator's; empty: it goes on."""
+        """Why deliveries are paused without an operator's doing; empty while they are not."""
         self.delivered = self.acknowledged = self.failed = self.lost = 0
         self._coordinator = coordinator
         self._on_fatal = on_fatal
@@ -123,10 +124,10 @@ class GroupPartition:
         self._now = self._loop.time
         self._checkpointer = GroupCheckpointer(key, coordinator, over=self.end, kept=self._tell_kept, say=self._say)
         self._tracker: DeliveryTracker
-        """From the claim on."""
+        """Set once the group is claimed."""
         self._members: dict[str, Consumer] = {}
         self._going: dict[Consumer, None] = {}
-        """Those that have left, and are still told what is kept of what they said."""
+        """Streams that have left and are still told which of their acknowledgements are durable."""
         self._claimed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._turn_due: asyncio.Handle | None = None
@@ -134,10 +135,10 @@ class GroupPartition:
         self._timer_at = 0.0
         self._cache = RecordCache()
         self._wanted: dict[tuple[int, int], None] = {}
-        """Ids that have to be read from elsewhere, in the order in which they were asked for."""
+        """Ranges of ids to read from storages, in the order of the requests."""
         self._want = asyncio.Event()
         self._unread = ""
-        """Why records cannot be read."""
+        """Why records cannot be read; empty while they can."""
         self._idle_since: float | None = self._now()
         self._headers = np.array(sorted(meta.headers), dtype=np.int64) if meta.headers else None
         self._needs_locks = meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK
@@ -152,13 +153,13 @@ class GroupPartition:
         return task
 
     async def ready(self) -> None:
-        """Until the group is claimed; raises why it cannot be."""
+        """Wait until the group is claimed; raise if it cannot be."""
         await asyncio.shield(self._claimed)
         if self.error is not None:
             raise self.error
 
     def end(self, error: WaltzError) -> None:
-        """Nothing of what is here counts any more; members are told."""
+        """End the group partition and dismiss its members with this error."""
         if self.error is not None:
             return
         self.error = error
@@ -176,12 +177,12 @@ class GroupPartition:
             member.dismiss(error)
 
     def check(self) -> None:
-        """What is true after every event."""
+        """Assert the invariants; called after every event of a simulation."""
         if self.error is None and self._is_claimed:
             self._tracker.check()
             assert self._tracker.state is self._state
 
-    # -- the claim, and what is written --------------------------------------------------------------------------------
+    # -- the claim -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_claimed(self) -> bool:
@@ -197,7 +198,7 @@ class GroupPartition:
         state_log, key = self._coordinator.state_log, self.key
         meta, made_at = state_log.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
-            raise NoSuchGroup(f"the group {key.name} was removed", group=key.name)
+            raise NoSuchGroup(f"the group {key.name} was deleted", group=key.name)
         start = meta.start(key.partition)
         lineage = self.pipeline.session.lineage
         writer = GroupStateWriter(key, state_log, after=start, now=self._now(), lineage=lineage)
@@ -206,15 +207,15 @@ class GroupPartition:
             check_group_partition(meta, key.partition, self.pipeline, writer.state.reach)
         if writer.dropped is not None:
             self._say(
-                f"goes over to timeline {lineage.number} of the log, which forks behind id {writer.dropped.fork}: nothing "
-                f"above was acknowledged, and of what it knew up to id {writer.dropped.reach} "
+                f"moves to timeline {lineage.number} of the log, which forks behind id {writer.dropped.fork}: nothing "
+                f"above was acknowledged, and of its state up to id {writer.dropped.reach} "
                 f"{writer.dropped.parked} parked transactions are dropped"
             )
         return writer
 
     @property
     def state(self) -> GroupState | None:
-        """As it is here, which may be ahead of the group log; None before the claim."""
+        """Return the current state, which may be ahead of the group log; None before the claim."""
         return self._state if self._is_claimed else None
 
     @property
@@ -222,7 +223,7 @@ class GroupPartition:
         return self._checkpointer.writer.state
 
     def look(self) -> None:
-        """The ledger says something new of this place: another owner may have claimed it."""
+        """End this group partition if the group log shows that another owner has claimed the group."""
         if self._is_claimed and self._checkpointer.is_deposed:
             self.end(self._checkpointer.deposed())
 
@@ -238,12 +239,12 @@ class GroupPartition:
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def touch(self) -> None:
-        """Something may have changed: take a turn soon."""
+        """Take a turn soon, because something may have changed."""
         if self._turn_due is None and self.error is None:
             self._turn_due = self._loop.call_soon(self._take_turn)
 
     def committed(self) -> None:
-        """Called by the pipeline. Without members nothing is to be done."""
+        """Take a turn after a commit, if there are members. Called by the pipeline."""
         if self._members:
             self.touch()
 
@@ -271,13 +272,13 @@ class GroupPartition:
         self._set_timer(tracker.wake(is_paused=bool(self.paused)))
 
     def _aside(self) -> tuple[int, str]:
-        """What is written before it is answered when it has become another."""
+        """Return the part of the state whose change must be durable before it is answered."""
         return len(self._tracker.state.parked), self._tracker.state.stopped
 
     def _pause(self) -> None:
         paused = ""
         if self._checkpointer.writer.must_pause:
-            paused = f"what members said waits for the group log: {self._checkpointer.trouble or 'it is slow'}"
+            paused = f"acknowledgements wait for the group log: {self._checkpointer.trouble or 'it is slow'}"
         paused = paused or self._unread or self._other_reason
         told = paused or (f"the group has stopped: {self._tracker.state.stopped}" if self._tracker.state.stopped else "")
         self.paused = paused
@@ -302,10 +303,10 @@ class GroupPartition:
         self._timer = None
         self.touch()
 
-    # -- what is in the log --------------------------------------------------------------------------------------------
+    # -- offering ----------------------------------------------------------------------------------------------------
 
     def _ahead(self) -> int:
-        """How many more are to be offered."""
+        """Return how many more transactions to offer."""
         tracker = self._tracker
         if self.meta.mode is Mode.KEYED:
             return tracker.room
@@ -313,7 +314,7 @@ class GroupPartition:
         return min(tracker.room, AHEAD_MIN + 2 * room - tracker.waiting)
 
     def _offer(self) -> None:
-        """What the log has, as far as it is in memory; the rest is read."""
+        """Offer transactions that are in memory, and request the rest from the reader."""
         tracker, tail = self._tracker, self.pipeline.session.cache
         for id in tracker.again:
             block = self._block(id)
@@ -338,7 +339,7 @@ class GroupPartition:
             offered += self._offer_block(block, first, min(last, block.last_id))
 
     def _offer_block(self, block: RecordBlock, first: int, last: int) -> int:
-        """These ids of it; how many there were."""
+        """Offer ids of a block; return how many there were."""
         tracker = self._tracker
         headers = block.heads["header"][first - block.first_id : last - block.first_id + 1]
         wanted = headers != PROBE_HEADER
@@ -372,7 +373,7 @@ class GroupPartition:
         ]
 
     def _block(self, id: int) -> RecordBlock | None:
-        """The records around this id, if they are in memory."""
+        """Return a block with the record of this id, if it is in memory."""
         found = self._cache.find(id)
         tail = self.pipeline.session.cache
         if found is None and tail.first_id <= id <= self.pipeline.committed:
@@ -382,12 +383,12 @@ class GroupPartition:
         return found
 
     def want(self, first: int, last: int) -> None:
-        """Records that are not in memory; a turn follows when they are, and every member looks again."""
+        """Request records that are not in memory. A turn follows when they were read, and members look again."""
         self._wanted[first, last] = None
         self._want.set()
 
     async def _read(self) -> None:
-        """One stretch after the other, in turns with all other readers of this server."""
+        """Read the requested ranges one by one, sharing the disks with all readers of this server."""
         cold = self.pipeline.cold_reader(with_locks=self._needs_locks)
         pause = READ_AGAIN_SECONDS
         while True:
@@ -416,7 +417,8 @@ class GroupPartition:
                     member.changed.set()
 
     def _cannot_read(self, why: str) -> None:
-        """Members fail in nothing that they were not given."""
+        """Set or clear the reason why records cannot be read. Deliveries that could not be sent meanwhile do not
+        expire."""
         if why != self._unread:
             self._unread = why
             if why:
@@ -427,7 +429,7 @@ class GroupPartition:
                 member.prolong()
 
     def _lose(self, error: Trimmed) -> None:
-        """The log begins later by now, and nothing else has what was before."""
+        """Skip transactions that were trimmed from the log before they were done."""
         floor = error.number("floor")
         if floor is None or not self._is_claimed:
             self._cannot_read(error.message)
@@ -435,7 +437,7 @@ class GroupPartition:
         count = self._tracker.lose(floor, self._now())
         self.lost += count
         log.error(
-            "group %s, partition %d: %d transactions below id %d were never done, and are not in the log any more",
+            "group %s, partition %d: skipped %d transactions below id %d, which were trimmed before they were done",
             self.key.name,
             self.key.partition,
             count,
@@ -451,13 +453,14 @@ class GroupPartition:
         return self._state.epoch
 
     def join(self, member: Consumer, room: int | None, *, tells_begun: bool) -> int:
-        """How many deliveries it has at a time. A newer stream takes the place of an older one with its name."""
+        """Add a member and return how many deliveries it gets at a time. A newer stream displaces an older one of the
+        same name."""
         if self.error is not None:
             raise self.error
         older = self._members.get(member.name)
         if older is not None:
             self.leave(older, is_lost=True)
-            older.dismiss(Displaced(f"member {member.name} of group {self.key.name} has come again"))
+            older.dismiss(Displaced(f"member {member.name} of group {self.key.name} has connected again"))
         self._members[member.name] = member
         self._tracker.join(member.name, room, tells_begun=tells_begun)
         self._idle_since = None
@@ -465,7 +468,7 @@ class GroupPartition:
         return self._tracker.room_of(member.name)
 
     def leave(self, member: Consumer, *, is_lost: bool) -> None:
-        """`is_lost`: it has not said that it goes."""
+        """Remove a member. `is_lost` is True if it did not leave by itself."""
         if self._members.get(member.name) is not member:
             return
         del self._members[member.name]
@@ -481,16 +484,18 @@ class GroupPartition:
         self.touch()
 
     def forget(self, member: Consumer) -> None:
-        """Its stream is over."""
+        """Forget a stream that has ended."""
         self._going.pop(member, None)
 
     def begin(self, member: Consumer, said: Ack) -> None:
-        """Only this owner has to know: a change of owner is nobody's failure."""
+        """Record that deliveries were handed to the application. It is not written: a change of owner counts as no
+        failure."""
         for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
             self._tracker.begin(member.name, said.epoch, said.tag, first, last)
 
     def said(self, member: Consumer, said: Ack) -> tuple[AckResult, int, bool]:
-        """What is so; the number of the change with which it is kept; and whether that is waited for."""
+        """Apply an acknowledgement. Return its result, the number of the change that makes it durable, and whether the
+        answer has to wait for that."""
         tracker, now, result, before = self._tracker, self._now(), AckResult(said.number), self._aside()
         delay = None if said.delay_ms is None else said.delay_ms / 1000
         name, epoch, tag = member.name, said.epoch, said.tag
@@ -532,16 +537,16 @@ class GroupPartition:
 
     @property
     def work(self) -> int:
-        """Rises with what it takes to hear members."""
+        """Return a number that rises with the cost of the acknowledgements of members."""
         return self._tracker.work
 
     def write_now(self) -> None:
-        """Somebody waits for what was said."""
+        """Write acknowledgements at once, because a member waits for them."""
         self._checkpointer.write_now()
 
     def unsettled(self, name: str) -> int | None:
-        """The highest id that a member has acknowledged and that is not in the state: in an ordered group it waits for all
-        that lie before."""
+        """Return the highest id that a member acknowledged and that is not settled, because it waits for earlier ones.
+        Always None unless the group is ordered."""
         return self._tracker.unsettled(name) if self.meta.mode is Mode.ORDERED else None
 
     def is_settled(self, id: int) -> bool:
@@ -551,7 +556,7 @@ class GroupPartition:
         return self._tracker.is_out(delivery)
 
     def extend(self, delivery: Delivery) -> None:
-        """It was not sent yet, for a reason that is not the member's."""
+        """Extend a delivery that could not be sent yet."""
         self._tracker.extend(delivery.member, self.epoch, delivery.tag, delivery.id, delivery.id, self._now())
 
     def block(self, id: int) -> RecordBlock | None:
@@ -580,7 +585,7 @@ class GroupPartition:
                 if count:
                     tracker.resume()
             case _:
-                raise BadArgument(f"a group cannot be changed by {change!r}")
+                raise BadArgument(f"unknown change of a group: {change!r}")
         number = self._checkpointer.changed(max(1, count), is_urgent=True)
         self.touch()
         await self._checkpointer.kept(number)
@@ -589,13 +594,14 @@ class GroupPartition:
     def _check_id(self, id: int) -> None:
         if not -1 <= id <= self.pipeline.committed:
             raise GroupBeyondLog(
-                f"id {id} is none of partition {self.key.partition}, whose high-water mark is {self.pipeline.committed}",
+                f"id {id} is not in partition {self.key.partition}, whose high-water mark is {self.pipeline.committed}",
                 not_done="the group stays as it is",
                 high_water_mark=self.pipeline.committed,
             )
 
     async def _reset(self, after: int) -> Changed:
-        """In an epoch of its own, so what members say of what they have counts for nothing. They join again."""
+        """Move the group to another position, in a new epoch. Acknowledgements of earlier deliveries do not count then,
+        and members join again."""
         self._check_id(after)
         count = 0
 
@@ -611,7 +617,7 @@ class GroupPartition:
         state = await self._checkpointer.reset(begin)
         self._tracker, self._other = DeliveryTracker(settings_of(self.meta), state), None
         number = self._checkpointer.writer.changes
-        if self._claimed.done():  # until it is written, the next owner's epoch would have the number of this one
+        if self._claimed.done():  # before it is written, a new owner could choose the same epoch
             self._claimed = self._loop.create_future()
             self._tasks.append(self._task(self._open_again(number), "reset"))
         for member in list(self._members.values()):
@@ -620,23 +626,23 @@ class GroupPartition:
         return Changed(count, state.epoch, state.floor)
 
     async def _open_again(self, number: int) -> None:
-        """Members may join when this change is on the disks of a majority."""
-        with suppress(WaltzError):  # it is over, and whoever waits was told
+        """Let members join once this change is durable on a majority."""
+        with suppress(WaltzError):  # the partition has ended, and its error was raised to callers
             await self._checkpointer.kept(number)
             self._claimed.set_result(None)
 
     def _send_away(self, member: Consumer) -> None:
-        """What it has is of an epoch that is over."""
+        """Dismiss a member, because its deliveries are of an earlier epoch."""
         del self._members[member.name]
         self._idle_since = self._now()
         member.dismiss(NotReady(f"group {self.key.name} was reset in partition {self.key.partition}: join again"))
 
     async def rewrite(self) -> None:
-        """Write all of it once more."""
+        """Write the whole state as a snapshot."""
         await self._checkpointer.rewrite()
 
     def tend(self) -> None:
-        """Given up when nobody needs it, and everything is written."""
+        """End the group partition if it is idle and everything is written."""
         if not self._is_claimed or self._members or self._idle_since is None:
             return
         if self._now() - self._idle_since < IDLE_SECONDS:
@@ -644,9 +650,9 @@ class GroupPartition:
         if not self._checkpointer.is_level:
             self._checkpointer.write_now()
             return
-        self.end(NotReady(f"group {self.key.name} is at rest in partition {self.key.partition}: join again"))
+        self.end(NotReady(f"group {self.key.name} is idle in partition {self.key.partition}: join again"))
 
-    # -- what others see -----------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------------------
 
     def describe(self) -> GroupPartitionStatus | None:
         if not self._is_claimed:
@@ -678,19 +684,20 @@ class GroupPartition:
 
 def _only(ids: Sequence[int], what: str) -> int:
     if len(ids) != 1 or ids[0] < -1:
-        raise BadArgument(f"{what} names one id, not {len(ids)} of them", not_done="the group stays as it is")
+        raise BadArgument(f"{what} takes one id, not {len(ids)}", not_done="the group stays as it is")
     return ids[0]
 
 
 def other_timeline(key: Key, state: GroupState, lineage: Lineage) -> OtherTimeline | None:
-    """Return why a group does not go on: it acknowledged transactions that are not in the log any more."""
+    """Return why a group cannot continue: it acknowledged transactions that are no longer in the log. Return None if it
+    can."""
     shared = lineage.shared_to(state.timeline)
     if shared is None or state.acknowledged_above(shared) == 0:
         return None
     try:
         lineage.check(
             state.timeline, state.reach, what=f"group {key.name}", partition=key.partition,
-            next_step=f"undo what its members did for the transactions above id {shared}, and let it begin behind that id: "
+            next_step=f"undo what its members did for the transactions above id {shared}, and reset the group to that id: "
             f"`waltzctl group reset {key.name} --partitions {key.partition} --to-id {shared + 1}`",
         )  # fmt: skip
     except OtherTimeline as error:
@@ -699,16 +706,15 @@ def other_timeline(key: Key, state: GroupState, lineage: Lineage) -> OtherTimeli
 
 
 def check_group_partition(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int) -> None:
-    """Whether the log of a partition has what the group asks for; `after`: where it begins, or stands."""
+    """Raise if the log of a partition lacks what the group needs. `after` is the position of the group."""
     if meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK and pipeline.session.format == 0:
         raise NeedsBatches(
             f"group {meta.name} is keyed by locks, and partition {partition} writes format 0, which keeps none",
-            not_done="nothing was given to a member",
+            not_done="nothing was delivered",
         )
     if after > pipeline.last_id:
         raise GroupBeyondLog(
-            f"group {meta.name} is to go on behind id {after} of partition {partition}, which has none "
-            f"above {pipeline.last_id}",
+            f"group {meta.name} is at id {after} of partition {partition}, which has no id above {pipeline.last_id}",
             partition=partition,
             last_id=pipeline.last_id,
         )

@@ -1,4 +1,6 @@
-"""Records that are being given out, a piece at a time: what was just read for one member is not read again for another."""
+"""Records that are being delivered, in decoded blocks. A block read for one member serves all, and its columns are
+decoded once.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from waltzd.format.record import HEAD_BYTES, NO_TIME, OVERHEAD_BYTES, TRAILER_BY
 
 CACHE_BYTES = 4 << 20
 CACHE_BLOCKS_MIN = 8
-"""So many pieces stay, however large they are: several members may wait for one each."""
+"""Number of blocks that are kept whatever their size, because several members may wait for one each."""
 BLOCK_COST_BYTES = 1 << 10
-"""What a piece costs besides its bytes."""
+"""Memory of a block beside its records."""
 
 
 class RecordBlock:
-    """Some records in a row, and their heads as columns."""
+    """Consecutive records, with their heads as columns."""
 
     __slots__ = ("bounds", "first_id", "heads", "last_id", "run", "times")
 
@@ -43,12 +45,12 @@ class RecordBlock:
 
 
 class RecordCache:
-    """The pieces that were read last, bounded in bytes. They may overlap."""
+    """The blocks that were read last, bounded in bytes. Blocks may overlap."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[int, RecordBlock] = OrderedDict()
-        """By first id; the one that was put here last is at the end."""
+        """Blocks by first id, the newest last."""
         self._firsts: list[int] = []
         self._bytes = 0
 
