@@ -14,8 +14,8 @@ from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.placement.changeover import plan_of, waiting
-from waltzctl.placement.mover import MoveOptions, carry_out, completion, situation, take_out
-from waltzctl.placement.replica_moves import Relocation
+from waltzctl.placement.mover import MoveOptions, carry_out, completion, placement_state, take_out
+from waltzctl.placement.replica_moves import MovePlan
 from waltzctl.placement.rescue import carry_out as finish_rescue
 from waltzctl.placement.rescue import seen, with_archive
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
@@ -147,14 +147,14 @@ class _Tool:
             await self.carry_out(dict(moves.partitions), False)
 
     async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
-        now = await situation(self._cluster, None, daemons=self)
-        relocation = Relocation(now=now, verb="partition assign", subject="", goals=goals)
+        now = await placement_state(self._cluster, None, daemons=self)
+        move_plan = MovePlan(now=now, verb="partition assign", subject="", goals=goals)
         options = MoveOptions(timeout=TRIES_SECONDS)
-        cleared = await carry_out(self._cluster, self, relocation, options, lambda *reported: None)
+        cleared = await carry_out(self._cluster, self, move_plan, options, lambda *reported: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
 
     async def _take_out(self) -> None:
-        now = await situation(self._cluster, None, daemons=self)
+        now = await placement_state(self._cluster, None, daemons=self)
         used = {name for names in now.goals.values() for name in names}
         used |= {name for roles in now.sets.partitions.values() for name in roles}
         for name in sorted(now.storages):

@@ -17,8 +17,8 @@ from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
 from waltzctl.placement.membership import addition, removal, replacement, was_taken_out
-from waltzctl.placement.mover import MoveOptions, carry_out, situation
-from waltzctl.placement.replica_moves import Goals, Relocation, Situation
+from waltzctl.placement.mover import MoveOptions, carry_out, placement_state
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.placement.storage import switching
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.documents import Membership, StorageMeta
@@ -45,19 +45,19 @@ def _agree(plan: Plan) -> bool:
     return bool(plan.steps)
 
 
-def relocate(aim: Callable[[Situation], Relocation], gone: Gone | None = None) -> Act:
+def relocate(aim: Callable[[PlacementState], MovePlan], gone: Gone | None = None) -> Act:
     """What `Request.perform` does with it. `gone`: a storage that is taken out, and whether it was before."""
 
     async def act(tool: Tool) -> Plan:
-        now = await situation(tool.cluster, None, daemons=tool)
+        now = await placement_state(tool.cluster, None, daemons=tool)
         is_gone = gone is not None and gone.name not in now.storages
         if gone is not None and is_gone and await was_taken_out(tool.cluster, gone.name, replaced_as=gone.replaced_as):
             return Plan(verb="storage remove", subject=gone.name, steps=())
-        relocation = aim(now)
-        plan = relocation.plan()
+        move_plan = aim(now)
+        plan = move_plan.plan()
         if _agree(plan):
             async with tool.recorded(plan):
-                await carry_out(tool.cluster, tool, relocation, MoveOptions(), lambda *_: None)
+                await carry_out(tool.cluster, tool, move_plan, MoveOptions(), lambda *_: None)
         return plan
 
     return act
@@ -78,7 +78,7 @@ def remove(name: str, *, fewer_replicas: bool) -> Act:
 
 
 def substitute(old: str, new: StorageMeta) -> Act:
-    def aim(now: Situation) -> Relocation:
+    def aim(now: PlacementState) -> MovePlan:
         now.storage(old)
         return replacement(now, old, new, None)
 
@@ -86,14 +86,14 @@ def substitute(old: str, new: StorageMeta) -> Act:
 
 
 def assign(number: int, name: str) -> Act:
-    def aim(now: Situation) -> Relocation:
+    def aim(now: PlacementState) -> MovePlan:
         return moved("partition assign", now, {number: tuple(sorted({*now.goals[number], now.storage(name).name}))})
 
     return relocate(aim)
 
 
 def unassign(number: int, names: set[str]) -> Act:
-    def aim(now: Situation) -> Relocation:
+    def aim(now: PlacementState) -> MovePlan:
         left = tuple(name for name in now.goals[number] if name not in names)
         return moved("partition assign", now, {number: left})
 
@@ -101,20 +101,20 @@ def unassign(number: int, names: set[str]) -> Act:
 
 
 def spread(replicas: int | None) -> Act:
-    def aim(now: Situation) -> Relocation:
+    def aim(now: PlacementState) -> MovePlan:
         wanted = {number: replicas or len(names) for number, names in now.goals.items()}
         return moved("cluster set", now, now.spread(now.groups, wanted))
 
     return relocate(aim)
 
 
-def moved(verb: str, now: Situation, goals: Goals) -> Relocation:
-    return Relocation(now=now, verb=verb, subject="model", goals=goals)
+def moved(verb: str, now: PlacementState, goals: Goals) -> MovePlan:
+    return MovePlan(now=now, verb=verb, subject="model", goals=goals)
 
 
 def take_offline(number: int, name: str) -> Act:
     async def act(tool: Tool) -> Plan:
-        now = await situation(tool.cluster, None, daemons=tool)
+        now = await placement_state(tool.cluster, None, daemons=tool)
         now.storage(name)
         level = set(now.found.level(number))
         plan = switching(now, name, [number], is_online=False)

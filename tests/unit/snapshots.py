@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzctl.placement.replica_moves import Situation
+from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.snapshot.cluster_snapshot import Call, ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
@@ -96,9 +96,9 @@ def well(**changes: Any) -> ClusterSnapshot:
     return ClusterSnapshot(**{**fields, **changes})
 
 
-def situation(found: ClusterSnapshot, roles: Mapping[int, Mapping[str, Membership]]) -> Situation:
+def placement_state(found: ClusterSnapshot, roles: Mapping[int, Mapping[str, Membership]]) -> PlacementState:
     """What a plan is made from: this snapshot, and who is assigned which partition."""
-    return Situation(found=found, sets=ReplicaSets(partitions=roles), versions={}, moves_version=1)
+    return PlacementState(found=found, sets=ReplicaSets(partitions=roles), versions={}, moves_version=1)
 
 
 def offline(**refusing: tuple[int, ...]) -> ClusterSnapshot:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
-from waltzctl.placement.mover import Moving, change_of, situation
-from waltzctl.placement.replica_moves import Goals, Relocation, Situation
+from waltzctl.placement.mover import Moving, change_of, placement_state
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import StorageName, known_storages, option
 from waltzctl.shell.progress import Say
@@ -53,22 +53,22 @@ def add(
     storage, tls = storage_of(given), command.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, tls)
+        now = await placement_state(cluster, tls)
         reported = await _newcomer(now, storage, tls)
         return change_of(addition(now, storage, reported, spreads=auto_assign), options, tls)
 
     return command.perform(prepare)
 
 
-def addition(now: Situation, storage: StorageMeta, reported: StorageDescription | None, *, spreads: bool) -> Relocation:
+def addition(now: PlacementState, storage: StorageMeta, reported: StorageDescription | None, *, spreads: bool) -> MovePlan:
     replication = {number: len(names) for number, names in now.goals.items()}
     goals = now.spread(now.groups | {storage.name: storage.group}, replication) if spreads else {}
-    return Relocation(
+    return MovePlan(
         now=now, verb="storage add", subject=storage.name, goals=goals, newcomer=storage, newcomer_says=reported
     )
 
 
-async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
+async def _newcomer(now: PlacementState, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
     """What it says of itself; raises where it cannot belong to the cluster."""
     there = now.storages.get(storage.name)
     if there is not None and there != storage:
@@ -81,7 +81,7 @@ async def _newcomer(now: Situation, storage: StorageMeta, tls: Tls | None) -> St
     return await check_storage(now, storage, tls)
 
 
-def check_addresses(now: Situation, storage: StorageMeta) -> None:
+def check_addresses(now: PlacementState, storage: StorageMeta) -> None:
     """No two names for one storage: what it acknowledged under both would be on one disk, and be taken for two."""
     for name, other in now.storages.items():
         if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
@@ -91,7 +91,7 @@ def check_addresses(now: Situation, storage: StorageMeta) -> None:
             )
 
 
-async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
+async def check_storage(now: PlacementState, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
     """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
     meta = now.found.meta
     reported = await describe(storage, tls)
@@ -148,7 +148,7 @@ def remove(
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, command.target.tls)
+        now = await placement_state(cluster, command.target.tls)
         if name not in now.storages and await was_taken_out(cluster, name):
             return nothing_to_do("storage remove", name)
         found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
@@ -157,7 +157,7 @@ def remove(
     return command.perform(prepare)
 
 
-def removal(now: Situation, name: str, *, fewer_replicas: bool, deletes_files: bool = False) -> Relocation:
+def removal(now: PlacementState, name: str, *, fewer_replicas: bool, deletes_files: bool = False) -> MovePlan:
     now.storage(name)
     groups = {other: group for other, group in now.groups.items() if other != name}
     replication = {number: len(names) for number, names in now.goals.items()}
@@ -169,7 +169,7 @@ def removal(now: Situation, name: str, *, fewer_replicas: bool, deletes_files: b
                 next_step="add a storage first, or say --fewer-replicas",
             )
         replication = {number: min(count, len(groups)) for number, count in replication.items()}
-    return Relocation(
+    return MovePlan(
         now=now, verb="storage remove", subject=name, goals=now.spread(groups, replication), leaver=name,
         deletes_files=deletes_files,
     )  # fmt: skip
@@ -213,7 +213,7 @@ def replace_(
     subject = f"{old} {new.partition('=')[0]}"
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, tls)
+        now = await placement_state(cluster, tls)
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
             return nothing_to_do("storage replace", subject)
         group = now.storage(old).group
@@ -229,8 +229,8 @@ def replace_(
 
 
 def replacement(
-    now: Situation, old: str, storage: StorageMeta, reported: StorageDescription | None, *, deletes_files: bool = False
-) -> Relocation:
+    now: PlacementState, old: str, storage: StorageMeta, reported: StorageDescription | None, *, deletes_files: bool = False
+) -> MovePlan:
     new = storage.name
     if old == new:
         raise BadArgument(f"{old} cannot stand for itself; `waltzctl storage recover {old}` brings back what it lost")
@@ -244,7 +244,7 @@ def replacement(
     goals: Goals = {
         number: tuple(sorted(new if name == old else name for name in names)) for number, names in now.goals.items()
     }
-    return Relocation(
+    return MovePlan(
         now=now, verb="storage replace", subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=reported,
         leaver=old, deletes_files=deletes_files,
     )  # fmt: skip
@@ -276,7 +276,7 @@ def set_(
     _check_words(given)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, command.target.tls)
+        now = await placement_state(cluster, command.target.tls)
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):

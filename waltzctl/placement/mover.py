@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 from uuid import UUID
 
 from waltzctl.placement import replica_moves
-from waltzctl.placement.replica_moves import Goals, Relocation, Situation
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, change_option, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
@@ -150,39 +150,39 @@ class RealDaemons:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def situation(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> Situation:
+async def placement_state(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> PlacementState:
     """`daemons`: those of the cluster, unless a test has others."""
     _, moves_version = await cluster.moves()
     sets, versions = await cluster.replicas()
     found = await (daemons or RealDaemons(cluster, tls)).take_snapshot()
-    return Situation(found=found, sets=sets, versions=versions, moves_version=moves_version)
+    return PlacementState(found=found, sets=sets, versions=versions, moves_version=moves_version)
 
 
-def admin_of(now: Situation, name: str, tls: Tls | None) -> AdminClient:
+def admin_of(now: PlacementState, name: str, tls: Tls | None) -> AdminClient:
     return AdminClient(now.storage(name).admin_listen, now.found.meta.key, tls=tls, name=name)
 
 
 # -- from end to end ---------------------------------------------------------------------------------------------------
 
 
-def change_of(relocation: Relocation, options: MoveOptions, tls: Tls | None) -> Change:
+def change_of(move_plan: MovePlan, options: MoveOptions, tls: Tls | None) -> Change:
     async def do(cluster: Cluster, say: Say) -> Mapping[str, dict[str, list[int]]]:
-        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), relocation, options, say)}
+        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), move_plan, options, say)}
 
-    return Change(plan=relocation.plan(options.bytes_per_second), do=do, interrupted=relocation.interrupted)
+    return Change(plan=move_plan.plan(options.bytes_per_second), do=do, interrupted=move_plan.interrupted)
 
 
 async def carry_out(
-    cluster: Cluster, daemons: Daemons, relocation: Relocation, options: MoveOptions, say: Say
+    cluster: Cluster, daemons: Daemons, move_plan: MovePlan, options: MoveOptions, say: Say
 ) -> dict[str, list[int]]:
     """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
-    now, changed = relocation.now, relocation.changed
+    now, changed = move_plan.now, move_plan.changed
     throttle = Throttle(cluster, options.bytes_per_second, lasts=True)
     mover = Mover(cluster, daemons, say, throttle)
-    if relocation.first is not None:
-        await cluster.add_storage(relocation.first)
+    if move_plan.first is not None:
+        await cluster.add_storage(move_plan.first)
     if changed:
-        is_unbound = options.bytes_per_second is None and not relocation.keeps_rate
+        is_unbound = options.bytes_per_second is None and not move_plan.keeps_rate
         if is_unbound and now.found.moves.keys() <= changed.keys():
             await throttle.lift()  # it was set by a command that was interrupted, for these very moves
         # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
@@ -191,11 +191,11 @@ async def carry_out(
         if not (await cluster.moves())[0].partitions:
             await throttle.lift()
     cleared: dict[str, list[int]] = {}
-    if relocation.goals:
+    if move_plan.goals:
         say("clearing away what is left behind")
-        cleared = await mover.clear(relocation.goals, delete_files=relocation.deletes_files)
-    if relocation.leaver is not None:
-        await take_out(cluster, relocation.leaver)
+        cleared = await mover.clear(move_plan.goals, delete_files=move_plan.deletes_files)
+    if move_plan.leaver is not None:
+        await take_out(cluster, move_plan.leaver)
     return cleared
 
 
@@ -349,7 +349,7 @@ class Mover:
         )
         return late
 
-    def _note(self, views: Mapping[int, replica_moves.View], bytes_: Mapping[int, int]) -> None:
+    def _note(self, views: Mapping[int, replica_moves.PartitionMove], bytes_: Mapping[int, int]) -> None:
         """Note how far copies are; a replica that copies no longer has everything. `bytes_`: of a whole replica of each
         partition."""
         copying = {
@@ -361,9 +361,9 @@ class Mover:
 
     async def _view(
         self, found: ClusterSnapshot, sets: ReplicaSets, number: int, goal: tuple[str, ...]
-    ) -> tuple[int, replica_moves.View]:
+    ) -> tuple[int, replica_moves.PartitionMove]:
         meta, _ = await self._cluster.partition(number)
-        return number, replica_moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
+        return number, replica_moves.partition_move(found, number, goal, sets.partitions.get(number, {}), meta)
 
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
         """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.

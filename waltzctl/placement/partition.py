@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import MoveOptions, Moving, change_of, situation
-from waltzctl.placement.replica_moves import Goals, Relocation, Situation
+from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import chosen
@@ -46,8 +46,8 @@ def describe(
       waltzctl partition describe 3 -o json
     """
 
-    async def ask(cluster: Cluster) -> tuple[Situation, Any]:
-        now = await situation(cluster, target.tls)
+    async def ask(cluster: Cluster) -> tuple[PlacementState, Any]:
+        now = await placement_state(cluster, target.tls)
         now.check_partitions([number])
         meta, _ = await cluster.partition(number)
         return now, meta
@@ -86,7 +86,7 @@ def assign(
     if (changes and numbers is None) or (changes and is_cancel):
         raise Misused("Name PARTITIONS with --to and --off; --cancel goes without them.")
 
-    def aim(now: Situation, chosen: list[int]) -> Goals:
+    def aim(now: PlacementState, chosen: list[int]) -> Goals:
         if not changes:
             return _unfinished(now, chosen, is_cancel=is_cancel)
         more = {now.storage(name).name for name in _names(new)} if new is not None else set()
@@ -97,7 +97,7 @@ def assign(
     return _relocate(verb, numbers, aim, command, options, keeps_rate=not changes and not is_cancel)
 
 
-def _unfinished(now: Situation, chosen: list[int], *, is_cancel: bool) -> Goals:
+def _unfinished(now: PlacementState, chosen: list[int], *, is_cancel: bool) -> Goals:
     """Where moves that are under way lead to, or where they are when they are cancelled."""
     under_way = {number: goal for number, goal in now.found.moves.items() if number in chosen}
     if not is_cancel:
@@ -128,7 +128,7 @@ def auto_assign(
 
 
 def spread_all(verb: str, replicas: int | None, command: ChangeCommand, options: MoveOptions) -> int:
-    def aim(now: Situation, _chosen: list[int]) -> Goals:
+    def aim(now: PlacementState, _chosen: list[int]) -> Goals:
         return now.spread(now.groups, {number: replicas or len(names) for number, names in now.goals.items()})
 
     return _relocate(verb, None, aim, command, options)
@@ -144,7 +144,7 @@ def _names(text: str) -> list[str]:
 def _relocate(
     verb: str,
     numbers: str | None,
-    aim: Callable[[Situation, list[int]], Goals],
+    aim: Callable[[PlacementState, list[int]], Goals],
     command: ChangeCommand,
     options: MoveOptions,
     *,
@@ -153,11 +153,11 @@ def _relocate(
     typed = chosen(command.target, numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, command.target.tls)
+        now = await placement_state(cluster, command.target.tls)
         wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
-        made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
+        made = MovePlan(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
         return change_of(made, options, command.target.tls)
 
     return command.perform(prepare)

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
-from waltzctl.placement.replica_moves import Situation
+from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, placement_state
+from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, known_storages
@@ -141,7 +141,7 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
     confirmation, target = command.confirmation, command.target
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, target.tls)
+        now = await placement_state(cluster, target.tls)
         now.storage(name)
         there = _replicas_of(now, name, wanted)
         standings = _standings(name, now.found, there)
@@ -160,7 +160,7 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
     return command.perform(prepare)
 
 
-def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[int]:
+def _replicas_of(now: PlacementState, name: str, wanted: list[int] | None) -> list[int]:
     there = [number for number, roles in sorted(now.sets.partitions.items()) if name in roles]
     if wanted is None:
         return there
@@ -202,7 +202,7 @@ async def _still_lost(
     return list(standings)
 
 
-async def _set_aside(now: Situation, target: ClusterTarget, name: str, lost: list[int]) -> None:
+async def _set_aside(now: PlacementState, target: ClusterTarget, name: str, lost: list[int]) -> None:
     async with admin_of(now, name, target.tls) as admin:
         results = await admin.remove_partitions(lost)
     for error in results.values():

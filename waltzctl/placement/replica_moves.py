@@ -1,7 +1,7 @@
 """From where replicas are to where they shall be: what a command is going to do, what is against it, and one safe step
 after the other. Pure.
 
-A `Relocation` is one value: the plan that is shown is made of it, and it is what is carried out (`mover`). Its goal is
+A `MovePlan` is one value: the plan that is shown is made of it, and it is what is carried out (`mover`). Its goal is
 written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is there: so the
 next run of the tool, after a crash or at the same time, does the same.
 
@@ -33,7 +33,7 @@ Goals = Mapping[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class PlacementState:
     """Everything that a plan is made from, and the versions that it had."""
 
     found: ClusterSnapshot
@@ -86,11 +86,11 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relocation:
+class MovePlan:
     """`newcomer` is written down before anything is copied to it, unless it belongs to the cluster already; `leaver` is
     taken out of the list of storages when no partition has anything there any more."""
 
-    now: Situation
+    now: PlacementState
     verb: str
     subject: str
     goals: Goals = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Relocation:
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
+def steps_in_words(now: PlacementState, goals: Goals) -> tuple[str, ...]:
     """What is the same for several partitions is said once."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for number, names in sorted(goals.items()):
@@ -181,7 +181,7 @@ def steps_in_words(now: Situation, goals: Goals) -> tuple[str, ...]:
 # -- what is against it ------------------------------------------------------------------------------------------------
 
 
-def members_at_hand(now: Situation, number: int) -> frozenset[str]:
+def members_at_hand(now: PlacementState, number: int) -> frozenset[str]:
     """Members that answer and hold what the newest session known has written, whether an owner counts them or not: with a
     majority of them an owner finds everything that was committed."""
     roles = now.roles(number)
@@ -198,7 +198,7 @@ def members_at_hand(now: Situation, number: int) -> frozenset[str]:
     )
 
 
-def effects_of(now: Situation, goals: Goals) -> tuple[list[Effect], list[str]]:
+def effects_of(now: PlacementState, goals: Goals) -> tuple[list[Effect], list[str]]:
     """Of each partition: what it can lose when the copies are made and the old ones are gone; and what is against that
     besides. Where it takes no transactions now and members leave, it is not known yet which of them are needed."""
     effects, undecided = list[Effect](), list[str]()
@@ -224,7 +224,7 @@ def effects_of(now: Situation, goals: Goals) -> tuple[list[Effect], list[str]]:
     return effects, undecided
 
 
-def bytes_to_copy(now: Situation, goals: Goals, reported: Mapping[str, StorageDescription]) -> dict[str, int]:
+def bytes_to_copy(now: PlacementState, goals: Goals, reported: Mapping[str, StorageDescription]) -> dict[str, int]:
     """To each storage that says what it has."""
     held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in reported.items()}
     wanted: dict[str, int] = {}
@@ -259,7 +259,7 @@ def shortages(wanted: Mapping[str, int], reported: Mapping[str, StorageDescripti
     )
 
 
-def crowding(now: Situation, goals: Goals) -> tuple[str, ...]:
+def crowding(now: PlacementState, goals: Goals) -> tuple[str, ...]:
     """Partitions that one failure domain could stop afterwards, and cannot now."""
     found: dict[str, list[int]] = {}
     for number, names in sorted(goals.items()):
@@ -276,7 +276,7 @@ def crowding(now: Situation, goals: Goals) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class PartitionMove:
     """One partition on its way."""
 
     partition: int
@@ -348,7 +348,7 @@ class Done:
 Step = Add | Drop | Wait | Done
 
 
-def next_step(view: View) -> Step:
+def next_step(view: PartitionMove) -> Step:
     if view.is_done:
         return Done()
     if view.missing:
@@ -374,7 +374,7 @@ def next_step(view: View) -> Step:
     return Wait(f"{', '.join(behind) or 'nobody'} must be level before another replica may go")
 
 
-def _catching_up(view: View, name: str) -> str:
+def _catching_up(view: PartitionMove, name: str) -> str:
     held, story = view.held.get(name), view.stories.get(name)
     if held is None:
         return f"{name}: {story}" if story else f"{name} has not answered yet"
@@ -398,12 +398,12 @@ def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
     return replace(sets, partitions=partitions)
 
 
-def view_of(
+def partition_move(
     found: ClusterSnapshot, number: int, goal: Iterable[str], roles: Mapping[str, Membership], meta: PartitionMeta | None
-) -> View:
+) -> PartitionMove:
     partition = found.partitions[number]
     replicas = partition.reported.replicas if partition.reported is not None else ()
-    return View(
+    return PartitionMove(
         partition=number,
         roles=roles,
         goal=tuple(goal),

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, situation
+from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, placement_state
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell.change import Change, ChangeCommand, who
 from waltzctl.shell.numbers import chosen, spell
@@ -84,7 +84,7 @@ def rescue(
     wanted = chosen(command.target, numbers)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, command.target.tls)
+        now = await placement_state(cluster, command.target.tls)
         now.check_partitions(wanted)
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:

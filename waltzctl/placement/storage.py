@@ -21,8 +21,8 @@ from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import admin_of, situation
-from waltzctl.placement.replica_moves import Situation
+from waltzctl.placement.mover import admin_of, placement_state
+from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import (
     ClusterOptions,
@@ -186,7 +186,7 @@ def tidy(command: ChangeCommand, name: str) -> int:
     """`storage recover --clean`: set forgotten replicas aside, and delete what was set aside before."""
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await situation(cluster, command.target.tls)
+        now = await placement_state(cluster, command.target.tls)
         forgotten = _forgotten(now, name)
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now, name).set_aside]
@@ -205,7 +205,7 @@ def tidy(command: ChangeCommand, name: str) -> int:
     return command.perform(prepare)
 
 
-def tidying(now: Situation, name: str, metas: Metas) -> Plan:
+def tidying(now: PlacementState, name: str, metas: Metas) -> Plan:
     """`metas`: the documents of the partitions of which the storage holds a forgotten replica."""
     forgotten, cleaned = _forgotten(now, name), cleaning(now, name, answering(now, name).set_aside)
     margins = _left(now, name, forgotten, metas)
@@ -220,12 +220,12 @@ def tidying(now: Situation, name: str, metas: Metas) -> Plan:
     )
 
 
-def _forgotten(now: Situation, name: str) -> list[int]:
+def _forgotten(now: PlacementState, name: str) -> list[int]:
     """Partitions of which a storage holds a replica that no document assigns to it."""
     return sorted(one.partition for one in answering(now, name).assigned if name not in now.roles(one.partition))
 
 
-def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
+def cleaning(now: PlacementState, name: str, found: Sequence[SetAside]) -> Plan:
     closed = {view.partition for view in now.found.partitions if not view.is_open}
     young = [one for one in found if one.kept_ms < KEPT_MS]
     return Plan(
@@ -254,14 +254,14 @@ class Hand(Place):
     confirmation: ConfirmOptions
     output: Output = "table"
 
-    def change(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
+    def change(self, numbers: list[int], done: str, plan: Callable[[PlacementState], Plan], act: Act) -> int:
         return self._at_once(done, act) if self.is_address else self._planned(numbers, done, plan, act)
 
-    def _planned(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
+    def _planned(self, numbers: list[int], done: str, plan: Callable[[PlacementState], Plan], act: Act) -> int:
         name, target = self.place, self.given.target()
 
         async def prepare(cluster: Cluster) -> Change:
-            now = await situation(cluster, target.tls)
+            now = await placement_state(cluster, target.tls)
             now.storage(name)
             now.check_partitions(numbers)
             meta = now.found.meta
@@ -321,7 +321,7 @@ def availability(
         raise Misused("Say --online or --offline.")
     is_online, done = online, "online" if online else "offline"
 
-    def plan(now: Situation) -> Plan:
+    def plan(now: PlacementState) -> Plan:
         return switching(now, on.place, wanted, is_online=is_online)
 
     return on.change(wanted, done, plan, lambda admin: admin.set_available(wanted, is_online))
@@ -343,7 +343,7 @@ def _check_all(results: Results, done: str) -> None:
 # -- the plans ---------------------------------------------------------------------------------------------------------
 
 
-def switching(now: Situation, name: str, chosen: Sequence[int], *, is_online: bool) -> Plan:
+def switching(now: PlacementState, name: str, chosen: Sequence[int], *, is_online: bool) -> Plan:
     steps = [
         without(number, roles, now.found.level(number), silent=[name])
         for number in chosen
@@ -353,7 +353,7 @@ def switching(now: Situation, name: str, chosen: Sequence[int], *, is_online: bo
     return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
 
 
-def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:
+def _left(now: PlacementState, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:
     """What is left of partitions that may have something to lose."""
     margins = list[Effect]()
     for number in chosen:
@@ -367,7 +367,7 @@ def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> lis
     return margins
 
 
-def answering(now: Situation, name: str) -> StorageDescription:
+def answering(now: PlacementState, name: str) -> StorageDescription:
     """What the storage says of itself; raises when it says nothing."""
     now.storage(name)
     view = now.found.storage(name)

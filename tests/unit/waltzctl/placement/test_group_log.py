@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.snapshots import SERVERS, STORAGES, held, partition, server, silent, situation, storage, well
+from tests.unit.snapshots import SERVERS, STORAGES, held, partition, placement_state, server, silent, storage, well
 from waltzctl.placement.group_log import plan_group_log
 from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
@@ -73,18 +73,18 @@ def test_storages_that_have_served_one_before_are_not_begun_anew() -> None:
 
 def test_plans_know_it_and_no_number_behind_it() -> None:
     roles = {number: dict.fromkeys(STORAGES, Membership.MEMBER) for number in range(N + 1)}
-    now = situation(with_group_log(), roles)
+    now = placement_state(with_group_log(), roles)
     assert sorted(now.goals) == list(range(N + 1))
     now.check_partitions([N])
     with pytest.raises(NoSuchPartition):
         now.check_partitions([N + 1])
     with pytest.raises(NoSuchPartition):
-        situation(able(), roles).check_partitions([N])
+        placement_state(able(), roles).check_partitions([N])
 
 
 def test_a_storage_that_leaves_gives_its_replica_of_the_group_log_away() -> None:
     roles = {number: dict.fromkeys(("s2", "s3", "s4"), Membership.MEMBER) for number in range(N)}
-    now = situation(with_group_log(), {**roles, N: dict.fromkeys(STORAGES, Membership.MEMBER)})
+    now = placement_state(with_group_log(), {**roles, N: dict.fromkeys(STORAGES, Membership.MEMBER)})
     goals = removal(now, "s1", fewer_replicas=False).goals
     assert "s1" not in goals[N]
     assert len(goals[N]) == 3

@@ -31,7 +31,7 @@ def test_operators_at_any_moment(part: int) -> None:
     assert sum(count for end, count in ends.items() if end.endswith("W2025")) > 3, "tools were in each other's way"
 
 
-def everybody_is_level(view: replica_moves.View) -> replica_moves.Step:
+def everybody_is_level(view: replica_moves.PartitionMove) -> replica_moves.Step:
     """Old ones go before new ones are level."""
     if view.was_opened and not view.missing and not view.waiting and view.surplus:
         return replica_moves.Drop(view.surplus[0])
@@ -54,12 +54,12 @@ def two_at_once(sets: ReplicaSets, steps: Mapping[int, replica_moves.Step]) -> R
 SURPLUS: dict[int, list[str]] = {}
 
 
-def remembering_surplus(view: replica_moves.View) -> replica_moves.Step:
+def remembering_surplus(view: replica_moves.PartitionMove) -> replica_moves.Step:
     SURPLUS[view.partition] = view.surplus
     return right_step(view)
 
 
-def not_waiting_for_the_old_session(view: replica_moves.View) -> replica_moves.Step:
+def not_waiting_for_the_old_session(view: replica_moves.PartitionMove) -> replica_moves.Step:
     """Whoever has left the list counts as if it had no vote any more."""
     return right_step(replace(view, voting=view.voting & set(view.roles)))
 

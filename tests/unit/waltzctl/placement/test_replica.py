@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.snapshots import STORAGES, partition, silent, situation, storage, well
-from waltzctl.placement.replica_moves import Situation
+from tests.unit.snapshots import STORAGES, partition, placement_state, silent, storage, well
+from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.placement.storage import KEPT_MS, cleaning, switching, tidying
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -19,11 +19,11 @@ from waltzd.protocol.descriptions import SetAside
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
 
 
-def now(found: ClusterSnapshot, roles: Sequence[str] = STORAGES) -> Situation:
-    return situation(found, {number: dict.fromkeys(roles, Membership.MEMBER) for number in range(4)})
+def now(found: ClusterSnapshot, roles: Sequence[str] = STORAGES) -> PlacementState:
+    return placement_state(found, {number: dict.fromkeys(roles, Membership.MEMBER) for number in range(4)})
 
 
-def taken(found: Situation, meta: PartitionMeta | None = OPENED) -> Plan:
+def taken(found: PlacementState, meta: PartitionMeta | None = OPENED) -> Plan:
     return tidying(found, "s1", dict.fromkeys(range(4), meta))
 
 

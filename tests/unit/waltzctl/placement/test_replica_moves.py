@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.snapshots import KEY, held, owned, partition, replica, silent, situation, storage, well
+from tests.unit.snapshots import KEY, held, owned, partition, placement_state, replica, silent, storage, well
 from waltzctl.placement.mover import Mover, Throttle, take_out
-from waltzctl.placement.replica_moves import Add, Done, Drop, Step, View, Wait, applied, next_step, view_of
+from waltzctl.placement.replica_moves import Add, Done, Drop, PartitionMove, Step, Wait, applied, next_step, partition_move
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
@@ -25,7 +25,7 @@ def roles(text: str) -> dict[str, Membership]:
     return {name.lower(): Membership.LEARNER if name.isupper() else Membership.MEMBER for name in text}
 
 
-def view(there: str, goal: str, **more: Any) -> View:
+def view(there: str, goal: str, **more: Any) -> PartitionMove:
     """Open, all members level and in the session, unless it is said otherwise."""
     members = [name for name, role in roles(there).items() if role is Membership.MEMBER]
     given: dict[str, Any] = {
@@ -39,7 +39,7 @@ def view(there: str, goal: str, **more: Any) -> View:
         "held": dict.fromkeys(there.lower(), 9),
         "committed": 9,
     }
-    return View(
+    return PartitionMove(
         **{**given, **{name: frozenset(value) if name in ("level", "voting") else value for name, value in more.items()}}
     )
 
@@ -98,7 +98,7 @@ def view(there: str, goal: str, **more: Any) -> View:
         (view("", "ab", was_opened=False, level="", voting="", waiting="x"), Add(("a", "b"), Membership.MEMBER)),
     ],
 )  # fmt: skip
-def test_the_next_step(found: View, step: Step) -> None:
+def test_the_next_step(found: PartitionMove, step: Step) -> None:
     assert next_step(found) == step
 
 
@@ -134,7 +134,7 @@ def snapshot(found: OwnedPartition | None = None, *storages: StorageView, **more
 def test_what_is_seen_of_a_partition() -> None:
     served = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
     meta = PartitionMeta(generation=1, session=4, opened=4, members=("a", "x"))
-    found = view_of(snapshot(served), 0, ("a", "b"), roles("abC"), meta)
+    found = partition_move(snapshot(served), 0, ("a", "b"), roles("abC"), meta)
     assert (found.level, found.voting, found.was_opened) == (frozenset("a"), frozenset("ax"), True)
     assert found.held == {"a": 9, "b": 4}, "of who is down nothing is known"
     assert (found.committed, found.waiting, found.missing, found.surplus) == (9, "", [], ["c"])
@@ -144,11 +144,11 @@ def test_what_is_seen_of_one_that_nobody_serves() -> None:
     empty = storage("a", assigned=(held(0, last_id=-1),))
     seen = snapshot(None, empty)
     unowned = replace(seen, partitions=(replace(seen.partitions[0], owner=None),))
-    found = view_of(unowned, 0, ("a",), roles("a"), None)
+    found = partition_move(unowned, 0, ("a",), roles("a"), None)
     assert (found.level, found.voting, found.was_opened) == (frozenset(), frozenset(), False)
     assert found.waiting == "no server owns it"
     closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
-    assert view_of(snapshot(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+    assert partition_move(snapshot(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
 
 
 REFUSED = replace(held(0), status=None, refused=PartitionDamaged("x"))
@@ -158,7 +158,7 @@ REFUSED = replace(held(0), status=None, refused=PartitionDamaged("x"))
 def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(one: PartitionDescription) -> None:
     """An operator deleted it: nothing may move before it is there again."""
     found = snapshot(None, storage("a", assigned=(held(1),)), storage("b", assigned=(one,)))
-    seen = view_of(found, 0, ("a",), roles("abc"), None)
+    seen = partition_move(found, 0, ("a",), roles("abc"), None)
     assert seen.was_opened
     assert isinstance(next_step(seen), Wait)
 
@@ -182,7 +182,7 @@ def test_goals() -> None:
     """What moves counts as moved already, unless it moves to a storage that is gone."""
     found = snapshot(moves={1: ("b", "c"), 2: ("a", "x")})
     sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
-    assert situation(found, sets.partitions).goals == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
+    assert placement_state(found, sets.partitions).goals == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
 
 
 # -- when it is written down -------------------------------------------------------------------------------------------

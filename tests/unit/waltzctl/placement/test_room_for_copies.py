@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.snapshots import STORAGES, held, owned, partition, replica, situation, storage, well
-from waltzctl.placement.replica_moves import Goals, Relocation, Situation, Wait, next_step, view_of
+from tests.unit.snapshots import STORAGES, held, owned, partition, placement_state, replica, storage, well
+from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState, Wait, next_step, partition_move
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.documents import Membership, PartitionMeta
 
@@ -20,18 +20,18 @@ def holding(name: str, bytes_: Mapping[int, int], *, free: int = 1000 * MB) -> S
     return storage(name, free_bytes=free, assigned=assigned)
 
 
-def now(*more: StorageView, learners: Mapping[int, str] | None = None) -> Situation:
+def now(*more: StorageView, learners: Mapping[int, str] | None = None) -> PlacementState:
     """Each partition has 30 MB on s1 to s3, and a bit less where it is younger."""
     first = [holding(name, dict.fromkeys(range(4), (30 - less) * MB)) for less, name in enumerate(STORAGES)]
     found = well(storages=(*first, *more))
     sets = {number: dict.fromkeys(STORAGES, Membership.MEMBER) for number in range(4)}
     for number, name in (learners or {}).items():
         sets[number][name] = Membership.LEARNER
-    return situation(found, sets)
+    return placement_state(found, sets)
 
 
-def against(now: Situation, goals: Goals, new: StorageView | None = None) -> list[str]:
-    aimed = Relocation(now=now, verb="storage add", subject="s4", goals=goals)
+def against(now: PlacementState, goals: Goals, new: StorageView | None = None) -> list[str]:
+    aimed = MovePlan(now=now, verb="storage add", subject="s4", goals=goals)
     if new is not None:
         aimed = replace(aimed, newcomer=new.meta, newcomer_says=new.reported)
     return aimed.plan().refusals
@@ -52,7 +52,7 @@ def test_how_much_is_copied_and_how_long_that_takes_is_in_the_plan() -> None:
 
     def steps(goals: Goals, bound: int | None = None) -> tuple[str, ...]:
         there = now(holding("s4", {0: 20 * MB}, free=1000 * MB))
-        return Relocation(now=there, verb="", subject="", goals=goals).plan(bound).steps[2:]
+        return MovePlan(now=there, verb="", subject="", goals=goals).plan(bound).steps[2:]
 
     assert steps(both, MB // 2) == ("copy 40.0 MB in all, at most 500.0 kB a second: 1:20 or longer",)
     assert steps(both)[0].startswith("copy 40.0 MB in all, at most as fast as the servers'")
@@ -94,7 +94,7 @@ def waiting(state: str, *, story: str, is_full: bool = False) -> str:
     found = replace(found, storages=(*found.storages, copying))
     roles = {**dict.fromkeys(STORAGES, Membership.MEMBER), "s4": Membership.LEARNER}
     meta = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
-    step = next_step(view_of(found, 0, ("s1", "s2", "s4"), roles, meta))
+    step = next_step(partition_move(found, 0, ("s1", "s2", "s4"), roles, meta))
     assert isinstance(step, Wait)
     return step.why
 
