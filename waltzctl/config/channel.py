@@ -19,7 +19,7 @@ from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
-from waltzctl.snapshot.attendance import attendance
+from waltzctl.snapshot.client_inventory import take_inventory
 from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of, save_channels
@@ -148,7 +148,7 @@ async def _rights(
             not_done="nothing was changed",
             next_step="take it out of the policy first, with `waltzctl policy set FILE`",
         )
-    there = await attendance(cluster, command.target.tls)
+    there = await take_inventory(cluster, command.target.tls)
     live = connected(there)
     names = sorted({*exact_names(policy), *(one.name for one in live)})
     lost = losses(Policy(grants, before), Policy(grants, after), names, partitions)

@@ -22,8 +22,8 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
-from waltzctl.snapshot import attendance
-from waltzctl.snapshot.attendance import Attendance, Attendant
+from waltzctl.snapshot import client_inventory
+from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory
 from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
@@ -151,7 +151,7 @@ def _set(file: Path, command: ChangeCommand) -> int:
         before, trouble = await _present(cluster)
         if before == found.document:
             return nothing_to_do("policy set", meta.name)
-        there = await attendance.attendance(cluster, command.target.tls)
+        there = await client_inventory.take_inventory(cluster, command.target.tls)
         is_first = before is None and not trouble
         steps = [*trouble, *_steps(before, found.document, channels, meta.partitions, there, is_first=is_first)]
         plan = Plan(
@@ -205,7 +205,7 @@ def _steps(
     after: PolicyDocument,
     channels: Channels,
     partitions: int,
-    there: Attendance,
+    there: ClientInventory,
     *,
     is_first: bool,
 ) -> list[str]:
@@ -224,11 +224,11 @@ def _steps(
     ]
 
 
-def connected(there: Attendance) -> list[Attendant]:
-    return [one for one in there.attendants if one.role == Role.CLIENT and one.state != "gone"]
+def connected(there: ClientInventory) -> list[ApplicationInstance]:
+    return [one for one in there.instances if one.role == Role.CLIENT and one.state != "gone"]
 
 
-def spelled_loss(loss: Loss, live: Sequence[Attendant]) -> str:
+def spelled_loss(loss: Loss, live: Sequence[ApplicationInstance]) -> str:
     cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
     told = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
     end = f"; mounted there at the moment: {told}" if cut else ""

@@ -14,13 +14,13 @@ from waltzctl.shell.merged_log import Line
 from waltzctl.show import activity, change, client
 from waltzctl.show import archive as shown_archive
 from waltzctl.show.forms import Column
-from waltzctl.snapshot import attendance
-from waltzctl.snapshot.attendance import UseAt
+from waltzctl.snapshot import client_inventory
+from waltzctl.snapshot.client_inventory import ServerUsage
 from waltzctl.snapshot.cluster_snapshot import silent_servers
 from waltzd.errors import BadArgument
 
 HISTORY_ENTRIES = 100
-NAME: Column[UseAt] = Column("name", lambda one: one.use.name)
+NAME: Column[ServerUsage] = Column("name", lambda one: one.use.name)
 LINES_MAX = 300
 """Of what daemons said, the newest."""
 QUIET = ("debug", "info")
@@ -29,7 +29,7 @@ SINCE = ("10m", "1h", "6h", "1d")
 
 async def clients(asked: Asked) -> Page:
     with_gone = asked.query.get("show") == "all"
-    found = await attendance.attendance(await asked.cluster(), asked.target.tls, needs_answer=True)
+    found = await client_inventory.take_inventory(await asked.cluster(), asked.target.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
     chosen, pager = cut(asked, told.rows, {"show": "all"} if with_gone else {})

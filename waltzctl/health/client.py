@@ -13,8 +13,8 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot import attendance
-from waltzctl.snapshot.attendance import Attendance
+from waltzctl.snapshot import client_inventory
+from waltzctl.snapshot.client_inventory import ClientInventory
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClientMeta
@@ -38,7 +38,7 @@ def list_(
     """
     put(
         clients(
-            using(target, lambda cluster: attendance.attendance(cluster, target.tls, needs_answer=True)),
+            using(target, lambda cluster: client_inventory.take_inventory(cluster, target.tls, needs_answer=True)),
             with_gone=with_gone,
         ),
         output,
@@ -56,13 +56,13 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandT
       waltzctl client describe anonymous -o json
     """
 
-    async def ask(cluster: Cluster) -> tuple[Attendance, Mapping[str, ClientMeta]]:
-        return await attendance.attendance(cluster, target.tls, needs_answer=True), await ClientNames(
+    async def ask(cluster: Cluster) -> tuple[ClientInventory, Mapping[str, ClientMeta]]:
+        return await client_inventory.take_inventory(cluster, target.tls, needs_answer=True), await ClientNames(
             cluster.coordinator
         ).all()
 
     found, kept = using(target, ask)
-    names = {*kept, *(one.name for one in found.attendants)}
+    names = {*kept, *(one.name for one in found.instances)}
     if name not in names:
         raise unknown("application", name, names)
     put(client(name, found, kept.get(name)), output)
@@ -82,15 +82,15 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
     name, _, instance = subject.partition("/")
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await attendance.attendance(cluster, command.target.tls, needs_answer=True)
+        found = await client_inventory.take_inventory(cluster, command.target.tls, needs_answer=True)
         steps = tuple(
             f"end the mounts of {one.name}/{one.instance} at {', '.join(one.servers)}"
-            for one in found.attendants
+            for one in found.instances
             if one.name == name and one.state != "gone" and instance in ("", one.instance)
         )
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            ended = await attendance.disconnect(cluster, command.target.tls, name, instance or None)
+            ended = await client_inventory.disconnect(cluster, command.target.tls, name, instance or None)
             silent = {server: why for server, why in ended.items() if isinstance(why, WaltzError)}
             if silent:
                 raise Unfinished(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, attributes, objects, warnings
 from waltzctl.show.terminal import duration, size
-from waltzctl.snapshot.attendance import Attendance, Attendant, UseAt
+from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory, ServerUsage
 from waltzctl.snapshot.cluster_snapshot import silent_servers
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import PolicyDocument
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from waltzd.cluster.documents import ClientMeta
 
 
-def _state(one: Attendant) -> str:
+def _state(one: ApplicationInstance) -> str:
     if one.state == "gone":
         return one.state
     return ", ".join([one.state, *["slowed"] * one.is_slowed, *["waits for the archive"] * bool(one.waiting)])
 
 
-ATTENDANTS: Columns[Attendant] = (
+INSTANCES: Columns[ApplicationInstance] = (
     *attributes("name instance"),
     Column("state", _state, json=""),
     *(Column("", json=name) for name in ("state", "is_slowed")),
@@ -40,7 +40,7 @@ ATTENDANTS: Columns[Attendant] = (
     Column("servers", is_wide=True),
     *attributes("appended_bytes fed_bytes", is_wide=True, cell=size),
 )
-USES: Columns[UseAt] = (
+USES: Columns[ServerUsage] = (
     Column("server"),
     Column("mounts", "use.mounts"),
     Column("in flight", "use.inflight_bytes", cell=size, json="inflight_bytes"),
@@ -50,19 +50,19 @@ USES: Columns[UseAt] = (
 )
 
 
-def clients(found: Attendance, *, with_gone: bool) -> Listing[Attendant]:
+def clients(found: ClientInventory, *, with_gone: bool) -> Listing[ApplicationInstance]:
     return Listing(
         kind="clients",
-        columns=ATTENDANTS,
-        rows=[one for one in found.attendants if with_gone or one.state != "gone"],
+        columns=INSTANCES,
+        rows=[one for one in found.instances if with_gone or one.state != "gone"],
         nothing="No application is connected.",
         notes=warnings(silent_servers(found.silent)),
         more={"silent_servers": dict(found.silent)},
     )
 
 
-def client(name: str, found: Attendance, kept: ClientMeta | None) -> Listing[Attendant]:
-    rows = [one for one in found.attendants if one.name == name]
+def client(name: str, found: ClientInventory, kept: ClientMeta | None) -> Listing[ApplicationInstance]:
+    rows = [one for one in found.instances if one.name == name]
     uses = [one for one in found.uses if one.use.name == name]
     seen = {} if kept is None else {"first_seen": _moment(kept.first_seen), "last_seen": _moment(kept.last_seen)}
     epoch = 0 if kept is None else kept.epoch
@@ -70,18 +70,18 @@ def client(name: str, found: Attendance, kept: ClientMeta | None) -> Listing[Att
     if seen:
         moments = f"first seen {seen['first_seen']}, last seen {seen['last_seen']}"
         page.append(moments + (f", newest epoch {epoch}" if epoch else ""))
-    page.append(Table(ATTENDANTS, rows) if rows else "No instance of it is connected, or was lately.")
+    page.append(Table(INSTANCES, rows) if rows else "No instance of it is connected, or was lately.")
     page += [Table(USES, uses), *warnings(silent_servers(found.silent))]
     told = {
         "name": name,
         "first_seen": seen.get("first_seen"),
         "last_seen": seen.get("last_seen"),
         "epoch": epoch,
-        "instances": objects(ATTENDANTS, rows),
+        "instances": objects(INSTANCES, rows),
         "uses": objects(USES, uses),
         "silent_servers": dict(found.silent),
     }
-    return Listing(kind="instances", columns=ATTENDANTS, rows=rows, page=page, told=told)
+    return Listing(kind="instances", columns=INSTANCES, rows=rows, page=page, told=told)
 
 
 def _moment(seconds: int) -> str:

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from waltzctl.snapshot.attendance import check_heard
+from waltzctl.snapshot.client_inventory import check_heard
 from waltzd.cluster import group_log
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster

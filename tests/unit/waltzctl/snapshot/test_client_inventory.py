@@ -1,4 +1,4 @@
-"""What several servers say of applications, put together."""
+"""What several servers say of applications, put merge_lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import put
-from waltzctl.snapshot.attendance import Attendant, together
+from waltzctl.snapshot.client_inventory import ApplicationInstance, merge_lists
 from waltzd.cluster.documents import ClientMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
@@ -36,8 +36,8 @@ def of(*reported: ClientInstance, names: tuple[ClientUse, ...] = ()) -> ClientLi
     return ClientList(clients=reported, names=names)
 
 
-def one(**reported: ClientList) -> Attendant:
-    (found,) = together(reported).attendants
+def one(**reported: ClientList) -> ApplicationInstance:
+    (found,) = merge_lists(reported).instances
     return found
 
 
@@ -69,8 +69,8 @@ def test_parts_are_added_up_and_the_last_word_counts() -> None:
 
 def test_names_and_instances_are_kept_apart() -> None:
     reported = of(instance(), instance(instance="box:2"), instance(name="bob"), instance(role="operator"))
-    found = together({"a": reported})
-    assert [(one.name, one.role, one.instance) for one in found.attendants] == [
+    found = merge_lists({"a": reported})
+    assert [(one.name, one.role, one.instance) for one in found.instances] == [
         ("ann", "client", "box:1"),
         ("ann", "client", "box:2"),
         ("ann", "operator", "box:1"),
@@ -80,12 +80,12 @@ def test_names_and_instances_are_kept_apart() -> None:
 
 def test_who_waited_lately_at_any_server_is_slowed() -> None:
     slowed = of(names=(use(slowed_ago_ms=200, slowed_ms=7000), use("bob", slowed_ago_ms=60_000)))
-    found = together({"a": of(instance(), instance(name="bob")), "b": slowed})
-    assert {one.name: one.is_slowed for one in found.attendants} == {"ann": True, "bob": False}
+    found = merge_lists({"a": of(instance(), instance(name="bob")), "b": slowed})
+    assert {one.name: one.is_slowed for one in found.instances} == {"ann": True, "bob": False}
 
 
 def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = together({"a": of(instance()), "b": CannotConnect("no answer")})
+    found = merge_lists({"a": of(instance()), "b": CannotConnect("no answer")})
     put(clients(found, with_gone=False), "table")
     out = capsys.readouterr().out
     assert "box:1" in out
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[st
 
 
 def test_a_page_about_one_name(capsys: pytest.CaptureFixture[str]) -> None:
-    found = together({"a": of(instance(), names=(use(slowed_ms=7300, slowed_ago_ms=100, refused_mounts=4),))})
+    found = merge_lists({"a": of(instance(), names=(use(slowed_ms=7300, slowed_ago_ms=100, refused_mounts=4),))})
     kept = ClientMeta(name="ann", first_seen=1_769_860_800, last_seen=1_769_871_600, epoch=7)
     put(client("ann", found, kept), "table")
     out = capsys.readouterr().out

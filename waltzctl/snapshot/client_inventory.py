@@ -1,4 +1,4 @@
-"""Which applications are connected to a cluster: what all of its servers say, put together.
+"""Which applications are connected to a cluster: what all of its servers say, put merge_lists.
 
 An instance mounts partitions at several servers, and each server knows its part. Live at one of them is live; hanging at
 one and nowhere live is hanging; only what all say is gone is gone. A server that does not answer is named: what it knows
@@ -26,7 +26,7 @@ SLOWED_MS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attendant:
+class ApplicationInstance:
     """An instance of an application, at all servers."""
 
     name: str
@@ -51,7 +51,7 @@ class Attendant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UseAt:
+class ServerUsage:
     """What a name uses at one server: quotas count at each by itself."""
 
     server: str
@@ -63,35 +63,35 @@ class UseAt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attendance:
-    attendants: tuple[Attendant, ...]
-    uses: tuple[UseAt, ...]
+class ClientInventory:
+    instances: tuple[ApplicationInstance, ...]
+    uses: tuple[ServerUsage, ...]
     silent: Mapping[str, WaltzError]
     """Servers that did not answer."""
 
 
-def together(reported: Mapping[str, ClientList | WaltzError]) -> Attendance:
+def merge_lists(reported: Mapping[str, ClientList | WaltzError]) -> ClientInventory:
     """Of all servers, by name."""
     lists = {name: found for name, found in reported.items() if isinstance(found, ClientList)}
-    uses = tuple(UseAt(server=name, use=use) for name, found in lists.items() for use in found.names)
+    uses = tuple(ServerUsage(server=name, use=use) for name, found in lists.items() for use in found.names)
     slowed = {(one.use.role, one.use.name) for one in uses if one.is_slowed}
     parts: dict[tuple[str, str, str], dict[str, ClientInstance]] = {}
     for server, found in lists.items():
         for one in found.clients:
             parts.setdefault((one.name, one.role, one.instance), {})[server] = one
-    return Attendance(
-        attendants=tuple(_attendant(found, slowed) for _, found in sorted(parts.items())),
+    return ClientInventory(
+        instances=tuple(_instance(found, slowed) for _, found in sorted(parts.items())),
         uses=tuple(sorted(uses, key=lambda one: (one.use.name, one.use.role, one.server))),
         silent={name: found for name, found in reported.items() if isinstance(found, WaltzError)},
     )
 
 
-def _attendant(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]]) -> Attendant:
+def _instance(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]]) -> ApplicationInstance:
     state = min((one.state for one in found.values()), key=STATES.index)
     there = {server: one for server, one in found.items() if one.state == state}
     ours: Sequence[ClientInstance] = list(there.values())
     newest, everywhere = min(ours, key=lambda one: one.quiet_ms), found.values()
-    return Attendant(
+    return ApplicationInstance(
         name=newest.name,
         role=newest.role,
         instance=newest.instance,
@@ -121,7 +121,7 @@ def check_heard(answers: Mapping[str, object], what: str) -> None:
         raise silent[0]
 
 
-async def attendance(cluster: Cluster, tls: Tls | None, *, needs_answer: bool = False) -> Attendance:
+async def take_inventory(cluster: Cluster, tls: Tls | None, *, needs_answer: bool = False) -> ClientInventory:
     """Ask all servers that are up. With `needs_answer`, raise where none has answered."""
     meta, servers = await cluster.meta(), await cluster.servers()
 
@@ -136,7 +136,7 @@ async def attendance(cluster: Cluster, tls: Tls | None, *, needs_answer: bool = 
     answers = dict(zip(servers, await asyncio.gather(*(ask(server) for server in servers.values())), strict=True))
     if needs_answer:
         check_heard(answers, "which applications are connected")
-    return together(answers)
+    return merge_lists(answers)
 
 
 async def disconnect(cluster: Cluster, tls: Tls | None, name: str, instance: str | None) -> dict[str, int | WaltzError]:
