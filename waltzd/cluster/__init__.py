@@ -1,1 +1,1 @@
-"""What the coordinator holds, as values and documents; ZooKeeper and its twin in memory; which server is to own what."""
+"""The documents of a cluster in ZooKeeper, their in-memory twin for tests, and the assignment of partitions to servers."""

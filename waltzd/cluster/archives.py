@@ -1,7 +1,8 @@
-"""How far the archive of each partition reaches, as the coordinator keeps it: the last step of each upload.
+"""The document in ZooKeeper that records how far the archive of a partition reaches.
 
-What stands here is in the store, proven and read back. A document only goes forward: the next one has a higher manifest or
-a higher floor, and of two owners that write at once its version refuses one.
+Writing this document is the last step of an upload: what it names is in the store, was read back and was verified. A
+document only goes forward: the next version has a higher manifest number or a higher floor. When two owners write at the
+same time, the compare-and-set on the version rejects one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def archive_path(partition: int) -> str:
 
 
 async def archived(coordinator: Coordinator, partition: int) -> tuple[ArchiveMeta | None, int]:
-    """With its version; None where nothing of this partition is archived."""
+    """Return the document and its version; None and `NO_VERSION` if nothing of the partition is archived."""
     path = archive_path(partition)
     node = await coordinator.get(path)
     return (None, NO_VERSION) if node is None else (decode(ArchiveMeta, node.data, path), node.version)
@@ -36,15 +37,17 @@ async def all_archived(coordinator: Coordinator) -> Mapping[int, ArchiveMeta]:
 
 
 def said(meta: ArchiveMeta) -> Archived:
+    """Return the document in the form that owners and storages exchange."""
     return Archived(
         archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last, timeline=meta.timeline
     )  # fmt: skip
 
 
 def shared_with(meta: ArchiveMeta | None, lineage: Lineage) -> Archived | None:
-    """How far the archive of which the document speaks is one of the log of this lineage: all of it where both are of one
-    timeline, else up to the fork. None where it has nothing of the log. For reading and comparing; what counts as archived
-    is what the current timeline names: `of_timeline`."""
+    """Return the part of the archive that belongs to the log of this lineage; None if no part does.
+
+    That is all of it if the document names the current timeline, otherwise everything up to the fork. Use it for reading
+    and comparing only: what counts as archived is what `of_timeline` returns."""
     if meta is None or meta.timeline not in lineage:
         return None
     shared = lineage.shared_to(meta.timeline)
@@ -55,12 +58,12 @@ def shared_with(meta: ArchiveMeta | None, lineage: Lineage) -> Archived | None:
 
 
 def of_timeline(meta: ArchiveMeta | None, lineage: Lineage) -> ArchiveMeta | None:
-    """The document, where it is of the current timeline of the log."""
+    """Return the document if it names the current timeline of the log, otherwise None."""
     return meta if meta is not None and meta.timeline == lineage.current else None
 
 
 def _goes_on(meta: ArchiveMeta, before: ArchiveMeta) -> bool:
-    """More is archived, or the same by the same manifest with a higher floor; or another timeline begins."""
+    """Return whether `meta` may replace `before`: more is archived, the floor rises, or another timeline begins."""
     if meta.timeline != before.timeline:
         return meta.archive == before.archive
     if meta.archive != before.archive or meta.floor < before.floor:
@@ -73,7 +76,7 @@ def _goes_on(meta: ArchiveMeta, before: ArchiveMeta) -> bool:
 async def save_archived(
     coordinator: Coordinator, partition: int, meta: ArchiveMeta, before: ArchiveMeta | None, version: int
 ) -> int:
-    """The version that it has now. `before`: what stands there, at that version."""
+    """Write the document and return its new version. `before` is the document that was read at `version`."""
     if before is not None and not _goes_on(meta, before):
         raise BadMetadata(
             f"the archive of partition {partition} reaches to id {before.last} by the manifest {before.number} of "
@@ -81,20 +84,22 @@ async def save_archived(
             f"{meta.number} of {meta.archive}, with the floor {meta.floor}"
         )
     folder: list[Change] = []
-    if version == NO_VERSION and await coordinator.get(ARCHIVES) is None:  # a cluster of an older version has none
+    if (
+        version == NO_VERSION and await coordinator.get(ARCHIVES) is None
+    ):  # a cluster of an older version has no such folder
         folder = [Create(ARCHIVES, b"")]
     try:
         await coordinator.commit([*folder, put(archive_path(partition), encode(meta), version)])
     except ChangedMeanwhile:
         found, newest = await archived(coordinator, partition)
-        if found == meta:  # our own, whose answer was lost
+        if found == meta:  # our own write, whose answer was lost
             return newest
         raise
     return version + 1
 
 
 async def save_keep_local(coordinator: Coordinator, keep_local: str, *, before: ClusterMeta) -> None:
-    """What storages keep of the archived log, if the cluster's document is still what it was."""
+    """Set how much of the archived log storages keep; raise `ChangedMeanwhile` if the document is not `before` any more."""
     node = await coordinator.get(ROOT)
     if node is None or decode_root(node.data) != before:
         raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")

@@ -1,13 +1,13 @@
-"""Which server is to own which partition, given the present owners and the servers that are up. Pure.
+"""Plan which server owns which partition, given the current owners and the servers that are up. Pure.
 
-Servers that are up and not draining share the partitions evenly. Among all even distributions the plan is one that honours
-the most preferences of operators, among those one that honours the most of what servers prefer by themselves, among those
-one that moves the fewest partitions, among those one that gives partitions which several servers prefer to the first of
-them by name. So a plan of a plan is the same plan, and nothing moves without a reason. Where an operator prefers a server
-that shares, what servers prefer by themselves does not count.
+Servers that are up and not draining share the partitions evenly. Among all even distributions, the plan is chosen by these
+rules in order: meet the most preferences of operators; meet the most preferences of the servers' own configuration; move
+the fewest partitions; give a partition that several servers prefer to the first of them by name. Planning a plan again
+returns it unchanged, so nothing moves without a reason. If an operator prefers a server that takes part, the preferences
+of server configurations for that partition are ignored.
 
-The hard part is that these wishes pull in different directions. It is left to `flow`: partitions are what flows, wishes
-that are not met are prices, and the cheapest flow is the plan.
+The rules conflict with each other. `flow` solves this as a minimum-cost flow: partitions are the flow, unmet preferences
+are prices, and the cheapest flow is the plan.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def plan(
     partitions: int,
     preferences: Preferences = NO_PREFERENCES,
 ) -> Assignment:
-    """The assignment that should be. Where the owner of a partition changes, its generation rises by one. `preferences` are
-    those of operators."""
+    """Return the planned assignment. The generation of each partition that gets another owner rises by one. `preferences`
+    are those of operators."""
     before = [*current.owners[:partitions], *[UNOWNED] * (partitions - len(current.owners))]
     sharing = sorted(name for name, server in servers.items() if not server.is_draining)
     if sharing:
         owners = _shared([ownership.server for ownership in before], sharing, servers, preferences)
     else:
-        # With no server to take over, those that drain go on with what they have.
+        # If no server can take over, draining servers keep their partitions.
         owners = [ownership.server if ownership.server in servers else None for ownership in before]
     return Assignment(
         owners=tuple(
@@ -51,7 +51,7 @@ def plan(
 def transferred(
     current: Assignment, servers: Mapping[str, ServerMeta], preferences: Preferences, numbers: Collection[int], to: str
 ) -> Assignment:
-    """What would be if these partitions were preferred at a server; with what has to move so that all stays even."""
+    """Return the assignment if an operator preferred these partitions at server `to`, with all moves that keep it even."""
     wishes = {**preferences.partitions, **dict.fromkeys(numbers, to)}
     return plan(current, servers, len(current.owners), Preferences(partitions=wishes))
 
@@ -59,7 +59,7 @@ def transferred(
 def obstacles(
     after: Assignment, servers: Mapping[str, ServerMeta], preferences: Preferences, numbers: Collection[int], to: str
 ) -> list[str]:
-    """Why a transfer would not last, in sentences: `after` is what `transferred` says. Empty when it would."""
+    """Return the reasons why a transfer would not last, as sentences; empty if it would. `transferred` returned `after`."""
     wishes = {number: names for number, names in preferring(servers, preferences, len(after.owners)).items() if names}
 
     def spelled(number: int, name: str) -> str:
@@ -82,7 +82,9 @@ def obstacles(
 
 
 def preferring(servers: Mapping[str, ServerMeta], preferences: Preferences, partitions: int) -> dict[int, tuple[str, ...]]:
-    """By which of the servers that share each partition is preferred; only the one that an operator names, if it shares."""
+    """Return the names of the servers that prefer each partition and take part in the assignment.
+
+    If an operator names one of them for a partition, it is the only one."""
     found: dict[int, tuple[str, ...]] = dict.fromkeys(range(partitions), ())
     for name in sorted(servers):
         if not servers[name].is_draining:
@@ -100,7 +102,7 @@ def spell_count(partitions: int) -> str:
 
 
 def moved(before: Assignment, after: Assignment) -> Iterator[str]:
-    """What changes, as parts of a sentence: "1, 4 from one to two"."""
+    """Yield the changes as parts of a sentence: "1, 4 from one to two"."""
     grouped: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
     for number, now in enumerate(after.owners):
         was = before.owners[number] if number < len(before.owners) else UNOWNED
@@ -108,11 +110,11 @@ def moved(before: Assignment, after: Assignment) -> Iterator[str]:
             grouped[was.server, now.server].append(number)
     for (giving, taking), numbers in grouped.items():
         start = f" from {giving}" if giving is not None else ""
-        yield f"{spell_numbers(numbers)}{start} to {taking or 'nobody'}"
+        yield f"{spell_numbers(numbers)}{start} to {taking or 'no server'}"
 
 
 def spell_numbers(numbers: Sequence[int]) -> str:
-    """Rising numbers, ranges where that is shorter: 0, 4-7."""
+    """Format rising numbers as a list of numbers and ranges: 0, 4-7."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -125,8 +127,10 @@ def spell_numbers(numbers: Sequence[int]) -> str:
 def _shared(
     before: list[str | None], sharing: list[str], servers: Mapping[str, ServerMeta], preferences: Preferences
 ) -> list[str | None]:
-    """Owners by number: each partition flows from its kind to a server, straight to one that it has to do with, or else by
-    way of ANYWHERE, where all are alike."""
+    """Return the owner of each partition.
+
+    Each partition flows from its kind to a server: directly to a server that owns or prefers it, or through the node
+    _ANYWHERE to any other server at the same price."""
     kinds = _kinds(before, sharing, servers, preferences)
     place = {name: _FIRST_SERVER + at for at, name in enumerate(sharing)}
     network = Network(_FIRST_SERVER + len(sharing) + len(kinds))
@@ -167,16 +171,18 @@ _SOURCE, _TARGET, _ANYWHERE, _FIRST_SERVER = range(4)
 
 @dataclass(frozen=True)
 class _Kind:
-    """What partitions may have in common that matters: their owner among the servers that share, and who prefers them."""
+    """Partitions with the same owner and the same preferences; the plan treats them alike."""
 
     owner: str | None
+    """Current owner, if it takes part in the assignment."""
     preferring: tuple[str, ...]
+    """Servers that prefer these partitions."""
     is_wanted: bool
-    """It is an operator who prefers, and one server only."""
+    """Whether the preference is an operator's; `preferring` then has one name."""
 
     @property
     def concerned(self) -> list[str]:
-        """The owner first: the lowest numbers stay."""
+        """Return the servers that own or prefer these partitions, the owner first: the lowest numbers stay with it."""
         others = [name for name in self.preferring if name != self.owner]
         return others if self.owner is None else [self.owner, *others]
 
@@ -195,14 +201,16 @@ def _kinds(
 
 @dataclass(frozen=True, kw_only=True)
 class _Prices:
-    """Each wish costs more than all lesser wishes of all partitions together."""
+    """Price of each unmet rule: more than all lesser rules of all partitions together."""
 
     move: int
+    """Price of a partition that gets another owner."""
     dishonour: int
-    """What a server prefers by itself."""
+    """Price of an unmet preference of a server's configuration."""
     refuse: int
-    """What an operator prefers."""
+    """Price of an unmet preference of an operator."""
     uneven: int
+    """Price of one partition above the even share."""
 
     @classmethod
     def of(cls, partitions: int, servers: int) -> Self:
@@ -212,7 +220,7 @@ class _Prices:
         return cls(move=move, dishonour=dishonour, refuse=refuse, uneven=(partitions + 1) * refuse)
 
     def anywhere(self, kind: _Kind) -> int:
-        """To a server that has nothing to do with partitions of this kind."""
+        """Return the price of a server that neither owns nor prefers partitions of this kind."""
         return self._against(kind) + (self.move if kind.owner is not None else 0)
 
     def to(self, name: str, kind: _Kind) -> int:

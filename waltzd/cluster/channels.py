@@ -1,4 +1,4 @@
-"""The channels of a cluster as the coordinator keeps them: one document, changed by its version."""
+"""The document in ZooKeeper that holds the channels of a cluster, changed by compare-and-set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waltzd.protocol.document import decode, encode
 
 
 async def channels_of(coordinator: Coordinator) -> tuple[Channels, int]:
-    """With the version of the document; none, and `NO_VERSION`, where there is no document."""
+    """Return the channels and the version of their document; no channels and `NO_VERSION` if there is no document."""
     node = await coordinator.get(CHANNELS)
     if node is None:
         return NO_CHANNELS, NO_VERSION
@@ -18,6 +18,6 @@ async def channels_of(coordinator: Coordinator) -> tuple[Channels, int]:
 
 
 async def save_channels(coordinator: Coordinator, channels: Channels, version: int, *, policy: int) -> None:
-    """Only if the document still has this version, and the policy this one: what a grant means hangs on both."""
+    """Write the channels if their document has `version` and the policy has version `policy`: grants depend on both."""
     document = encode(ChannelsDocument(channels=channels))
     await coordinator.commit([*untouched(POLICY, policy), put(CHANNELS, document, version)])

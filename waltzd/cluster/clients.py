@@ -1,11 +1,11 @@
-"""What the coordinator keeps of each application: when it was seen, and the epoch of its newest instance.
+"""The documents in ZooKeeper about applications: when each name was seen, and the epoch of its newest instance.
 
-An epoch says which of several instances of one name is the newest. It is raised by compare-and-set, and never lags behind
-the clock, in seconds: so a document that was deleted, put back or forgotten meanwhile gives out none a second time. A clock
-that is behind changes nothing, one that is ahead leaves epochs out.
+The epoch tells which of several instances of one name is the newest. It is raised by compare-and-set and is never below
+the clock in seconds, so an epoch is not issued twice even if the document was deleted or restored from a backup. A clock
+that is behind has no effect; a clock that is ahead skips epochs.
 
-`newest_epoch` is never old news: ZooKeeper may answer a read with what was true a moment ago, and commits nothing on a
-version that is not the newest. So what was read is committed to, unchanged.
+`newest_epoch` never returns an old value. ZooKeeper may answer a read with stale data, but commits a check only on the
+newest version, so the read is confirmed by a transaction that checks its version.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from waltzd.errors import BadMetadata, ChangedMeanwhile, NodeMissing, TooManyCal
 from waltzd.protocol.document import decode, encode
 
 NAMES_MAX = 10_000
-"""So many names are kept. Names come from certificates, so whoever signs those can fill this up."""
+"""Names that are kept at most. They come from certificates, so an authority that signs many can fill the list."""
 SEEN_SECONDS = 600
-"""How exact it is when a name was seen last: it is written down that seldom."""
+"""Seconds between two writes of the time at which a connected name was seen, and so the precision of that time."""
 KEPT_SECONDS = 90 * 24 * 3600
-"""A name that was not seen for so long is forgotten."""
+"""Seconds after which a name that was not seen is deleted."""
 ATTEMPTS_MAX = 100
+"""Lost races for one document in a row before a call fails."""
 
 
 def client_path(name: str) -> str:
@@ -40,7 +41,7 @@ class ClientNames:
         self._clock = clock
 
     async def all(self) -> Mapping[str, ClientMeta]:
-        """Those that can be understood."""
+        """Return the documents of all applications, without the unreadable ones."""
         found: dict[str, ClientMeta] = {}
         for name in await self._coordinator.children(CLIENTS):
             node = await self._coordinator.get(client_path(name))
@@ -50,7 +51,7 @@ class ClientNames:
         return found
 
     async def newest_epoch(self, name: str) -> int:
-        """The highest that was given out before this was asked; 0 for none."""
+        """Return the highest epoch that was issued before this call; 0 if none was."""
         path = client_path(name)
         for _ in range(ATTEMPTS_MAX):
             node = await self._coordinator.get(path)
@@ -65,19 +66,19 @@ class ClientNames:
         raise ChangedMeanwhile(f"{path} was changed by others {ATTEMPTS_MAX} times in a row")
 
     async def raise_epoch(self, name: str) -> int:
-        """An epoch that is above every other one of this name. When the answer of the coordinator is lost one may have been
-        given out to nobody."""
+        """Issue an epoch above all others of this name and return it. If ZooKeeper's answer is lost, an issued epoch may be
+        unused."""
         return (await self._write(name, lambda meta, now: replace(meta, epoch=max(meta.epoch + 1, now)))).epoch
 
     async def note_seen(self, name: str) -> None:
-        """It is connected at this moment. Written only when that was not known, or some minutes ago."""
+        """Record that an instance of this name is connected; write only if the record is older than `SEEN_SECONDS`."""
         node = await self._coordinator.get(client_path(name))
         meta = None if node is None else _meta(name, node)
         if meta is None or self._clock() - meta.last_seen >= SEEN_SECONDS:
             await self._write(name, lambda meta, now: meta)
 
     async def forget(self) -> list[str]:
-        """Take out the names that were not seen for `KEPT_SECONDS`, and say which."""
+        """Delete the names that were not seen for `KEPT_SECONDS`, and return them."""
         gone = []
         for name in await self._coordinator.children(CLIENTS):
             node = await self._coordinator.get(client_path(name))
@@ -86,7 +87,7 @@ class ClientNames:
                 continue
             try:
                 await self._coordinator.commit([Delete(client_path(name), node.version)])
-            except ChangedMeanwhile:  # it is there again
+            except ChangedMeanwhile:  # the application has connected again
                 continue
             gone.append(name)
         return gone
@@ -110,7 +111,7 @@ class ClientNames:
             version = NO_VERSION if node is None else node.version
             try:
                 await self._coordinator.commit([*folder, put(client_path(name), encode(meta), version)])
-            except NodeMissing:  # the cluster was deleted, or this document was at this moment
+            except NodeMissing:  # the cluster or this document was deleted at this moment
                 if node is None:
                     raise
             except ChangedMeanwhile:
@@ -120,12 +121,12 @@ class ClientNames:
         raise ChangedMeanwhile(f"{client_path(name)} was changed by others {ATTEMPTS_MAX} times in a row")
 
     async def _folder(self) -> list[Change]:
-        """A cluster that was made by an older version has none."""
+        """Return the change that creates the folder, which clusters of older versions do not have."""
         return [] if await self._coordinator.get(CLIENTS) is not None else [Create(CLIENTS, b"")]
 
 
 def _meta(name: str, node: Node) -> ClientMeta | None:
-    """None where an operator has spoiled it: it is written anew then. What a newer version has written stays."""
+    """Decode a document; return None if it is corrupt, so that it is rewritten. Raise if a newer version wrote it."""
     try:
         return decode(ClientMeta, node.data, client_path(name))
     except BadMetadata as error:

@@ -1,8 +1,8 @@
-"""What a cluster's documents in the coordinator are, as typed operations: values with the versions they were read at.
+"""The documents of a cluster in the coordinator, as typed operations: values with the versions at which they were read.
 
-Nothing is remembered here and nothing is decided here. Every change is a compare-and-set: the caller gives the version that
-it read, and gets `ChangedMeanwhile` when another one was faster. Changes that belong together are one transaction.
-`CannotConnect` from a change means that it may have been made: read again.
+There is no cache and no decision here. Every change is a compare-and-set: the caller passes the version that it read, and
+gets `ChangedMeanwhile` if another process changed the document first. Changes that belong together are one transaction.
+`CannotConnect` from a change means that its outcome is unknown: read the document again.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ PARTITIONS = "/partitions"
 IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
 CLIENTS = "/clients"
-"""Which applications there are, by name."""
+"""Folder of the documents of applications, by name."""
 EXPECTED = "/expected"
-"""Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
-those that are gone, because entries are ephemeral. This one keeps a server until an operator takes it out."""
+"""Folder of the servers that should be up, with their last registration. `SERVERS` has ephemeral nodes, for servers that
+are up; a document here exists until an operator removes the server."""
 PREFERRED = "/preferred"
 MOVES = "/moves"
 COPY_RATE = "/copy-rate"
@@ -73,35 +73,35 @@ ELECTION = "/election"
 LEADER = f"{ELECTION}/leader"
 FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY, ARCHIVES)
 _OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, CHANNELS)}
-"""What stands right below the root of a cluster. Anything else there is not this cluster's."""
+"""Names directly below the root of a cluster. Any other node there does not belong to the cluster."""
 _WITH_NODES = (SERVERS, STORAGES)
-"""To wait for a change of these is to wait for a change of each node below them, too."""
+"""Folders for which waiting for a change includes each node below them."""
 CLIENT_ID_MAX = (1 << 31) - 1
 CLIENT_NUMBERS_KEPT = CLIENT_ID_MAX // 4 * 3
-"""Client numbers that follow one before its holder is refused: about three years of the clock. The id is given out again
-after `CLIENT_ID_MAX` numbers, so an owner that knows an older number than others do still refuses the holder in time."""
+"""Client numbers after which a client is refused: about three years of the clock. Its id is issued again only after
+`CLIENT_ID_MAX` numbers, so an owner whose newest known number is older than others' still refuses it in time."""
 CLIENT_NUMBERS_UNKNOWN = CLIENT_ID_MAX // 8
-"""Client numbers that other servers may have given out and this one has not heard of."""
+"""Client numbers that other servers may have issued without this one knowing."""
 CLIENT_IDS_PER_SECOND = 16
-"""The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
-therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
+"""Lowest rate, by the clock, at which the counter of client ids rises. A restored older document therefore issues no id
+twice, unless ids were issued faster than this since it was current."""
 CLIENT_IDS_JUMP_MAX = 1 << 30
-"""A counter that is so far above the clock, and above what was read before, was not counted up to there. Ids begin
-again after `CLIENT_ID_MAX` of them, so one that jumps gives out ids of clients that live."""
+"""Highest plausible lead of the counter over the clock and over earlier reads. Ids repeat after `CLIENT_ID_MAX` numbers, so
+a counter with a larger lead could issue ids of connected clients, and is refused."""
 CLIENT_IDS_BEYOND_MAX = 1 << 27
-"""So many client ids a server gives out beyond `CLIENT_IDS_PER_SECOND`, a sixteenth of all, until it is started again."""
+"""Client ids that a server issues beyond `CLIENT_IDS_PER_SECOND` until it is restarted: a sixteenth of all."""
 CLIENT_IDS_AHEAD = 1 << 20
-"""A counter that is made anew begins so far above all that is known of the one that was deleted."""
+"""Distance of a new counter above all that is known of one that was deleted."""
 ATTEMPTS_MAX = 100
-"""Every lost race for a client id means that another server gave one out: so many in a row are no accident."""
+"""Lost races for a client id in a row before a call fails. For each one, another server issued an id."""
 READS_MAX = 64
-"""So many documents are asked for at a time."""
+"""Documents that are read concurrently."""
 CREATED_AT_ONCE = 2000
-"""Documents of partitions in one transaction."""
+"""Documents of partitions that are created in one transaction."""
 HISTORY_MAX = 1000
-"""Entries that are kept: the oldest go first."""
+"""Entries of the history that are kept; the oldest are deleted first."""
 NO_VERSION = -1
-"""Of a document that is not there."""
+"""Version of a document that does not exist."""
 
 D = TypeVar("D", bound=Document)
 M = TypeVar("M", ServerMeta, StorageMeta)
@@ -116,12 +116,12 @@ def client_of(number: int) -> int:
 
 
 def lap_of(number: int) -> int:
-    """Return how many times all client ids had been given out before this number."""
+    """Return how many times all client ids had been issued before this number."""
     return (number - 1) // CLIENT_ID_MAX
 
 
 def number_of(client: int, newest: int) -> int:
-    """Return the highest number of a client id that may have been given out, where `newest` is the newest one known."""
+    """Return the highest number of a client id that may have been issued, given the newest known number."""
     highest = max(newest + CLIENT_NUMBERS_UNKNOWN, CLIENT_ID_MAX)
     return highest - (highest - client) % CLIENT_ID_MAX
 
@@ -136,7 +136,7 @@ def partition_path(partition: int) -> str:
 
 @dataclass(frozen=True)
 class Registered:
-    """A document that goes away with the coordinator session of the server that wrote it."""
+    """The registration of a server: an ephemeral document with its version."""
 
     meta: ServerMeta
     version: int
@@ -152,16 +152,16 @@ class Leadership:
 
 class Cluster:
     def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since 1970. Only client ids are drawn with it."""
+        """`clock`: seconds since 1970, used for client ids only."""
         self.coordinator = coordinator
         self._clock = clock
         self._counting = asyncio.Lock()
         self._counter: Counter | None = None
-        """As it was read last."""
+        """Counter of client ids as it was last read."""
         self._counted = 0
-        """The highest `next` that was ever read or written here."""
+        """Highest `next` of the counter that was read or written here."""
         self._beyond = self._beyond_at = 0.0
-        """Client ids given out here beyond what the clock allows for, and when that was, by the time of the loop."""
+        """Client ids issued here beyond the rate of the clock, and the loop time at which that was computed."""
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
@@ -174,9 +174,10 @@ class Cluster:
         storages: Collection[StorageMeta] = (),
         replicas: ReplicaSets | None = None,
     ) -> Cluster:
-        """Write down a new cluster, whole or not at all, unless it has thousands of partitions: their documents follow. To
-        repeat it with the same key is no mistake, and completes it. If `replicas` has an entry under the number after
-        the partitions, the cluster has a group log from the start (`waltzd.cluster.group_log`)."""
+        """Create a cluster in one transaction; the documents of thousands of partitions follow in further ones.
+
+        A repeated call with the same key completes an interrupted one. If `replicas` has an entry for the number after the
+        partitions, the cluster has a group log from the start (`waltzd.cluster.group_log`)."""
         replicas = replicas or ReplicaSets(partitions={})
         check_sets(meta, storages, replicas)
         owners = Assignment(owners=(Ownership(None, 0),) * (meta.partitions + (meta.partitions in replicas.partitions)))
@@ -202,7 +203,7 @@ class Cluster:
             try:
                 await coordinator.commit(sets[first : first + CREATED_AT_ONCE])
             except NodeExists:
-                continue  # by the command that began it
+                continue  # an earlier, interrupted call created them
         return cluster
 
     async def meta(self) -> ClusterMeta:
@@ -212,8 +213,12 @@ class Cluster:
         return decode_root(node.data)
 
     async def set_format(self, format: int, *, before: ClusterMeta) -> None:
-        """Which format the next session of each partition writes. It only rises, and only if the document is still what it
-        was."""
+        """Set the format that the next session of each partition writes. It can only rise.
+
+        Raises:
+            Unsafe: The format is lower than the current one.
+            ChangedMeanwhile: The document is not `before` any more.
+        """
         if format < before.format:
             raise Unsafe(f"the cluster writes format {before.format}, and there is no way back to format {format}")
         version = await self._version_of(ROOT)  # first, so that it notices a change after this look
@@ -224,7 +229,7 @@ class Cluster:
     # -- servers -------------------------------------------------------------------------------------------------------
 
     async def servers(self) -> dict[str, ServerMeta]:
-        """All servers that are up, by name."""
+        """Return the servers that are up, by name."""
         return await self._below(SERVERS, ServerMeta)
 
     async def server(self, name: str) -> Registered | None:
@@ -233,15 +238,15 @@ class Cluster:
         return None if node is None else Registered(_named(ServerMeta, node.data, path), node.version, node.is_mine)
 
     async def register_server(self, meta: ServerMeta) -> None:
-        """Announce a server, for as long as this coordinator session lasts. `NodeExists` when the name is taken."""
+        """Register a server while this coordinator session lasts; raise `NodeExists` if the name is taken."""
         await self.coordinator.commit(await self._announcing(meta))
 
     async def replace_server(self, meta: ServerMeta, version: int) -> None:
-        """Announce a server in the place of a registration that was read with this version."""
+        """Replace a registration that was read at this version."""
         await self.coordinator.commit([Delete(f"{SERVERS}/{meta.name}", version), *await self._announcing(meta)])
 
     async def _announcing(self, meta: ServerMeta) -> list[Change]:
-        """It is up from now on, and expected also when this coordinator session is over."""
+        """Return the changes that register a server as up, and as expected after this coordinator session has ended."""
         own = Create(f"{SERVERS}/{meta.name}", encode(meta), ephemeral=True)
         path, data = f"{EXPECTED}/{meta.name}", encode(meta)
         node = await self.coordinator.get(path)
@@ -261,18 +266,18 @@ class Cluster:
         await self.coordinator.commit([Set(path, encode(meta), node.version)])
 
     async def unregister_server(self, name: str) -> None:
-        """Take back the registration that this coordinator session made, if there is one."""
+        """Delete the registration that this coordinator session made, if there is one."""
         found = await self.server(name)
         if found is not None and found.is_mine:
             with suppress(NodeMissing):
                 await self.coordinator.commit([Delete(f"{SERVERS}/{name}", found.version)])
 
     async def expected_servers(self) -> dict[str, ServerMeta]:
-        """All servers that should be up, by name."""
+        """Return the servers that should be up, by name."""
         return await self._below(EXPECTED, ServerMeta)
 
     async def forget_server(self, name: str) -> None:
-        """It is not expected any more, until it announces itself again."""
+        """Remove a server from those that should be up, until it registers again."""
         path = f"{EXPECTED}/{name}"
         await self.coordinator.commit([Delete(path, await self._version_of(path))])
 
@@ -281,7 +286,7 @@ class Cluster:
         return None if node is None else Leadership(decode(Leader, node.data, LEADER).name, node.version, node.is_mine)
 
     async def become_leader(self, name: str, *, over: int | None = None) -> bool:
-        """Whether this coordinator session is the leader now. `over`: the version of a leadership to put an end to."""
+        """Try to become the leader; return whether this session is. `over`: version of a leadership to end first."""
         create: list[Change] = [Create(LEADER, encode(Leader(name)), ephemeral=True)]
         changes = create if over is None else [Delete(LEADER, over), *create]
         try:
@@ -291,24 +296,24 @@ class Cluster:
             return found is not None and found.is_mine
         return True
 
-    # -- who owns what -------------------------------------------------------------------------------------------------
+    # -- owners --------------------------------------------------------------------------------------------------------
 
     async def assignment(self) -> tuple[Assignment, int]:
         return await self._document(ASSIGNMENT, Assignment)
 
     async def save_assignment(self, assignment: Assignment, version: int) -> int:
-        """The version that it has now."""
+        """Write the assignment and return its new version."""
         await self.coordinator.commit([Set(ASSIGNMENT, encode(assignment), version)])
         return version + 1
 
     # -- storages and replicas -----------------------------------------------------------------------------------------
 
     async def storages(self, unreadable: dict[str, WaltzError] | None = None) -> dict[str, StorageMeta]:
-        """`unreadable` gets those whose documents cannot be understood, by their paths; without it that is an error."""
+        """Return all storages by name. Corrupt documents are added to `unreadable` by path; without it they raise."""
         return await self._below(STORAGES, StorageMeta, unreadable)
 
     async def add_storage(self, meta: StorageMeta) -> None:
-        """Also in the place of a document that cannot be understood."""
+        """Add a storage; replace its document if that is corrupt."""
         path = f"{STORAGES}/{meta.name}"
         unreadable: dict[str, WaltzError] = {}
         await self.storages(unreadable)
@@ -319,7 +324,7 @@ class Cluster:
             raise NameInUse(f"the cluster has a storage {meta.name} already") from error
 
     async def update_storage(self, meta: StorageMeta, *, before: StorageMeta) -> None:
-        """Its address or group is another one now; the name says which storage it is. Only if it is still what it was."""
+        """Change the address or the group of a storage; raise `ChangedMeanwhile` if it is not `before` any more."""
         path = f"{STORAGES}/{meta.name}"
         version = await self._version_of(path)  # first, so that it notices a change after this look
         if (await self.storages()).get(meta.name) != before:
@@ -327,8 +332,9 @@ class Cluster:
         await self.coordinator.commit([Set(path, encode(meta), version)])
 
     async def remove_storage(self, name: str, *, moves: int | None = None) -> None:
-        """Refused while partitions have replicas there, also when one is given to it at this moment. `moves`: and when
-        moves are no longer what they were in this version."""
+        """Remove a storage; raise `Unsafe` while partitions have replicas there.
+
+        The transaction also fails if a replica is added at the same moment, or if the moves do not have version `moves`."""
         all_of_them = Check(REPLICAS, await self._version_of(REPLICAS))
         replicas, versions = await self.replicas()
         held = [partition for partition, names in sorted(replicas.partitions.items()) if name in names]
@@ -348,7 +354,7 @@ class Cluster:
         return found.replicas, version
 
     async def replicas(self, unreadable: dict[str, WaltzError] | None = None) -> tuple[ReplicaSets, dict[int, int]]:
-        """Of all partitions that have a document, and its version. `unreadable` gets those that cannot be understood."""
+        """Return all replica sets and their versions. Corrupt documents are added to `unreadable` by path, or raise."""
         names = await self.coordinator.children(REPLICAS)
         if not names:
             await self._version_of(REPLICAS)  # there is no cluster at all
@@ -368,8 +374,9 @@ class Cluster:
         return ReplicaSets(partitions={number: sets[number] for number in numbers if number in sets}), versions
 
     async def save_replica_set(self, partition: int, roles: Mapping[str, Membership], version: int) -> int:
-        """The version that it has now; `NO_VERSION` makes the document anew. Every storage that is named must be in the
-        cluster at that moment."""
+        """Write the replica set of a partition and return its new version; with `NO_VERSION`, create the document.
+
+        Every storage that is named must be in the cluster at that moment."""
         checks: list[Change] = []
         for name in sorted(roles):
             node = await self.coordinator.get(f"{STORAGES}/{name}")
@@ -377,7 +384,7 @@ class Cluster:
                 raise BadArgument(f"the cluster has no storage {name}")
             checks.append(Check(f"{STORAGES}/{name}", node.version))
         path, data = replicas_path(partition), encode(ReplicaSet(roles))
-        if version == NO_VERSION:  # it was deleted: who looks through all of them has to notice that there is one more
+        if version == NO_VERSION:  # it was deleted: a reader of all sets has to notice the new one
             checks += [Set(REPLICAS, b"", await self._version_of(REPLICAS)), Create(path, data)]
         else:
             checks.append(Set(path, data, version))
@@ -387,7 +394,7 @@ class Cluster:
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     async def partition(self, partition: int) -> tuple[PartitionMeta | None, int]:
-        """None, and `NO_VERSION`, when no owner ever wrote one."""
+        """Return the document of a partition; None and `NO_VERSION` if no owner has written one."""
         return await self._perhaps(partition_path(partition), PartitionMeta, None)
 
     async def save_partition(
@@ -398,8 +405,9 @@ class Cluster:
         *,
         replicas: tuple[Mapping[str, Membership], int] | None = None,
     ) -> int:
-        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, who
-        holds the partition from then on, both change or neither."""
+        """Write the document of a partition and return its new version; with None or `NO_VERSION`, create it.
+
+        `replicas` is a replica set, and its version, to write in the same transaction."""
         before = NO_VERSION if version is None else version
         changes = [put(partition_path(partition), encode(meta), before)]
         if replicas is not None:
@@ -411,30 +419,32 @@ class Cluster:
 
     @property
     def client_secret(self) -> bytes:
-        """What tokens of client ids are made with."""
+        """Key of the tokens of client ids."""
         assert self._counter is not None, "`read_counter` comes first"
         return self._counter.secret.bytes
 
     async def read_counter(self) -> int:
-        """Its version. A document that an operator has deleted or spoiled is made anew, with what was in it."""
+        """Read the counter of client ids and return its version. Restore the document if it was deleted or is corrupt."""
         try:
             found, version = await self._document(CLIENT_IDS, Counter)
-            if found.secret == NO_SECRET:  # documents of an archive, as another program put them back
+            if found.secret == NO_SECRET:  # another program restored the documents of an archive
                 return await self._count_anew(self._counter or replace(found, secret=uuid4()))
             self._counter = self._above_all_given(found, version)
         except NodeMissing:
             version = await self._count_anew(self._counter or Counter(1, uuid4()))
         except BadMetadata as error:
-            if self._counter is None or "schema" in error.facts:  # others know what is in it
+            if self._counter is None or "schema" in error.facts:  # a newer version wrote it, or nothing is known of it
                 raise
             version = await self._count_anew(self._counter)
         return version
 
     async def _count_anew(self, known: Counter) -> int:
-        """Clients that live keep their ids, so it goes on above all of them; and their tokens, so the secret stays. Servers
-        notice at once that it is gone; where none of them lives, the secret is lost, and is another one."""
-        root = await self._version_of(ROOT)  # an operator who deletes the cluster means this document, too
-        await self.meta()  # a command that puts the documents back writes this one as well
+        """Restore the counter of client ids and return the version of its document.
+
+        Connected clients keep their ids, so the counter continues above all of them; and their tokens, so the secret
+        stays. Servers notice a deleted counter at once; if no server is up, the secret is lost, and a new one is made."""
+        root = await self._version_of(ROOT)  # do not restore it in a cluster that is deleted
+        await self.meta()  # a command that restores the documents writes this one as well
         folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
         node = await self.coordinator.get(CLIENT_IDS)
         before = NO_VERSION if node is None else node.version
@@ -446,11 +456,11 @@ class Cluster:
         return before + 1
 
     def _above_all_given(self, counter: Counter, version: int) -> Counter:
-        """Return the counter as it has to go on when its node has this version.
+        """Return the counter that is safe to continue with, given the version of its node.
 
-        An operator who puts an older document back raises the version of the node. A server gives out one id with each
-        write, and never begins below the clock, so the writes between the two versions bound what was given out since.
-        Versions begin again when a node was deleted, and then the writes are not known."""
+        Restoring an older document raises the version of the node. A server issues one id with each write, and never below
+        the clock, so the writes between the two versions limit the ids that were issued since. Versions restart when a node
+        was deleted; the number of writes is then unknown."""
         writes = version - counter.written
         if writes == 0:
             return counter
@@ -463,7 +473,7 @@ class Cluster:
 
     @property
     def newest_client(self) -> int:
-        """The highest client number that this server knows of; others may have given out newer ones."""
+        """Highest client number that this server knows; other servers may have issued newer ones."""
         return max(self._counted, self._drawn_by_now)
 
     async def new_client_id(self) -> int:
@@ -471,17 +481,17 @@ class Cluster:
         return client_of(await self.new_client_number())
 
     async def new_client_number(self) -> int:
-        """Return a number that was never given out. `client_of` makes a client id of it, `lap_of` says how many older
-        numbers have the same id. A number is lost when the answer of the coordinator is. One at a time: of many who race
-        for the counter all but one go in vain, and are there again for the next race.
+        """Issue a client number that was never issued before, and return it.
 
-        Compare-and-set alone excludes that two get the same number. When the document went back, the version of its node
-        excludes it, what this server knows of it, and the clock: what was counted since then was counted in time that has
-        passed. A document that jumps ahead, to where ids begin again, is refused. A clock that is wrong does no harm: one
-        that is behind changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them. The clock
-        alone takes four years for that, and one server adds no more than `CLIENT_IDS_BEYOND_MAX`, however many are asked
-        for. A client that lives longer is refused after `CLIENT_NUMBERS_KEPT` of them. An outcome is looked for only in
-        what was written after the request, so an id out of use is free."""
+        `client_of` returns its client id, `lap_of` how many older numbers have the same id. If the coordinator's answer is
+        lost, the number is unused. Calls run one at a time, because only one caller can win a race for the counter.
+
+        Compare-and-set ensures that no number is issued twice. If the document was restored to an older state, three values
+        ensure it: the version of the node, the counter that this server remembers, and the clock, because time has passed
+        since that state. A document that jumps ahead to where ids repeat is refused. A clock that is behind has no effect,
+        one that is ahead skips ids. Ids repeat after 2^31 numbers; at the rate of the clock that takes four years, and one
+        server adds at most `CLIENT_IDS_BEYOND_MAX`. A client that lives longer is refused after `CLIENT_NUMBERS_KEPT`
+        numbers. Outcomes are looked up only in transactions after the request, so an unused id can be issued again."""
         async with self._counting:
             now = asyncio.get_running_loop().time()
             self._beyond = max(0.0, self._beyond - CLIENT_IDS_PER_SECOND * (now - self._beyond_at))
@@ -528,7 +538,7 @@ class Cluster:
             return drawn
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
-    # -- what operators want, and what they did ------------------------------------------------------------------------
+    # -- documents of operators ----------------------------------------------------------------------------------------
 
     async def preferences(self) -> tuple[Preferences, int]:
         return await self._perhaps(PREFERRED, Preferences, Preferences(partitions={}))
@@ -542,8 +552,8 @@ class Cluster:
     async def save_moves(
         self, moves: Moves, version: int, *, replicas: Mapping[int, int] | None = None, there: Iterable[str] = ()
     ) -> None:
-        """`replicas`: only if these partitions have the replicas that they had in these versions. `there`: only if there
-        are these documents."""
+        """Write the moves, on conditions: the replica sets of `replicas` have these versions, and the documents `there`
+        exist."""
         checks = [Check(path, await self._version_of(path)) for path in there]
         await self.coordinator.commit([*checks, *_unchanged(replicas or {}), put(MOVES, encode(moves), version)])
 
@@ -551,8 +561,10 @@ class Cluster:
         return (await self._perhaps(COPY_RATE, CopyRate, None))[0]
 
     async def set_copy_rate(self, rate: CopyRate, *, lasts: bool = False) -> None:
-        """The last one set counts. It holds for as long as this coordinator session does; one that `lasts`, until it is
-        lifted, because owners go on copying for a move that is written down, also when its command was interrupted."""
+        """Set the limit for copying; it replaces an earlier one.
+
+        It is deleted with this coordinator session. One that `lasts` stays until `lift_copy_rate`: owners keep copying for
+        a recorded move after its command was interrupted."""
         while True:
             node = await self.coordinator.get(COPY_RATE)
             there: list[Change] = [] if node is None else [Delete(COPY_RATE, node.version)]
@@ -561,43 +573,43 @@ class Cluster:
             except ChangedMeanwhile as error:
                 if node is None and not isinstance(error, NodeExists):
                     raise  # there is no cluster any more
-                continue  # it went, or another command has set it, at the same moment
+                continue  # it was deleted, or another command set it, at the same moment
             return
 
     async def lift_copy_rate(self) -> None:
-        """No bound any more; another command may have lifted it, or set another one, at the same moment."""
+        """Remove the limit for copying, unless another command removed or replaced it at the same moment."""
         node = await self.coordinator.get(COPY_RATE)
         if node is not None:
             with suppress(ChangedMeanwhile):
                 await self.coordinator.commit([Delete(COPY_RATE, node.version)])
 
     async def policy(self) -> tuple[PolicyDocument | None, int]:
-        """None, and `NO_VERSION`, where there is none."""
+        """Return the policy and its version; None and `NO_VERSION` if there is none."""
         return await self._perhaps(POLICY, PolicyDocument, None)
 
     async def policy_version(self) -> int:
-        """Also of one that cannot be understood."""
+        """Return the version of the policy, even if it is corrupt."""
         node = await self.coordinator.get(POLICY)
         return NO_VERSION if node is None else node.version
 
     async def save_policy(self, policy: PolicyDocument | None, version: int) -> None:
-        """Only if it still has this version; None takes it away."""
+        """Write the policy, or delete it with None, if its document still has this version."""
         if policy is None:
             await self.coordinator.commit([Delete(POLICY, version)])
         else:
             await self.coordinator.commit([put(POLICY, encode(policy), version)])
 
     async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
-        """The newest entries, oldest first."""
+        """Return the newest entries, oldest first."""
         found = []
         for name in (await self.coordinator.children(HISTORY))[-newest:]:
             node = await self.coordinator.get(f"{HISTORY}/{name}")
-            if node is not None:  # else it has made room since
+            if node is not None:  # else it was deleted since
                 found.append((int(name), decode(HistoryEntry, node.data, f"{HISTORY}/{name}")))
         return found
 
     async def begin_history(self, entry: HistoryEntry) -> int:
-        """The number of the entry."""
+        """Add an entry to the history and return its number."""
         while True:
             names = await self.coordinator.children(HISTORY)
             number = int(names[-1]) + 1 if names else 1
@@ -608,7 +620,7 @@ class Cluster:
                     changes.append(Delete(path, await self._version_of(path)))
                 await self.coordinator.commit(changes)
             except (NodeExists, NodeMissing):
-                continue  # another command wrote an entry, or made room, at the same moment
+                continue  # another command added or deleted an entry at the same moment
             return number
 
     async def end_history(self, number: int, entry: HistoryEntry) -> None:
@@ -616,11 +628,11 @@ class Cluster:
         await self.coordinator.commit([Set(path, encode(entry), await self._version_of(path))])
 
     async def close_history(self, number: int, *, ended: str, outcome: str) -> None:
-        """Say how this entry ended, unless that is said already: its own command may do so at the same moment."""
+        """Record how a command ended, unless that is recorded already: the command may do so itself at the same moment."""
         path = f"{HISTORY}/{number:010}"
         node = await self.coordinator.get(path)
         if node is None:
-            return  # it has made room
+            return  # it was deleted, as one of the oldest
         entry = decode(HistoryEntry, node.data, path)
         if entry.ended is None:
             with suppress(ChangedMeanwhile, NodeMissing):
@@ -631,44 +643,44 @@ class Cluster:
     # -- its end -------------------------------------------------------------------------------------------------------
 
     async def delete(self) -> int:
-        """Take every document of the cluster away, whole or not at all; how many there were."""
+        """Delete every document of the cluster in one transaction; return their number."""
         await self.check_alone()
         paths = await self.paths()
         await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
         return len(paths)
 
-    # -- who may change it ---------------------------------------------------------------------------------------------
+    # -- access control ------------------------------------------------------------------------------------------------
 
     async def open_nodes(self) -> list[str]:
-        """The paths of all nodes that a process without credentials may read or change, the root first."""
+        """Return the paths of the nodes that a process without credentials may read or change, the root first."""
         paths = await self.paths()
         are_open = await self.each(paths, self.coordinator.is_open)
         return [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
 
     async def unclosed_nodes(self) -> list[str]:
-        """The paths of all nodes that do not belong to our credentials alone: open ones, and those of a name or a password
-        that is replaced."""
+        """Return the paths of the nodes that do not belong to the credentials of this process alone: open nodes, and those
+        of a name or a password that is being replaced."""
         paths = await self.paths()
         are_ours = await self.each(paths, self.coordinator.is_ours)
         return [path for path, is_ours in zip(paths, are_ours, strict=True) if not is_ours]
 
     async def secure(self) -> int:
-        """Close every node, the root first, since what is created from then on is closed; how many were not."""
+        """Close every node, the root first, so that new nodes are closed, too; return how many were open."""
         await self.check_alone()
         closed = 0
         while found := await self.unclosed_nodes():
             for path in found:
-                with suppress(NodeMissing):  # it went away meanwhile
+                with suppress(NodeMissing):  # it was deleted meanwhile
                     await self.coordinator.protect(path)
                     closed += 1
         return closed
 
     async def paths(self) -> list[str]:
-        """Of all nodes, each behind the one that it is below."""
+        """Return the paths of all nodes, each after its parent."""
         paths = [ROOT]
         level = [ROOT]
         while level:
-            # Who only reads does not see the counter of client ids; nothing stands below it.
+            # Read-only names cannot list the node of the counter of client ids; it has no children.
             level = [path for path in level if path != CLIENT_IDS]
             names = await self.each(level, self.coordinator.children)
             level = [f"{path.rstrip('/')}/{name}" for path, below in zip(level, names, strict=True) for name in below]
@@ -676,6 +688,7 @@ class Cluster:
         return paths
 
     async def check_alone(self) -> None:
+        """Raise `Unsafe` if a node below the root does not belong to this cluster."""
         if strange := set(await self.coordinator.children(ROOT)) - _OURS:
             step = "see what it is, another cluster perhaps: only when it is gone can these documents be deleted"
             raise Unsafe(f"what is not this cluster's stands below its root: {', '.join(sorted(strange))}", next_step=step)
@@ -683,7 +696,7 @@ class Cluster:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
-        """Like the coordinator's. Ask for a token first, then read, then wait with it: nothing is missed."""
+        """Wait as `Coordinator.wait_for_change`. Get a token first, then read, then wait with it: no change is missed."""
         found: list[str] = []
         for path in paths:
             found.append(path)
@@ -692,22 +705,21 @@ class Cluster:
         return await self.coordinator.wait_for_change(found, seen)
 
     async def wait_for_servers(self, seen: object | None) -> object:
-        """For a server that comes, goes, or announces something else."""
+        """Wait for a server that comes, goes, or changes its registration."""
         return await self.wait_for_change([SERVERS], seen)
 
     async def wait_for_assignment(self, seen: object | None) -> object:
         return await self.wait_for_change([ASSIGNMENT], seen)
 
     async def wait_for_counter(self, seen: object | None) -> object:
-        """For the counter of client ids to go or to come, not for each id that is drawn."""
+        """Wait for the counter of client ids to be deleted or created, not for each id that is issued."""
         return await self.wait_for_change([IDS], seen)
 
     async def wait_for_policy(self, seen: object | None) -> object:
         return await self.wait_for_change([POLICY, CHANNELS, ROOT], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
-        """For a replica that comes, goes or changes its role, for a storage that does or has another address, and for
-        another format of what is written."""
+        """Wait for a change of the partition's replica set, of a storage, or of the format that the cluster writes."""
         return await self.wait_for_change([replicas_path(partition), STORAGES, ROOT], seen)
 
     async def wait_for_partition(self, partition: int, seen: object | None) -> object:
@@ -716,7 +728,7 @@ class Cluster:
     # -- many documents ------------------------------------------------------------------------------------------------
 
     async def each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[R]]) -> list[R]:
-        """The answers for all of them, in their order, a bounded number at a time."""
+        """Call `ask` for each key, `READS_MAX` at a time; return the results in the order of the keys."""
         turns = asyncio.Semaphore(READS_MAX)
 
         async def one(key: K) -> R:
@@ -749,7 +761,7 @@ class Cluster:
         for name in await self.coordinator.children(folder):
             path = f"{folder}/{name}"
             node = await self.coordinator.get(path)
-            if node is None:  # it has gone since
+            if node is None:  # it was deleted since
                 continue
             try:
                 found[name] = _named(kind, node.data, path)
@@ -765,17 +777,17 @@ def _unchanged(versions: Mapping[int, int]) -> list[Change]:
 
 
 def untouched(path: str, version: int) -> list[Change]:
-    """It has this version, or is not there."""
+    """Return changes that only check that a document has this version, or does not exist."""
     return [Create(path, b""), Delete(path, 0)] if version == NO_VERSION else [Check(path, version)]
 
 
 def put(path: str, data: bytes, version: int) -> Change:
-    """A document that may not be there yet."""
+    """Return the change that writes a document, or creates it with `NO_VERSION`."""
     return Create(path, data) if version == NO_VERSION else Set(path, data, version)
 
 
 def _named(kind: type[M], data: bytes, path: str) -> M:
-    """A document that says its own name."""
+    """Decode a document that contains its own name; raise `BadMetadata` if the name does not match the path."""
     meta = decode(kind, data, path)
     if meta.name != path.rpartition("/")[2]:
         raise BadMetadata(f"{path}: name is {meta.name}, which belongs elsewhere", path=path, field="name")

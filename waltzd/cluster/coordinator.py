@@ -1,8 +1,8 @@
-"""The coordinator (ZooKeeper) as Waltz uses it: a tree of small documents with versions.
+"""The interface to the coordinator (ZooKeeper): a tree of small documents with versions.
 
-Every change is a compare-and-set on a version, or a transaction of several of them. An *ephemeral* node goes away with
-the coordinator session of its creator. Two implementations pass the same contract tests: `waltzd.cluster.memory` and
-`waltzd.cluster.zookeeper`. Paths are absolute within the cluster's root, like "/servers/one".
+Every change is a compare-and-set on a version, or a transaction of several of them. An *ephemeral* node is deleted when
+the coordinator session of its creator ends. `waltzd.cluster.memory` and `waltzd.cluster.zookeeper` implement this interface
+and pass the same contract tests. Paths are absolute within the cluster's root, like "/servers/one".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from waltzd.errors import TooLarge
 
 COMMIT_BYTES_MAX = 1_000_000
-"""What one commit may carry: ZooKeeper drops the connection of a client that sends more than a mebibyte."""
+"""Bytes of data in one commit at most: ZooKeeper drops the connection of a client that sends more than a mebibyte."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Node:
     data: bytes
     version: int
     created: int
-    """Tells a node from another one that was created later under the same path."""
+    """Identity of the node: a node that was deleted and created again under the same path has another value."""
     is_mine: bool
-    """Ephemeral, and of this coordinator session."""
+    """Whether the node is ephemeral and was created by this coordinator session."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Check:
-    """Changes nothing; the transaction fails unless the node has this version."""
+    """A condition without a change: the transaction fails unless the node has this version."""
 
     path: str
     version: int
@@ -61,66 +61,76 @@ Change: TypeAlias = Create | Set | Delete | Check
 
 
 class Coordinator(Protocol):
-    """All calls raise `CannotConnect` when the coordinator does not answer in time: the outcome is then unknown."""
+    """A connection to the coordinator. Calls raise `CannotConnect` on a time-out; their outcome is then unknown."""
 
     @property
     def is_connected(self) -> bool:
-        """False from the moment contact is lost. What was read last may be old then."""
+        """True while the coordinator answers. After contact is lost, earlier reads may be stale."""
         ...
 
     @property
     def session(self) -> int:
-        """Rises whenever the coordinator session was lost and a new one began: ephemeral nodes of the old one are gone."""
+        """Number of the coordinator session. It rises when a session is lost, and with it its ephemeral nodes."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on the loop whenever `is_connected` or `session` changed; returns how to stop that."""
+        """Call `listener` on the loop whenever `is_connected` or `session` changes; return a function that removes it."""
         ...
 
-    async def get(self, path: str) -> Node | None: ...
+    async def get(self, path: str) -> Node | None:
+        """Return the node; None if there is none."""
+        ...
+
     async def children(self, path: str) -> list[str]:
-        """Names, sorted; empty when there is no such node."""
+        """Return the sorted names of the nodes below; empty if there is no such node."""
         ...
 
     async def commit(self, changes: Sequence[Change]) -> None:
-        """All of them or none. Parents of created nodes must exist, except those above the cluster's root. Raises
-        `ChangedMeanwhile`, `NodeMissing` or `NodeExists` when a condition does not hold, `TooLarge` above
-        `COMMIT_BYTES_MAX`."""
+        """Make all changes or none. Parents of created nodes must exist, except those above the cluster's root.
+
+        Raises:
+            ChangedMeanwhile: A node has another version.
+            NodeMissing: A node, or the parent of a created node, does not exist.
+            NodeExists: A node to create exists already.
+            TooLarge: The data exceeds `COMMIT_BYTES_MAX`.
+        """
         ...
 
     @property
     def has_credentials(self) -> bool:
-        """This process has shown credentials. What it creates below a closed root, and a root, belongs to them: the
-        coordinator lets nobody else read or change it."""
+        """True if this process has sent credentials. Roots, and nodes below a closed root, that it creates belong to them:
+        no other process can read or change these nodes."""
         ...
 
     async def is_open(self, path: str) -> bool:
-        """Whether a process without credentials may do something with this node; False when there is none."""
+        """Return whether a process without credentials may read or change this node; False if there is no node."""
         ...
 
     async def is_ours(self, path: str) -> bool:
-        """Whether this node belongs to the credentials of this process, and only those that it names may read it; True
-        when there is none."""
+        """Return whether this node belongs to the credentials of this process, and only they and their read-only names may
+        read it; True if there is no node."""
         ...
 
     async def protect(self, path: str) -> None:
-        """Close a node: give it to the credentials of this process, and nothing to anybody else."""
+        """Close a node: give all rights to the credentials of this process, and none to other processes."""
         ...
 
     async def open_above(self) -> list[str]:
-        """The nodes above the cluster's root and beside it in which everybody may create nodes, or those who have a
-        password of ours that is being replaced."""
+        """Return the nodes above the cluster's root, and those of ZooKeeper itself, in which any process may create nodes,
+        or a process with a password that is being replaced."""
         ...
 
     async def close_above(self) -> list[str]:
-        """Give what `open_above` finds to the credentials of this process, as far as they may; return what was given.
-        Everybody may still read the names there."""
+        """Give the nodes that `open_above` returns to the credentials of this process, as far as ZooKeeper permits; return
+        the nodes that were given. Any process may still list them."""
         ...
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
-        """Return when anything at these paths (data, version, existence, names of children) differs from what the token
-        `seen` stands for, or the coordinator session changed; the new token. With None, return a token at once. Never
-        misses a change, may return without one. With a token, it outlasts a loss of contact."""
+        """Wait until anything at these paths (data, version, existence, names of children) differs from the state of the
+        token `seen`, or the coordinator session changed; return the new token.
+
+        With None, return a token at once. A change is never missed; the call may also return without one. With a token,
+        a loss of contact does not end the call."""
         ...
 
     async def close(self) -> None:
@@ -139,7 +149,7 @@ def check_size(changes: Sequence[Change]) -> None:
 
 
 class Watchers:
-    """Listeners of the contact, and tasks that wait for a change at some paths."""
+    """Listeners for changes of the contact, and tasks that wait for a change at some paths."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []
@@ -155,7 +165,7 @@ class Watchers:
 
     @contextmanager
     def waiter(self, paths: Collection[str]) -> Iterator[asyncio.Event]:
-        """Set when one of these paths may have changed, or contact did."""
+        """Yield an event that is set when one of these paths may have changed, or the contact changed."""
         woken = asyncio.Event()
         self._waiting[woken] = frozenset(paths)
         try:
@@ -164,7 +174,7 @@ class Watchers:
             del self._waiting[woken]
 
     def wake(self, paths: Collection[str] | None = None) -> None:
-        """Without paths: all that wait."""
+        """Wake the tasks that wait for one of these paths; without paths, all tasks."""
         for woken, wanted in self._waiting.items():
             if paths is None or not wanted.isdisjoint(paths):
                 woken.set()

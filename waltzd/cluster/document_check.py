@@ -1,8 +1,9 @@
-"""What a storage says against the document of a partition: the document went back, was lost, or was forged.
+"""Checks of a partition's document against its storages: the document may have been restored, lost or forged. Pure.
 
-Each session is saved in the document before a storage hears of it, and nothing is committed that no storage knows. So
-what a storage has begun, promised and committed is evidence, also that of a storage which the document does not name.
-Owners ask this before they decide anything, and tools before they put older documents back. Pure."""
+An owner saves each session in the document before any storage receives it, and nothing is committed that no storage holds.
+So the sessions and ids that a storage reports, also a storage that the document does not name, are evidence about the
+document. Owners make these checks before they decide anything, and tools before they restore older documents.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,24 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
 
 SESSIONS_AHEAD_MAX = 1000
-"""How far the newest session of a document may be above what its storages have promised: each was saved by an owner
-that had asked them just before, and ended before it could open any."""
+"""Sessions by which a document may be ahead of the promises of its storages.
+
+Each of them was saved by an owner that had asked the storages just before, and ended before it opened a replica."""
 
 
 def contradiction(
     meta: PartitionMeta, name: str, status: ReplicaStatus, *, begun_max: int, is_before: bool
 ) -> WaltzError | None:
-    """Of what this storage says with the document, which was read before our session was taken: `meta` carries that one.
-    What it said before it heard of us (`is_before`) tells to which session it had promised itself; from then on the promise
-    is to us. Ours it can have begun only when a closing mark was saved. `begun_max`: the newest session that it may have
-    begun before ours, as far as the coordinator knows."""
+    """Return an error if the status of a storage contradicts the document of its partition; None if the two agree.
+
+    Args:
+        meta: The document, with the session of this owner as the newest.
+        name: The storage.
+        status: The status that the storage reported.
+        begun_max: The newest session before this owner's that the storage may have begun, according to the document.
+        is_before: Whether the storage reported before it received the session of this owner. Only then its promised
+            session is that of an earlier owner. It can have begun this owner's session only after a closing mark was saved.
+    """
     number, decision = status.partition, meta.decision
     if meta.opened > 0 and status.timeline != meta.lineage.current:
         return _of_another_timeline(meta, name, status, is_before=is_before)
@@ -49,7 +57,7 @@ def contradiction(
     elif is_before and decision is not None and status.certain > decision.mark and given_up is None:
         what, known = f"knows that ids up to {status.certain} are committed", decision.mark
     elif begun > meta.opened and status.last_id > status.low_mark and given_up is None:
-        # It began with its low-water mark, and nothing is written before a session is open.
+        # The session began with its low-water mark, and nothing is written before a session is open.
         what, known = f"has written in session {begun}", meta.opened
     else:
         return None
@@ -59,8 +67,10 @@ def contradiction(
 
 
 def _of_another_timeline(meta: PartitionMeta, name: str, status: ReplicaStatus, *, is_before: bool) -> WaltzError | None:
-    """What a replica of another timeline has begun and committed is no evidence about this log: it goes over, or is
-    quarantined. But the document went back where it names that very replica, and not the timeline of its log."""
+    """Check a replica of another timeline; return an error if it contradicts the document.
+
+    Its sessions and ids are no evidence about this log: the replica goes over to the timeline of the log, or is
+    quarantined. But the document was restored if it names this replica and not the timeline that the replica holds."""
     state = meta.replicas.get(name)
     is_recorded = state is not None and state.incarnation == status.incarnation and not state.is_diverged
     if status.timeline not in meta.lineage and is_recorded:
@@ -75,8 +85,9 @@ def _of_another_timeline(meta: PartitionMeta, name: str, status: ReplicaStatus, 
 
 
 def unfounded(meta: PartitionMeta, asked: Collection[ReplicaStatus]) -> WaltzError | None:
-    """Why a document cannot come from what its storages have seen, as enough of them say. A storage that is fenced in its
-    name would refuse the right one, so that is found out first."""
+    """Return an error if the newest session of the document is too far above the sessions of the storages that were asked.
+
+    A storage that is fenced with a forged session would refuse the right owner, so check this before fencing."""
     newest = max((status.promised_session for status in asked), default=EMPTY)
     if not asked or meta.session <= newest + SESSIONS_AHEAD_MAX:
         return None
@@ -89,7 +100,7 @@ def unfounded(meta: PartitionMeta, asked: Collection[ReplicaStatus]) -> WaltzErr
 
 
 def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
-    """It has begun our session and holds more than we ever wrote in it."""
+    """Return the error for a storage that holds ids of this owner's session that this owner never wrote."""
     return MetadataBehind(
         f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
         f"{last_id}: another owner had a session of this number",

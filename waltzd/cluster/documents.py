@@ -1,7 +1,7 @@
-"""What the coordinator holds: frozen values, and the JSON documents that they are written as and read from. Pure.
+"""The documents in ZooKeeper, as frozen values that are written and read as JSON. Pure.
 
-The heart is `PartitionMeta`: which session is the newest, who its members are, and what was decided about the one before.
-Everything that recovery may rely on is in there. How documents are written and read is `waltzd.protocol.document`.
+The most important one is `PartitionMeta`: the newest session of a partition, its members, and the decision that closed the
+session before. Recovery relies on nothing else. `waltzd.protocol.document` writes and reads the JSON.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from waltzd.protocol.retention import is_keep_local
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
 FORMAT = 1
-"""What new clusters write where nobody says otherwise."""
+"""Format of segments that a new cluster writes by default."""
 LEASE_MS_MAX = 250
-"""A fail-over may take twice as long on top."""
+"""Longest lease of an owner, in milliseconds. A fail-over may wait for up to twice the lease."""
 GENERATION_MAX = (1 << 31) - 1
 Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
 KeepLocal: TypeAlias = Annotated[
@@ -50,45 +50,45 @@ KeepLocal: TypeAlias = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterMeta(Document):
-    """<root>"""
+    """The document <root>: name, key and size of the cluster."""
 
     name: Name
     key: UUID
     partitions: Annotated[int, whole(1, PARTITIONS_MAX)]
     created: str
     format: Annotated[int, whole(0, 1)] = 0
-    """Of the segments that the next session of each partition writes. It only rises, and a partition that has gone over
-    stays there."""
+    """Format of the segments that the next session of each partition writes. It only rises."""
     keep_local: KeepLocal = field(default="all", metadata={ADDED: True})
-    """What of the archived log storages keep all the same."""
+    """How much of the archived log storages keep: all, a time as in 7d, or a size as in 500GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished(Document):
-    """<root>, in the place of `ClusterMeta` while a tool puts the documents of a cluster back: no daemon and no other tool
-    takes what is there for a cluster before all of it is."""
+    """The document <root> in place of `ClusterMeta` while a tool restores the documents of a cluster.
+
+    Daemons and other tools refuse the cluster until all documents are restored."""
 
     key: UUID
     unfinished: str
-    """The command that began it."""
+    """Command that began the restore."""
     began: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMeta(Document):
-    """<root>/servers/<name>, ephemeral"""
+    """The ephemeral document <root>/servers/<name>: a server that is up."""
 
     name: Name
     listen: str
     admin_listen: str
     instance: UUID
-    """New with every start of the process."""
+    """Identity of the process: every start has a new one."""
     version: str
     preferred: tuple[int, ...] = ()
     is_draining: bool = False
-    """It gives its partitions away and takes no new ones."""
+    """Whether the server hands its partitions over and takes no new ones."""
     streams: str | None = None
-    """Where applications may mount without gRPC."""
+    """Address for applications that mount over plain frames in place of gRPC; None if there is no such port."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +99,25 @@ class Ownership:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment(Document):
-    """<root>/assignment: who owns each partition, in the order of their numbers."""
+    """The document <root>/assignment: the owner of each partition, in the order of their numbers."""
 
     owners: tuple[Ownership, ...] = field(metadata={NUMBERED: "partitions"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageMeta(Document):
-    """<root>/storages/<name>"""
+    """The document <root>/storages/<name>: a storage of the cluster."""
 
     name: Name
     listen: str
     admin_listen: str
     group: str
-    """Its failure domain."""
+    """Failure domain of the storage."""
 
 
 @dataclass(frozen=True)
 class Leader(Document):
-    """<root>/election/leader, ephemeral: the server that assigns partitions to servers."""
+    """The ephemeral document <root>/election/leader: the server that assigns partitions to servers."""
 
     name: Name
 
@@ -127,70 +127,73 @@ NO_SECRET = UUID(int=0)
 
 @dataclass(frozen=True)
 class Counter(Document):
-    """<root>/ids/client"""
+    """The document <root>/ids/client: the counter of client ids."""
 
     next: int
     secret: UUID
-    """What servers prove client ids with. Without certificates, a process that can read it can be any client. `NO_SECRET`
-    in documents that were saved into an archive, which others may read; it proves nothing."""
+    """Key with which servers make the tokens of client ids. Without certificates, a process that can read the key can
+    impersonate any client. `NO_SECRET` in documents that were saved into an archive: no token can be made with it."""
     written: int = field(default=0, metadata={ADDED: True})
-    """Version that the node got when a server wrote this value. A node with another version was put back by somebody."""
+    """Version that the node got when a server wrote this value. A node with another version was restored by an operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientMeta(Document):
-    """<root>/clients/<name>: an application, by the name in its certificates. Written rarely: not for each mount."""
+    """The document <root>/clients/<name>: an application, by the name in its certificates. It is not written per mount."""
 
     name: Name
     first_seen: int
-    """Seconds since 1970; within some minutes."""
+    """Time of the first connection, in seconds since 1970, with a precision of some minutes."""
     last_seen: int
+    """Time of the last connection, in seconds since 1970, with a precision of some minutes."""
     epoch: int = 0
-    """Of the newest instance that is to be the only one of this name that lives. 0: there never was one."""
+    """Epoch of the newest exclusive instance of this name; 0 if there never was one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences(Document):
-    """<root>/preferred: which server an operator wants to own a partition, as far as an even distribution permits. It goes
-    before what servers prefer by themselves."""
+    """The document <root>/preferred: the server that an operator wants to own a partition, as far as an even distribution
+    permits. It overrides the preferences in server configurations."""
 
     partitions: Mapping[int, Name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moves(Document):
-    """<root>/moves: where the replicas of a partition shall be in the end, while they are on their way. A command
-    that moves them writes this first, so that any other one can go on from it."""
+    """The document <root>/moves: for each partition whose replicas are being moved, the storages that will hold them.
+
+    A command writes this document before it moves anything, so that any later command can continue the moves."""
 
     partitions: Mapping[int, tuple[Name, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRate(Document):
-    """<root>/copy-rate: the bound that an operator's command sets. For moves it lasts until they have ended; otherwise it
-    is ephemeral, and goes away with the command."""
+    """The document <root>/copy-rate: the limit for copying that an operator's command sets.
+
+    For moves it exists until they have ended; otherwise it is ephemeral and is deleted when the command ends."""
 
     bytes_per_second: Annotated[int, whole(1)]
-    """Of each replica that copies."""
+    """Limit for each replica that copies."""
     who: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveMeta(Document):
-    """<root>/archives/<number>: how far the archive of the partition reaches. It only goes forward."""
+    """The document <root>/archives/<number>: how far the archive of a partition reaches. It only goes forward."""
 
     archive: UUID
-    """Which one: the label in the store says the same."""
+    """Identity of the archive, which is also in its label in the store."""
     number: Annotated[int, whole(1)]
-    """Of the newest manifest."""
+    """Number of the newest manifest."""
     sha256: Sha256
-    """Of the newest manifest."""
+    """SHA-256 of the newest manifest."""
     last: int
-    """The last id that is archived."""
+    """Last id that is archived."""
     floor: int = field(default=0, metadata={ADDED: True})
-    """The first id that replicas have to keep: below it storages may remove what is archived. It only rises."""
+    """First id that replicas have to keep; storages may remove archived segments below it. It only rises."""
     timeline: UUID = field(default=FIRST, metadata={ADDED: True})
-    """Identity of the timeline whose log the manifest names; that of another timeline does not count for this log."""
+    """Identity of the timeline whose log the manifest names. An archive of another timeline does not count for this log."""
 
     def mistake(self) -> tuple[str, str] | None:
         if self.floor > self.last + 1:
@@ -200,26 +203,26 @@ class ArchiveMeta(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry(Document):
-    """<root>/history/<number>: who changed what, and why. For people: nothing is decided by it."""
+    """The document <root>/history/<number>: one command that changed the cluster. Nothing is decided by it."""
 
     began: str
     ended: str | None
-    """None while it goes on, and after the command was killed: until another one has finished or cancelled its moves."""
+    """Time at which the command ended. None while it runs, and after it was killed until its moves have ended."""
     who: str
     verb: str
     subject: str
     reason: str | None
     steps: tuple[AnyText, ...]
-    """What was planned."""
+    """Planned changes, one sentence each."""
     outcome: str
-    """"begun", "done", what went wrong, or which command went on with it after it was killed."""
+    """"begun", "done", an error message, or the command that continued it after it was killed."""
     moves: tuple[int, ...] = field(default=(), metadata={ADDED: True})
-    """Partitions whose replicas the command moves: another command may finish that."""
+    """Partitions whose replicas the command moves; another command may finish the moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyDocument(Document):
-    """<root>/policy: who may do what. Where it is missing, every application may do everything."""
+    """The document <root>/policy: the grants. Without it, every application may do everything."""
 
     grants: tuple[Grant, ...]
 
@@ -235,7 +238,7 @@ class PolicyDocument(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelsDocument(Document):
-    """<root>/channels: names for sets of partitions."""
+    """The document <root>/channels: names for sets of partitions."""
 
     channels: Mapping[Name, Ranges]
 
@@ -251,75 +254,78 @@ class ChannelsDocument(Document):
 class Membership(enum.StrEnum):
     MEMBER = "member"
     LEARNER = "learner"
-    """Copies first; becomes a member when a session starts and it is level."""
+    """Replica that copies the log. It becomes a member when a session starts and it is level."""
 
 
 @dataclass(frozen=True)
 class ReplicaSet(Document):
-    """<root>/replicas/<number>: which storages hold the partition. A document for each, so that no owner waits for that of
-    another partition."""
+    """The document <root>/replicas/<number>: the storages that hold a partition. Each partition has its own document, so
+    that owners do not wait for each other."""
 
     replicas: Mapping[Name, Membership]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSets(Document):
-    """All of them."""
+    """The replica sets of all partitions. It is not a document in ZooKeeper."""
 
     partitions: Mapping[int, Mapping[Name, Membership]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
-    """What is recorded of one replica. It took part in `session` until `closing`; without a closing mark it still may, and
-    votes when that session is closed. One that has only copied so far may have begun none: -1."""
+    """The record of one replica of a partition."""
 
     session: Mark
+    """Last session in which the replica took part; -1 if it has only copied."""
     closing: Mark | None
+    """Mark up to which it took part in `session`; None if it may still take part, and votes when that session is closed."""
     incarnation: UUID
+    """Identity of the replica's files: a replica that was made again has another one."""
     acknowledged: Mark = -1
-    """How far it was known to have everything on its disk when this was written. Who holds less has forgotten it."""
+    """Highest id that the replica was known to have on its disk when this was written. If it now holds less, it has lost
+    data."""
     is_lost: bool = False
-    """It was seen to have forgotten what it had acknowledged in this session; `acknowledged` says exactly how much that is.
-    It does not count before it holds all of it again."""
+    """Whether the replica was seen to have lost ids that it had acknowledged in this session, which are those up to
+    `acknowledged`. It does not count before it holds all of them again."""
     is_diverged: bool = False
-    """It holds another history than the log. Nothing of it counts, is copied or is cut, until another directory stands in
-    its place."""
+    """Whether the replica holds another history than the log. It does not count, and is neither copied nor cut, until an
+    operator replaces its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The closing mark of the session `PartitionMeta.opened`: saved before it is acted upon, and never undone."""
+    """The closing mark of the session `PartitionMeta.opened`. It is saved before it has any effect, and never changed."""
 
     mark: Mark
     session: int
-    """The session that decided."""
+    """Session of the owner that decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionMeta(Document):
-    """<root>/partitions/<number>"""
+    """The document <root>/partitions/<number>: sessions, members and timelines of a partition."""
 
     generation: Generation
     session: int
-    """The newest session id that was given out, opened or not."""
+    """Newest session id that an owner has taken, opened or not."""
     opened: int = 0
-    """The newest session that was admitted: it may have written. 0: none ever was."""
+    """Newest session that was opened, and so may have written; 0 if none was."""
     low_mark: Mark = -1
-    """The mark at which it began."""
+    """Mark at which the session `opened` began."""
     members: tuple[Name, ...] = ()
-    """Its members: a majority of them made its transactions committed."""
+    """Members of the session `opened`: a transaction is committed when a majority of them has it on disk."""
     replicas: Mapping[Name, ReplicaState] = field(default_factory=dict)
     decision: Decision | None = None
     lease_ms: int = 0
-    """For so long after a question the owner of `opened` trusts what its storages answered; a new owner waits until that is
-    over. 0: it asks each time, or has closed its session."""
+    """Milliseconds for which the owner of `opened` relies on an answer of its storages; a new owner waits for their end.
+    0 if it asks for each read, or has closed its session."""
     given_up: Mapping[int, Mark] = field(default_factory=dict)
-    """What operators gave up (`waltzctl partition rescue`): session → mark. A replica that has begun no session above that
-    one may know of committed transactions above the mark that this log does not have."""
+    """Transactions that operators gave up (`waltzctl partition rescue`), as session → mark. A replica that has begun no
+    session above it may hold committed transactions above the mark that this log does not have."""
     timelines: tuple[Timeline, ...] = field(default=(), metadata={ADDED: True})
-    """Timelines of the log behind the first one; the last one is the current timeline. Written together with the decision
-    that ends the log of the one before."""
+    """Timelines of the log after the first one; the last one is the current timeline. A timeline is written together with
+    the decision that ends the one before."""
 
     def mistake(self) -> tuple[str, str] | None:
         sessions = {"opened": self.opened, "decision.session": 0 if self.decision is None else self.decision.session}
@@ -340,7 +346,7 @@ class PartitionMeta(Document):
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """The members whose acknowledgements counted in the opened session."""
+        """Members whose acknowledgements counted in the opened session."""
         return tuple(
             name
             for name in self.members
@@ -348,8 +354,10 @@ class PartitionMeta(Document):
         )
 
     def gave_up(self, session: int, certain: int) -> int | None:
-        """Whether an operator gave up what a replica knows to be committed, which has begun no later session than this one:
-        the mark above which that was done. It would never cut it, and other transactions have the same ids now."""
+        """Return the mark above which an operator gave up ids that a replica knows to be committed; None if none were.
+
+        `session` is the last session that the replica has begun, `certain` the last id that it never cuts. Other
+        transactions have these ids now."""
         return min((mark for rescue, mark in self.given_up.items() if session < rescue and certain > mark), default=None)
 
 
@@ -357,16 +365,17 @@ class PartitionMeta(Document):
 
 
 def whole_grant(found: Any) -> Any:
+    """Add the defaults of omitted fields to a grant as a person wrote it."""
     whole = with_defaults(Grant, found)
     if isinstance(whole, dict):
         whole["quotas"] = with_defaults(Quotas, whole["quotas"])
-        if type(whole["partitions"]) is int:  # as YAML reads `partitions: 7`
+        if type(whole["partitions"]) is int:  # YAML reads `partitions: 7` as a number
             whole["partitions"] = str(whole["partitions"])
     return whole
 
 
 def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
-    """The cluster at a root; `MetadataUnfinished` where a tool is putting one back, or was killed at that."""
+    """Return the cluster at a root; raise `MetadataUnfinished` if a tool is restoring it, or was killed while it did."""
     try:
         return decode(ClusterMeta, data, path)
     except BadMetadata:
@@ -381,6 +390,7 @@ def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
 
 
 def unfinished(data: bytes) -> Unfinished | None:
+    """Return the document of a restore that has not ended; None if `data` is another document."""
     try:
         return decode(Unfinished, data, "/")
     except BadMetadata:
@@ -388,7 +398,7 @@ def unfinished(data: bytes) -> Unfinished | None:
 
 
 def check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: ReplicaSets) -> None:
-    """Raise `BadArgument` for what a person may have mistyped. The group log has the number after the partitions."""
+    """Raise `BadArgument` if a name or a replica set is invalid. The group log has the number after the partitions."""
     names = [storage.name for storage in storages]
     for name in [meta.name, *names]:
         if not is_name(name):

@@ -1,8 +1,8 @@
-"""The cheapest way to send a given amount through a network of pipes, each with a capacity and a price. Pure.
+"""Minimum-cost flow through a network of pipes, each with a capacity and a price. Pure.
 
-`Network.send` finds, again and again, all the cheapest routes that are left and fills them, so that the price of what was
-sent is always the least possible for that amount. A pipe that was used may be used backwards, which gives its price back:
-that is how an early choice is corrected later.
+`Network.send` repeatedly finds all cheapest routes that have capacity left and fills them, so the price of the amount that
+was sent is always the minimum for that amount. Flow can be sent back through a used pipe, which refunds its price: that
+is how an early choice is corrected later.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections import deque
 
 
 class Network:
-    """Places are numbers below `places`. Prices are never negative."""
+    """A network of `places` nodes, numbered from 0. Prices are never negative."""
 
     def __init__(self, places: int) -> None:
         self._pipes: list[list[int]] = [[] for _ in range(places)]
-        """For each place the pipes that leave it. A pipe and its way back have the numbers 2n and 2n + 1."""
+        """Pipes that leave each place. A pipe and its reverse have the numbers 2n and 2n + 1."""
         self._ends: list[int] = []
         self._room: list[int] = []
         self._prices: list[int] = []
 
     def add(self, start: int, end: int, *, capacity: int, price: int) -> int:
-        """The number of a new pipe."""
+        """Add a pipe and return its number."""
         assert capacity >= 0
         assert price >= 0
         pipe = len(self._ends)
@@ -33,17 +33,18 @@ class Network:
         return pipe
 
     def sent(self, pipe: int) -> int:
+        """Return the amount that flows through the pipe."""
         return self._room[pipe + 1]
 
     def send(self, source: int, target: int) -> int:
-        """Send as much as can be sent; how much that was."""
+        """Send as much as possible from `source` to `target`; return the amount."""
         total = 0
         while (prices := self._price_from(source))[target] is not None:
             total += self._fill(source, target, prices)
         return total
 
     def _price_from(self, source: int) -> list[int | None]:
-        """The price of the cheapest route to each place; None where no room is left."""
+        """Return the price of the cheapest route to each place; None for a place without a route."""
         found: list[int | None] = [None] * len(self._pipes)
         found[source] = 0
         waiting, is_waiting = deque([source]), [False] * len(self._pipes)
@@ -63,7 +64,7 @@ class Network:
         return found
 
     def _fill(self, source: int, target: int, prices: list[int | None]) -> int:
-        """Send as much as the cheapest routes carry, the ones with the fewest pipes first."""
+        """Send as much as the cheapest routes can carry, those with the fewest pipes first; return the amount."""
         total = 0
         while (steps := self._steps_from(source, prices))[target] is not None:
             total += self._fill_shortest(source, target, prices, steps)
@@ -74,7 +75,7 @@ class Network:
         return self._room[pipe] > 0 and price is not None and price + self._prices[pipe] == prices[self._ends[pipe]]
 
     def _steps_from(self, source: int, prices: list[int | None]) -> list[int | None]:
-        """Over how many pipes each place is reached on the cheapest routes."""
+        """Return the number of pipes to each place on the cheapest routes; None for a place that they do not reach."""
         steps: list[int | None] = [None] * len(self._pipes)
         steps[source] = 0
         reached = [source]
@@ -92,7 +93,7 @@ class Network:
         return steps
 
     def _fill_shortest(self, source: int, target: int, prices: list[int | None], steps: list[int | None]) -> int:
-        """Walk from pipe to pipe; fill the route at the target, go back one pipe where none leads on."""
+        """Walk along the cheapest routes: fill a route at the target, go back one pipe at a dead end. Return the amount."""
         total, place = 0, source
         route: list[int] = []
         tried = [0] * len(self._pipes)

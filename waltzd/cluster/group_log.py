@@ -1,8 +1,8 @@
-"""The group log in the documents of a cluster: where consumer groups stand is kept by the cluster itself, in one more log.
+"""The group log in the documents of a cluster: one more log, in which the cluster stores the state of consumer groups.
 
-It has replicas, an owner, sessions and recovery like a partition, and the number behind those of all partitions. It exists
-from the moment at which the assignment has one owner more than the cluster has partitions: in a new cluster from the first
-transaction (`Cluster.create`), in an older one from its first group (`begin`). `ClusterMeta.partitions` does not count it.
+It has replicas, an owner, sessions and recovery like a partition; its number is the one after the last partition. It exists
+if the assignment has one owner more than the cluster has partitions: in a new cluster from its creation
+(`Cluster.create`), in an older one from its first group (`begin`). `ClusterMeta.partitions` does not count it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ def is_there(assignment: Assignment, meta: ClusterMeta) -> bool:
 
 
 def logs_of(assignment: Assignment, meta: ClusterMeta) -> range:
-    """The numbers of all logs that must not lose anything: the partitions, and the group log where there is one."""
+    """Return the numbers of all logs: the partitions, and the group log if there is one."""
     return range(meta.partitions + is_there(assignment, meta))
 
 
 async def begin(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, Membership]) -> bool:
-    """Write down, whole or not at all, that the cluster has a group log with replicas on these storages; False where it has
-    one already. `ChangedMeanwhile` when something of it changed at the same moment: look again."""
+    """Create the group log with replicas on these storages, in one transaction; return False if there is one already.
+
+    Raises:
+        ChangedMeanwhile: One of the documents changed at the same moment; read them again and retry.
+    """
     assignment, version = await cluster.assignment()
     if is_there(assignment, meta):
         return False
@@ -38,7 +41,7 @@ async def begin(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, Memb
         node = await coordinator.get(path)
         if node is None:
             raise NodeMissing(f"the coordinator has no document {path}", path=path)
-        # a command that looks through all sets of replicas has to notice that there is one more
+        # a command that reads all replica sets has to notice the new one
         checks.append(Set(path, b"", node.version) if path == REPLICAS else Check(path, node.version))
     node = await coordinator.get(replicas_path(number))
     before = NO_VERSION if node is None else node.version

@@ -1,4 +1,4 @@
-"""A consumer group as it was made. The group log holds it, in the form of a document."""
+"""The settings of a consumer group, which are a document in the group log, and the port to a server that has groups."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _HEADER_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class GroupStart:
+    """The position at which a group begins in one partition."""
+
     partition: Annotated[int, whole()]
     after: Annotated[int, whole(-1)]
-    """The group begins behind this id."""
+    """Id after which the group begins; -1 for the first transaction."""
     timeline: UUID | None = field(default=None, metadata={ADDED: True})
-    """Identity of the timeline of the log in which that is an id; None for the first one."""
+    """Identity of the timeline that `after` belongs to; None for the first timeline."""
 
     @property
     def position(self) -> Position:
@@ -34,22 +36,26 @@ class GroupStart:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMeta(Document):
+    """The settings of a consumer group."""
+
     name: Name
     partitions: Parts | None
-    """None: all of them."""
+    """Partitions of the group, by numbers and channels; None for all."""
     mode: Mode
     ack_wait_ms: Annotated[int, whole(1, MS_MAX)] = 30_000
+    """Milliseconds after which a delivery without an acknowledgement is retried."""
     max_in_flight: Annotated[int, whole(1, 100_000)] = 100
-    """Of each member."""
+    """Limit of deliveries in flight for each member."""
     deliver_max: Annotated[int, whole(1, 1000)] = 5
+    """Number of tries before `exhausted` applies."""
     back_off_ms: tuple[Annotated[int, whole(0, MS_MAX)], ...] = (1000, 5000, 30_000)
     exhausted: Exhausted = Exhausted.PARK
     key: KeyedBy = KeyedBy.HEADER
-    """Of a keyed group."""
+    """Source of the key of a transaction; used by keyed groups only."""
     headers: tuple[Annotated[int, whole(-_HEADER_MAX - 1, _HEADER_MAX)], ...] = ()
-    """It wants transactions with one of these headers; empty: all."""
+    """Headers of the transactions that are delivered; empty for all transactions."""
     starts: tuple[GroupStart, ...] = ()
-    """Where it begins in partitions; in one that is not named, at the first id."""
+    """Positions at which the group begins; it begins at the first id of a partition that is not named."""
 
     def mistake(self) -> tuple[str, str] | None:
         if len(self.headers) > HEADERS_MAX:
@@ -61,7 +67,7 @@ class GroupMeta(Document):
         return None
 
     def start(self, partition: int) -> int:
-        """The id behind which it begins there: a position, or -1."""
+        """Return the position after which the group begins in a partition, or -1."""
         return next((start.position for start in self.starts if start.partition == partition), -1)
 
 
@@ -69,35 +75,36 @@ class GroupMeta(Document):
 class MadeGroup:
     meta: GroupMeta
     made_at: int
-    """The id of the entry that made it, in the group log: a group made later under its name is another one."""
+    """Id of the entry that created the group in the group log; a group that is created again has another one."""
     is_new: bool = False
+    """Whether the call that returned this value created the group."""
 
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """A group as one server knows it."""
+    """The state of a group on one server."""
 
     meta: GroupMeta
     made_at: int
     places: tuple[GroupPartitionStatus, ...]
-    """Where it has begun, or is at work."""
+    """State of the group in each partition in which it has begun."""
 
 
 @dataclass(frozen=True)
 class GroupList:
-    """The groups that one server knows."""
+    """The groups on one server."""
 
     groups: tuple[GroupDescription, ...]
     trouble: str = ""
-    """Why it knows nothing newer; empty: it knows all."""
+    """Reason why newer entries of the group log are missing; empty if none is."""
 
 
 class GroupPort(ServerPort, Protocol):
-    """One server, as a client sees it, with what it does for consumer groups."""
+    """The calls of one server to its clients, with those for consumer groups."""
 
     def attend(self) -> AttendPort: ...
     async def make_group(self, meta: GroupMeta) -> MadeGroup:
-        """One that is there already with the same settings is answered as it is."""
+        """Create a group; return the existing one if it has the same settings."""
         ...
 
     async def get_group(self, name: str) -> MadeGroup: ...

@@ -1,8 +1,8 @@
 """The coordinator within one process: for tests, for the simulator, for `waltzd.testing`.
 
-`MemoryTree` holds the nodes; each `connect` is a coordinator session of its own. No thread, no clock: what happens depends
-only on the order of calls, and on what a test does to a session: `expire`, `disconnect`, `reconnect`, `lose_answer`.
-It passes the same contract tests as `waltzd.cluster.zookeeper`.
+`MemoryTree` holds the nodes; each `connect` is a coordinator session of its own. There is no thread and no clock: the
+behaviour depends only on the order of calls and on what a test does to a session: `expire`, `disconnect`, `reconnect`,
+`lose_answer`. It passes the same contract tests as `waltzd.cluster.zookeeper`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ class _Entry:
     version: int
     created: int
     modified: int
-    """When the data changed last, and `children` when the names below it did; all in counts of commits."""
+    """Number of the commit that last changed the data."""
     children: int
+    """Number of the commit that last changed the names below the node."""
     holder: int | None
-    """The session that an ephemeral node goes away with."""
+    """Session with which an ephemeral node is deleted; None for a persistent node."""
     owner: str | None = None
-    """Whose credentials it takes to do anything with it; None: it is open."""
+    """Credentials that are needed for any access to the node; None if it is open."""
 
 
 def check_access(path: str, entry: _Entry | None, credentials: str | None) -> None:
+    """Raise `CoordinatorRefused` if these credentials may not access the node."""
     if entry is not None and entry.owner not in (None, credentials):
         raise CoordinatorRefused(f"the coordinator does not let this process near {path}", path=path)
 
 
 def _above(path: str) -> str | None:
-    """The parent's path; None for the root."""
+    """Return the path of the parent; None for the root."""
     return None if path == "/" else path.rpartition("/")[0] or "/"
 
 
 class MemoryTree:
-    """`pause` is awaited before and after each call takes effect: where a simulator puts the time that messages take."""
+    """The nodes. `pause` is awaited before and after each call takes effect: a simulator spends the network delay there."""
 
     def __init__(self, pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)) -> None:
         self.pause = pause
@@ -68,7 +70,7 @@ class MemoryTree:
         return sorted(name.rpartition("/")[2] for name in self._entries if _above(name) == path)
 
     def end(self, holder: int) -> None:
-        """The session is over: its ephemeral nodes go."""
+        """End a session: delete its ephemeral nodes."""
         held = [path for path, entry in self._entries.items() if entry.holder == holder]
         if held:
             owners = [owner for path in held if (owner := self._entries[path].owner) is not None]
@@ -89,7 +91,7 @@ class MemoryTree:
         self._entries[path] = replace(self._entries[path], owner=credentials)
 
     def _apply(self, entries: dict[str, _Entry], change: Change, holder: int, credentials: str | None) -> list[str]:
-        """Change `entries`, or raise; which paths were changed."""
+        """Apply a change to `entries`, or raise; return the paths that were changed."""
         path = change.path
         if isinstance(change, Create):
             return self._create(entries, change, holder, credentials)
@@ -149,13 +151,12 @@ class MemoryCoordinator:
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
     def lapse(self) -> None:
-        """The coordinator gives this session up and cannot say so: its holder does not run at this moment. `expire` or
-        `reconnect` tell it."""
+        """Expire the session without notice, as if its process did not run. `expire` or `reconnect` report it later."""
         self._tree.end(self._holder)
         self._is_expired = True
 
     def expire(self) -> None:
-        """The coordinator gives this session up. It learns of that as soon as it is in contact."""
+        """Expire the session; report it as soon as there is contact."""
         self.lapse()
         if self._is_connected:
             self._renew()
@@ -167,7 +168,7 @@ class MemoryCoordinator:
             self._say()
 
     def reconnect(self) -> None:
-        """What changed in between shows now."""
+        """Restore the contact; changes in between become visible."""
         if self._is_closed or self._is_connected:
             return
         self._is_connected = True
@@ -176,7 +177,7 @@ class MemoryCoordinator:
         self._say()
 
     def lose_answer(self) -> None:
-        """The next commit takes effect and says `CannotConnect` all the same."""
+        """Make the next commit take effect and raise `CannotConnect`."""
         self._loses_answer = True
 
     def _renew(self) -> None:
@@ -275,7 +276,7 @@ class MemoryCoordinator:
         self._say()
 
     async def _cross(self) -> None:
-        """The way to the coordinator, or back."""
+        """Spend the delay of a message to the coordinator or back; raise if there is no contact."""
         self._check_contact()
         await self._tree.pause()
         self._check_contact()

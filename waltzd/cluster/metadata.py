@@ -1,13 +1,12 @@
-"""The documents of a cluster in one file that proves itself, and how they are read out of a coordinator that is in use.
+"""The documents of a cluster in one file with a checksum, and a consistent read of them from a coordinator in use.
 
-The file is text, a JSON object a line: a head, which says whose documents these are; a line for each document, by its path;
-and an end with the number of the documents and a hash of all lines before. So an operator can read it with any tool, and a
-file that lost or changed anything is refused as a whole. What goes away with a coordinator session is not in it: which
-servers are up, and who leads.
+The file is text with one JSON object per line: a head with the cluster's name and key; one line for each document, by its
+path; an end with the number of documents and a hash of all lines before. Any tool can read it, and a file that lost or
+changed anything is refused as a whole. Ephemeral documents are not in it: the servers that are up, and the leader.
 
-Documents belong together, so they are read as they stood at one moment: again and again, until none has moved in between.
-Three things never stand still and need no moment. How far replicas have acknowledged, the counter of client ids, and
-when applications were seen only rise.
+Documents depend on each other, so they are read as of one moment: they are read repeatedly until none has changed between
+two reads. Three values change all the time and are exempt, because they only rise: how far replicas have acknowledged, the
+counter of client ids, and the times at which applications were seen.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ from waltzd.protocol.document import Document, decode, encode
 VERSION = 1
 KIND = "metadata of a waltz cluster"
 SIGNATURE_LINE = b'{"signature":'
-"""Begins the line behind the end that an object of an archive carries."""
+"""Start of the line after the end, which is in a file from an archive with a key."""
 PASSES_MAX = 50
-"""So many looks at everything that never agree mean that commands go on changing the cluster."""
+"""Reads of all documents before `cut` gives up, because commands keep changing the cluster."""
 _SINGLE: Mapping[str, type[Document]] = {
     ROOT: ClusterMeta,
     ASSIGNMENT: Assignment,
@@ -82,7 +81,7 @@ _NAMED: Mapping[str, type[Document]] = {EXPECTED: ServerMeta, STORAGES: StorageM
 
 
 def kind_of(path: str) -> type[Document] | None:
-    """Which document stands there; None where none does that could be put back."""
+    """Return the kind of document at a path; None if the path has none that can be restored."""
     folder, _, name = path.rpartition("/")
     if path in _SINGLE:
         return _SINGLE[path]
@@ -93,13 +92,13 @@ def kind_of(path: str) -> type[Document] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The documents of a cluster, as they stood at one moment."""
+    """The documents of a cluster as of one moment."""
 
     moment: str
     documents: Mapping[str, Document]
-    """By path."""
+    """Documents by path."""
     left_out: tuple[str, ...] = ()
-    """Documents that were there and could not be understood."""
+    """Paths of the documents that could not be decoded."""
 
     @property
     def meta(self) -> ClusterMeta:
@@ -108,7 +107,7 @@ class Saved:
         return found
 
     def below(self, folder: str, kind: type[Any]) -> dict[str, Any]:
-        """Those of a folder, by their names."""
+        """Return the documents of a folder, by their names."""
         found = {
             path.rpartition("/")[2]: document
             for path, document in self.documents.items()
@@ -119,12 +118,12 @@ class Saved:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the logs that have documents of their own."""
+        """Numbers of the logs that have documents of their own."""
         return [int(one) for folder in (REPLICAS, PARTITIONS) for one in self.below(folder, Document)]
 
     @property
     def logs(self) -> int:
-        """How many there are: the partitions, and the group log where there is one."""
+        """Number of logs: the partitions, and the group log if there is one."""
         assignment, partitions = self.assignment, self.meta.partitions
         owners = 0 if assignment is None else len(assignment.owners)
         return partitions + (owners == partitions + 1 or (assignment is None and partitions in self.numbers))
@@ -135,7 +134,7 @@ class Saved:
 
     @property
     def servers(self) -> dict[str, ServerMeta]:
-        """As they announced themselves last."""
+        """Servers that should be up, with their last registration."""
         return self.below(EXPECTED, ServerMeta)
 
     def partition(self, number: int) -> PartitionMeta | None:
@@ -159,7 +158,7 @@ class Saved:
 
 
 def line_of(path: str, document: Document) -> bytes:
-    """One document as a line of the file."""
+    """Return one document as a line of the file."""
     return _line({"path": path, "document": json.loads(encode(document))})
 
 
@@ -168,8 +167,9 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def without_secret(saved: Saved) -> Saved:
-    """The documents as they may lie where others read: without the secret of client ids. Whoever puts them back makes
-    another one."""
+    """Return the documents without the secret of client ids, to be stored where others can read them.
+
+    A restore of these documents makes a new secret."""
     found = saved.documents.get(CLIENT_IDS)
     if not isinstance(found, Counter):
         return saved
@@ -177,6 +177,7 @@ def without_secret(saved: Saved) -> Saved:
 
 
 def write(saved: Saved) -> bytes:
+    """Return the documents as a file."""
     head = {
         "kind": KIND,
         "version": VERSION,
@@ -190,9 +191,9 @@ def write(saved: Saved) -> bytes:
 
 
 def read(data: bytes, name: str) -> Saved:
-    """`name` is that of the file, for telling what is wrong with it."""
+    """Return the documents in a file; raise if it is damaged. `name` is the name of the file, for error messages."""
     lines = data.splitlines(keepends=True)
-    if lines and lines[-1].startswith(SIGNATURE_LINE):  # as an archive has it: it was checked there, or nobody has the key
+    if lines and lines[-1].startswith(SIGNATURE_LINE):  # the archive checks it, if a key is configured
         lines.pop()
     head = _parse(lines[0] if lines else b"", name, 1)
     if head.get("kind") != KIND:
@@ -242,7 +243,7 @@ def _check_numbers(saved: Saved, name: str) -> None:
 
 
 def _still(document: Document) -> Document:
-    """A partition's, without how far its replicas have acknowledged."""
+    """Return the document; that of a partition without how far its replicas have acknowledged."""
     if not isinstance(document, PartitionMeta):
         return document
     return replace(document, replicas={name: replace(one, acknowledged=-1) for name, one in document.replicas.items()})
@@ -252,8 +253,8 @@ def _still(document: Document) -> Document:
 
 
 async def cut(cluster: Cluster, *, moment: str) -> Saved:
-    """All documents as they stood at one moment; `ChangedMeanwhile` when they never stand still."""
-    await cluster.meta()  # refuses what is not whole
+    """Return all documents as of one moment; raise `ChangedMeanwhile` if they keep changing."""
+    await cluster.meta()  # refuse a cluster that is being restored
     before = await _look(cluster)
     for _ in range(PASSES_MAX):
         nodes = await _look(cluster)
@@ -280,8 +281,9 @@ async def cut(cluster: Cluster, *, moment: str) -> Saved:
 
 
 async def standing(cluster: Cluster) -> Mapping[str, object]:
-    """What changes when there is something to save anew, by one look that need not be of one moment. How far archives reach
-    is left out: they know it themselves."""
+    """Return a value for each document that differs if the documents have to be saved again.
+
+    One read, not as of one moment. Documents about archives are left out: an archive holds that information itself."""
     found = _settled(await _look(cluster))
     return {path: one for path, one in found.items() if not path.startswith(f"{ARCHIVES}/")}
 
@@ -293,7 +295,7 @@ async def _look(cluster: Cluster) -> dict[str, Node]:
 
 
 def _settled(nodes: Mapping[str, Node]) -> dict[str, object]:
-    """What has to stand still: the documents, without what only rises."""
+    """Return the part of the documents that must not change between two reads: all but the values that only rise."""
     return {
         path: _without_marks(node) if path.startswith(f"{PARTITIONS}/") else (node.created, node.version)
         for path, node in nodes.items()

@@ -1,13 +1,13 @@
-"""The coordinator over ZooKeeper: kazoo on threads of its own, behind an awaitable face.
+"""The coordinator over ZooKeeper: an asynchronous interface to kazoo, which runs on threads of its own.
 
-Everything here happens on the loop; kazoo's threads only hand results and events over to it. Two things are not left to
-kazoo. Contact: nothing is given to it while there is none, because it would send it whenever contact returns, long after
-the call timed out. Watches: ZooKeeper forgets them with the connection, so a task that waits for a change looks again
+All state here belongs to the event loop; kazoo's threads only pass results and events to it. Two things are not left to
+kazoo. Contact: no call is passed to kazoo without contact, because kazoo would send it when contact returns, long after
+the call timed out. Watches: ZooKeeper drops them with the connection, so a task that waits for a change reads again
 whenever contact returns, and compares.
 
-Kazoo's thread keeps the coordinator session alive by itself, also when the loop stands: the process would hold what it has
-and do nothing with it. So a server's loop gives a beat, and without it the thread sends nothing and connects to nothing
-(`LoopBeat`): the coordinator gives the session up in time, and others take over.
+Kazoo's thread sends heartbeats even if the event loop hangs: the process would keep its ephemeral nodes and do nothing.
+So the loop of a daemon sets a beat, and without it the thread sends nothing and does not connect (`LoopBeat`). The
+coordinator session then expires, and other servers take over.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CALL_SECONDS = 10.0
 RECONNECT_SECONDS_MAX = 1.0
 RESTART_SECONDS = 1.0
 LATE_SHARE = 1 / 3
-"""Of the time of a coordinator session: a loop that stands still for so long is late. So the session ends after four thirds
-of that time at the latest, and a stop of less costs nothing."""
+"""Share of the session time-out for which the event loop may hang. The session then ends after four thirds of the time-out
+at the latest, and a shorter hang has no effect."""
 BEATS = 4
-"""So often in that time the loop gives a beat."""
+"""Beats of the loop in the time of `LATE_SHARE`."""
 log = logging.getLogger("waltz.zookeeper")
 _KAZOO_LOG = logging.getLogger("waltz.zookeeper.kazoo")
-"""Kazoo reports every attempt to connect; we say once that contact was lost, and that it is back."""
+"""Logger of kazoo, which reports every attempt to connect. This module logs a lost contact once, and its return."""
 
 _UNANSWERED = (
     kazoo_errors.ConnectionLoss,
@@ -63,17 +63,18 @@ _UNANSWERED = (
     kazoo_errors.RequestTimeoutError,
     kazoo_errors.ThrottledOpError,
 )
+"""Errors of kazoo after which the outcome of a call is unknown."""
 
 
 class LoopBeat:
-    """A sign of life of an event loop, for threads that speak in its name."""
+    """A heartbeat of an event loop, checked by threads that act for it."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`seconds`: the loop is late when it gave no beat for so long. `clock`: read by any thread."""
+        """`seconds`: the loop is late if its last beat is older. `clock`: called on any thread."""
         self._seconds = seconds
         self._clock = clock
         self._at: float | None = None
-        """When the last beat was; None while nobody watches for one."""
+        """Time of the last beat; None while beats are not checked."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,29 +82,29 @@ class LoopBeat:
         self._timer = loop.call_later(self._seconds / BEATS, self.start, loop)
 
     def stop(self) -> None:
-        """The loop is not late any more."""
+        """Stop the beats; the loop counts as alive from now on."""
         if self._timer is not None:
             self._timer.cancel()
         self._at = self._timer = None
 
     def check(self) -> None:
-        """Raise OSError if the loop is late: what kazoo takes for a lost connection."""
+        """Raise OSError if the loop is late; kazoo handles it as a lost connection."""
         at = self._at
         if at is not None and (late := self._clock() - at) > self._seconds:
             raise OSError(f"the event loop has stood still for {late:.1f} seconds; {self._seconds:.1f} are allowed")
 
 
 class _RequestCount:
-    """Pair of sockets by which kazoo counts its requests: a byte for each is written, and one read when it was sent.
+    """Pair of sockets with which kazoo counts its requests: it writes a byte for each, and reads one when it was sent.
 
-    At most one byte is in the pair, because a full pair blocks whoever asks. That is the loop, and a loop that stands is
-    the reason why kazoo's thread does not connect and reads nothing: neither would ever go on."""
+    At most one byte is in the pair, because a full pair would block the caller, which is the event loop. Kazoo's thread
+    does not connect and reads nothing while the loop is late, so that would be a deadlock."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._lock = threading.Lock()
         self._count = 0
-        """Invariant: a byte is in the pair if this is not 0."""
+        """Requests in the pair. Invariant: a byte is in the pair if this is not 0."""
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -116,27 +117,27 @@ class _RequestCount:
         return len(data)
 
     def recv(self, _: int) -> bytes:
-        """Count one request less. Kazoo calls it only after `select` found a request."""
+        """Decrement the count. Kazoo calls it only after `select` found a request."""
         with self._lock:
             self._count -= 1
             return self._reader.recv(1) if self._count == 0 else b"\0"
 
     def close(self) -> None:
         with self._lock:
-            self._count = 0  # so that the next `send` finds out, which tells kazoo
+            self._count = 0  # so that the next `send` fails, and kazoo notices
             self._reader.close()
             self._writer.close()
 
 
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads and connections; says when one of the threads has ended.
+    """Kazoo's threads and connections. Calls `ended` when one of the threads has ended.
 
-    A ZooKeeper that has lost data refuses every session whose holder has seen more of it: it ends the connection without an
-    answer. It would do so for ever, so kazoo's notion of what was seen is taken away (`forget`) when connections were
-    made and got no answer for `session_seconds`. The session itself stays, if ZooKeeper still has it.
+    A ZooKeeper that has lost data closes the connection of every client that has seen newer transactions, without an answer
+    and for ever. So kazoo's last seen transaction id is reset (`forget`) after `session_seconds` of connections without an
+    answer. The session itself continues if ZooKeeper still has it.
 
-    TLS is made here: kazoo trusts the authorities of the machine beside ours, and waits for a connection that has nothing
-    to tell while an answer of it lies decrypted in memory."""
+    TLS connections are made here for two reasons: kazoo trusts the authorities of the machine as well as the configured
+    ones, and it waits for the socket to be readable while an answer is already decrypted in memory."""
 
     def __init__(
         self,
@@ -154,12 +155,12 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
         self._forget = forget
         self._session_seconds = session_seconds
         self._refused_since: float | None = None
-        """When the first connection was made that got no answer, since a session was given last (`time.monotonic`)."""
+        """Time of the first connection without an answer since the last session was established (`time.monotonic`)."""
         self.trouble = ""
-        """Why the last connection did not come to be."""
+        """Reason why the last connection failed; empty if it did not."""
 
     def on_session(self) -> None:
-        """Called on a thread of kazoo when ZooKeeper has answered."""
+        """Reset the count of refused connections. Called on a thread of kazoo when ZooKeeper has answered."""
         self._refused_since = None
 
     def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
@@ -173,14 +174,14 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
             self.trouble = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
             if plain is not None:
                 plain.close()
-            raise OSError(self.trouble) from error  # what kazoo takes for a reason to try again
+            raise OSError(self.trouble) from error  # kazoo retries after an OSError
         self.trouble = ""
         now = time.monotonic()
         if self._refused_since is None:
             self._refused_since = now
         elif now - self._refused_since > self._session_seconds:
             self._refused_since = now
-            self._forget()  # before kazoo says on this connection what it has seen
+            self._forget()  # before kazoo sends its last seen transaction id on this connection
         return made
 
     def create_socket_pair(self) -> tuple[_RequestCount, _RequestCount]:
@@ -188,7 +189,7 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
         return count, count
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float | None) -> Any:
-        """Kazoo asks before it reads and before it writes anything."""
+        """Wait for sockets. Kazoo calls it before each read and write, so a late loop stops both."""
         ready = [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending() > 0]
         if not ready:
             every = super().select(readers, writers, others, timeout)
@@ -209,8 +210,10 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class ZooKeeperCoordinator:
-    """`hosts` like "one:2181,two:2181"; `root` like "/waltz/payments", under which everything stands. ZooKeeper gives the
-    coordinator session up when it has heard nothing of us for `session_seconds`."""
+    """A coordinator session over ZooKeeper.
+
+    `hosts` is like "one:2181,two:2181"; `root` is like "/waltz/payments", the parent of all nodes of the cluster. ZooKeeper
+    expires the session after `session_seconds` without a heartbeat."""
 
     def __init__(
         self,
@@ -222,7 +225,7 @@ class ZooKeeperCoordinator:
         call_seconds: float = CALL_SECONDS,
         needs_loop: bool = False,
     ) -> None:
-        """`needs_loop`: the coordinator session ends when the loop stands still, as it shall for daemons."""
+        """`needs_loop`: let the session expire when the event loop hangs, as daemons need it."""
         if not root.startswith("/") or any(part in ("", ".", "..") for part in root[1:].split("/")):
             raise BadArgument(f"{root!r} is not a path for a cluster: write it like /waltz/payments")
         self.hosts, self.root, self._access = hosts, root, access
@@ -263,7 +266,7 @@ class ZooKeeperCoordinator:
             raise BadArgument(wrong) from error
 
         def hand_over(state: str) -> None:
-            """On a thread of kazoo."""
+            """Pass a state of kazoo to the loop. Called on a thread of kazoo."""
             if state == KazooState.CONNECTED:
                 threads.on_session()
             self._tell(self._on_state, client, state, client.client_id)
@@ -272,8 +275,9 @@ class ZooKeeperCoordinator:
         return client
 
     def _forget(self, client: KazooClient) -> None:
-        """On a thread of kazoo: the next session may be one of a ZooKeeper that holds less than was seen before. What was
-        read may go back by that. Every decision is made by a version that was read, so none is made from two states."""
+        """Reset the last seen transaction id of kazoo, on its thread, to accept a ZooKeeper that has lost data.
+
+        Later reads may return older states. That is safe: every change is conditional on the version that was read."""
         if not client.last_zxid:
             return
         log.warning(
@@ -300,7 +304,7 @@ class ZooKeeperCoordinator:
             raise self._silence() from None
 
     def _silence(self) -> CannotConnect:
-        """Nothing ever answered."""
+        """Return the error for a ZooKeeper that never answered."""
         trouble = f": {self._threads.trouble}" if self._threads.trouble else ""
         speaks = "in plain text" if self._access.tls is None else "with TLS"
         return CannotConnect(
@@ -310,10 +314,10 @@ class ZooKeeperCoordinator:
             + ("has no TLS" if self._access.tls is None else "has TLS, with a certificate for that host by your authority"),
         )
 
-    # -- what kazoo says -----------------------------------------------------------------------------------------------
+    # -- events of kazoo -----------------------------------------------------------------------------------------------
 
     def _tell(self, function: Callable[..., None], *arguments: object) -> None:
-        """From a thread of kazoo to the loop."""
+        """Call a function on the loop, from a thread of kazoo."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -338,7 +342,7 @@ class ZooKeeperCoordinator:
         self._watchers.tell()
 
     def _on_end(self, client: KazooClient) -> None:
-        """Kazoo's thread has met something that it did not expect, and gave up for good."""
+        """Restart the client: kazoo's thread has ended after an unexpected error."""
         if client is self._client and not self._is_closed:
             assert self._loop is not None
             log.error("the ZooKeeper client ended by itself; a new one starts in %g seconds", RESTART_SECONDS)
@@ -352,14 +356,14 @@ class ZooKeeperCoordinator:
         self._client.start_async()
 
     def _on_event(self, event: WatchedEvent) -> None:
-        """A watch, on a thread of kazoo. It says NONE when it drops its watches: contact is lost, and comes back."""
+        """Handle a watch, on a thread of kazoo. Its type is NONE when kazoo drops its watches because contact is lost."""
         if event.type != EventType.NONE:
             self._tell(self._watchers.wake, (event.path,))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def _call(self, path: str, ask: Callable[[KazooClient], IAsyncResult]) -> Any:
-        """Ask as soon as there is contact; an answer or an error of ours within the deadline."""
+        """Make a call as soon as there is contact; return its answer, or raise a `WaltzError` within the deadline."""
         if self._is_closed or self._loop is None:
             raise CannotConnect("the connection to ZooKeeper is closed")
         try:
@@ -405,14 +409,16 @@ class ZooKeeperCoordinator:
                 raise _refusal(change.path, result) from result
 
     async def _make_way(self) -> None:
-        """The nodes above the root, which belong to no cluster."""
+        """Create the nodes above the root, which belong to no cluster."""
         above = self.root.rpartition("/")[0]
         if above:
             await self._call(above, lambda client: client.ensure_path_async(above))
 
     async def _acl(self, changes: Sequence[Change]) -> list[ACL]:
-        """Return who may do what with the nodes that are created: the same as with the root. While one process after the
-        other is given its credentials, those that have none yet still have to read everything."""
+        """Return the ACL of created nodes: that of the root.
+
+        While an operator gives credentials to the processes of an open cluster, those without them still have to read all
+        nodes."""
         created = [change.path for change in changes if isinstance(change, Create)]
         if not created or not self._access.has_credentials:
             return list(OPEN_ACL_UNSAFE)
@@ -442,7 +448,7 @@ class ZooKeeperCoordinator:
                     transaction.check(path, version)
         return transaction.commit_async()
 
-    # -- who may do what -----------------------------------------------------------------------------------------------
+    # -- access control ------------------------------------------------------------------------------------------------
 
     @property
     def has_credentials(self) -> bool:
@@ -451,7 +457,7 @@ class ZooKeeperCoordinator:
     async def is_open(self, path: str) -> bool:
         try:
             return _is_open(await self._acl_of(path))
-        except CoordinatorRefused:  # not even to us
+        except CoordinatorRefused:  # closed to this process, too
             return False
 
     async def is_ours(self, path: str) -> bool:
@@ -470,7 +476,7 @@ class ZooKeeperCoordinator:
         await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed(path)))
 
     async def open_above(self) -> list[str]:
-        """ZooKeeper keeps every node in memory: who may create nodes anywhere can end it."""
+        """Return nodes outside of the root in which any process may create nodes: ZooKeeper holds all nodes in memory."""
         parts = self.root.split("/")[1:-1]
         above = ["/", *("/" + "/".join(parts[: count + 1]) for count in range(len(parts))), *_SYSTEM]
         former = [Id("digest", name) for name in self._access.names[1:]]
@@ -490,7 +496,7 @@ class ZooKeeperCoordinator:
         ours = [owner, ACL(Permissions.READ, Id("world", "anyone"))]
         closed = []
         for path in await self.open_above():
-            with suppress(CoordinatorRefused):  # whoever runs ZooKeeper has decided it, and `open_above` goes on naming it
+            with suppress(CoordinatorRefused):  # the operator of ZooKeeper decides; `open_above` keeps returning it
                 await self._call(path, partial(KazooClient.set_acls_async, path=path, acls=ours))
                 closed.append(path)
         return closed
@@ -522,9 +528,9 @@ class ZooKeeperCoordinator:
                 await woken.wait()
 
     async def _look(self, path: str) -> object:
-        """What a node is at this moment, with watches for everything that makes it another one.
+        """Return the state of a node, and set watches for all changes to it.
 
-        Each half of the answer comes from the call that set the watch for it: what changes after that call wakes us."""
+        Each half of the state comes from the call that set its watch, so every later change wakes the waiting task."""
         try:
             stat: ZnodeStat | None = await self._call(path, lambda client: client.exists_async(path, self._on_event))
             if stat is None:
@@ -532,7 +538,7 @@ class ZooKeeperCoordinator:
             _, below = await self._call(
                 path, lambda client: client.get_children_async(path, self._on_event, include_data=True)
             )
-        except NodeMissing:  # it went between the two, and the first watch has fired
+        except NodeMissing:  # it was deleted between the two calls, and the first watch has fired
             return path, None
         return path, (stat.czxid, stat.mzxid, below.pzxid)
 
@@ -551,7 +557,7 @@ class ZooKeeperCoordinator:
             _end(self._client)
             self._tell(ended.set)
 
-        # Kazoo's way to stop blocks until ZooKeeper has answered. A daemon thread does not keep the program from ending.
+        # Stopping kazoo blocks until ZooKeeper has answered. A daemon thread does not keep the program from ending.
         threading.Thread(target=end, name="zookeeper-end", daemon=True).start()
         if not had_contact:
             return
@@ -563,9 +569,9 @@ class ZooKeeperCoordinator:
 
 
 _SYSTEM = ("/zookeeper", "/zookeeper/quota")
-"""Nodes that every ZooKeeper has, and that everybody may write to until somebody closes them."""
+"""Nodes that every ZooKeeper has, open to all processes until an operator closes them."""
 _BESIDE = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
-"""What a transaction says of the changes around the one that failed."""
+"""Errors that a transaction reports for the changes beside the one that failed."""
 
 
 def _is_open(acl: Sequence[ACL]) -> bool:
@@ -573,12 +579,12 @@ def _is_open(acl: Sequence[ACL]) -> bool:
 
 
 def _without_readers(acl: list[ACL], path: str) -> list[ACL]:
-    """Return the ACL of this node, where the root has that one."""
+    """Return the ACL of a node, given that of the root: read-only names cannot read `UNREAD`."""
     return [one for one in acl if one.perms != Permissions.READ] if path == UNREAD else acl
 
 
 def _settle(answer: asyncio.Future[Any], result: IAsyncResult) -> None:
-    """The answer has come; too late when the deadline was faster."""
+    """Set the result of a call, unless it has timed out."""
     if answer.done():
         return
     error = result.exception
@@ -591,7 +597,7 @@ def _settle(answer: asyncio.Future[Any], result: IAsyncResult) -> None:
 
 
 def _end(client: KazooClient) -> None:
-    """End the coordinator session and free what kazoo holds. Blocks."""
+    """End the coordinator session and free the resources of kazoo. Blocks."""
     try:
         client.stop()
         client.close()
@@ -600,7 +606,7 @@ def _end(client: KazooClient) -> None:
 
 
 def _refusal(path: str, error: Exception) -> WaltzError:
-    """An error of ZooKeeper as one of ours."""
+    """Convert an error of ZooKeeper to a `WaltzError`."""
     match error:
         case kazoo_errors.BadVersionError():
             return ChangedMeanwhile(f"{path} was changed by somebody else", path=path)

@@ -1,12 +1,11 @@
-"""How ZooKeeper is reached, and as whom: TLS or plain text, and the credentials by which it knows the cluster's own
-processes.
+"""Connection settings for ZooKeeper: TLS or plain text, and the credentials of the cluster's own processes.
 
-Whoever may change the documents of a cluster decides which storages and servers it has. So a *closed* cluster gives every
-document to one name with a password (ZooKeeper's scheme `digest`) and nothing to anybody else. All servers and operators
-have that name in a file. The first line of the file is who documents are given to; others are shown as well, so that a
-password can be replaced while everything runs. A line that begins with `read-only ` is another name with a password: it may
-read the documents and change nothing, and does not see the secret of client ids. Certificates do not take the place of the
-password: ZooKeeper would tell their holders apart by their subjects, and an application's may have any.
+A process that can change the documents of a cluster decides which storages and servers the cluster has. In a *closed*
+cluster, every document belongs to one name with a password (ZooKeeper's scheme `digest`); other processes have no rights.
+All servers and operators have a file with that name and password. The first line of the file is the owner of new
+documents; further lines are sent to ZooKeeper as well, so that a password can be replaced without downtime. A line that
+begins with `read-only ` is a name that may read the documents, without the secret of client ids, and change nothing.
+Certificates do not replace the password: ZooKeeper tells their holders apart by subject, and applications can have any.
 """
 
 from __future__ import annotations
@@ -24,30 +23,33 @@ from waltzd.errors import BadConfig
 CREDENTIALS_BYTES_MAX = 64 << 10
 READ_ONLY = "read-only "
 UNREAD = "/ids/client"
-"""The path of the document that who only reads does not see: with the secret there, tokens of client ids can be made."""
+"""Path of the document that read-only names cannot read: its secret would let them forge tokens of client ids."""
 _EXAMPLE = "write one line like waltz:a-long-random-password"
 
 
 class Verify(enum.StrEnum):
-    """What has to be right about the certificate of ZooKeeper, apart from its authority."""
+    """Properties of ZooKeeper's certificate that are checked, besides its authority."""
 
     HOST = "host"
-    """It carries the host name, or the address, that was connected to."""
+    """The certificate must name the host or the address that was connected to."""
     AUTHORITY = "authority"
-    """Nothing else: the authority signs for nobody but ZooKeeper, or everybody whom it signs for may pose as ZooKeeper."""
+    """Any certificate of the authority is accepted: each holder of one can impersonate ZooKeeper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorTls:
     ca: str
+    """File with the authorities that sign for ZooKeeper."""
     certificate: str | None
-    """Ours, and its key: ZooKeeper asks for one unless it is told not to."""
+    """File with the certificate of this process, which ZooKeeper requires by default; None to send none."""
     key: str | None
+    """File with the private key of `certificate`."""
     verify: Verify = Verify.HOST
 
     def context(self) -> ssl.SSLContext:
-        """Made anew for each connection, so files that were replaced count from the next one on. No other authority is
-        trusted: those of the machine sign for the whole world."""
+        """Return a new TLS context, so that replaced files are used from the next connection on.
+
+        The authorities of the machine are not trusted: they sign for the whole internet."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = self.verify is Verify.HOST
@@ -57,7 +59,7 @@ class CoordinatorTls:
         return context
 
     def check(self) -> None:
-        """`BadConfig` when the files cannot be used."""
+        """Raise `BadConfig` if the files cannot be used."""
         try:
             self.context()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -70,9 +72,9 @@ class CoordinatorTls:
 class ZooKeeperCredentials:
     tls: CoordinatorTls | None = None
     credentials: tuple[str, ...] = ()
-    """Each `name:password`; documents are given to the first."""
+    """Credentials as `name:password`; documents that are created belong to the first."""
     readers: tuple[str, ...] = ()
-    """Each `name:password`; documents may be read with it."""
+    """Credentials as `name:password` that may only read documents."""
 
     @property
     def has_credentials(self) -> bool:
@@ -80,34 +82,34 @@ class ZooKeeperCredentials:
 
     @property
     def owner(self) -> str:
-        """Who the documents are given to, as ZooKeeper writes it."""
+        """Owner of created documents, as ZooKeeper writes it in an ACL."""
         return self.names[0]
 
     @property
     def names(self) -> list[str]:
-        """Each of the credentials as ZooKeeper writes its owner in an ACL."""
+        """Owner that each of the credentials stands for, as ZooKeeper writes it in an ACL."""
         return [digest_of(one) for one in self.credentials]
 
     def __repr__(self) -> str:
-        """Without passwords: it may end up in a log."""
+        """Leave passwords out: the text may end up in a log."""
         names, readers = ([one.partition(":")[0] for one in given] for given in (self.credentials, self.readers))
         return f"ZooKeeperCredentials(tls={self.tls}, names={names}, readers={readers})"
 
 
 def digest_of(credentials: str) -> str:
     """Return the name and the digest of `name:password`, as ZooKeeper writes it."""
-    # The algorithm is ZooKeeper's default. A password that nobody chose by heart makes up for its age.
+    # SHA-1 is ZooKeeper's default. A long random password makes up for the age of the algorithm.
     digest = hashlib.sha1(credentials.encode(), usedforsecurity=False).digest()
     return f"{credentials.partition(':')[0]}:{base64.b64encode(digest).decode()}"
 
 
 NO_CREDENTIALS = ZooKeeperCredentials()
-"""Plain text, and nobody in particular."""
+"""Plain text, and no credentials."""
 
 
 OFF = "off"
 TLS_MODES = (OFF, *Verify)
-"""What may be said of TLS to ZooKeeper."""
+"""Values of the setting `coordinator_tls`."""
 
 
 def load_credentials(
@@ -118,7 +120,7 @@ def load_credentials(
     ca: str | None = None,
     credentials: str | None = None,
 ) -> ZooKeeperCredentials:
-    """From what settings or options say, with the files that they name; `BadConfig` when one of them cannot be used."""
+    """Load the files that settings or options name; raise `BadConfig` if one of them cannot be used."""
     if how not in TLS_MODES:
         raise BadConfig(f"TLS to ZooKeeper is one of {', '.join(TLS_MODES)}, not {how!r}")
     tls = None
