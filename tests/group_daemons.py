@@ -205,7 +205,7 @@ class DaemonRace:
                 await client.create_group(
                     mode.value,
                     mode=mode.value,
-                    headers=WANTED,
+                    kinds=WANTED,
                     ack_wait=ACK_WAIT,
                     max_in_flight=ROOM,
                     deliver_max=DELIVER_MAX,
@@ -227,7 +227,7 @@ class DaemonRace:
                 while self._is_racing:
                     more = secrets.token_bytes(self.chance.choice((0, 8, 300)))
                     payload = f"{partition} {next(numbers)} ".encode() + more
-                    await client.append(payload, partition=partition, header=self.chance.randrange(HEADERS))
+                    await client.append(payload, partition=partition, kind=self.chance.randrange(HEADERS))
                     self.report.appended += 1
                     await asyncio.sleep(2 * PARTITIONS * self.chance.random() / RATE)
 
@@ -320,7 +320,7 @@ async def _read(client: Client[bytes], partition: int) -> dict[int, Written]:
     end = await client.end_position(partition)
     while len(found) <= end:
         for one in await client.read_some(partition, len(found), end):
-            found[one.id] = Written(payload_key(one.payload), one.header, str(one.header))
+            found[one.id] = Written(payload_key(one.payload), one.kind, str(one.kind))
     return found
 
 

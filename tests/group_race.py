@@ -146,7 +146,7 @@ class Race:
                 count += 1
                 payload = f"{self.course.seed} {count} ".encode() + secrets.token_bytes(self.chance.choice((0, 8, 300)))
                 partition = self.chance.randrange(self.course.partitions)
-                await client.append(payload, partition=partition, header=self.chance.randrange(HEADERS))
+                await client.append(payload, partition=partition, kind=self.chance.randrange(HEADERS))
                 await asyncio.sleep(2 * self.chance.random() / self.course.rate)
 
     async def _kill(self) -> None:

@@ -56,6 +56,6 @@ class Attempt(Command):
     def build(self, builder: Builder) -> bool:
         self._attempts += 1
         builder.payload = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
-        builder.header = self._header
+        builder.kind = self._header
         builder.locks = self._locks
         return True

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
-    from waltzd.client.blocking_groups import BlockingDelivery as BlockingDelivery
-    from waltzd.client.blocking_groups import BlockingHandling as BlockingHandling
-    from waltzd.client.blocking_groups import BlockingSubscription as BlockingSubscription
+    from waltzd.client.blocking import BlockingDelivery as BlockingDelivery
+    from waltzd.client.blocking import BlockingHandling as BlockingHandling
+    from waltzd.client.blocking import BlockingSubscription as BlockingSubscription
     from waltzd.client.client import Client as Client
     from waltzd.client.delivery import Delivery as Delivery
     from waltzd.client.delivery import Reject as Reject
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.positions import Position as Position
 
 _MODULES = {
-    "client.blocking": ("BlockingClient",),
-    "client.blocking_groups": ("BlockingDelivery", "BlockingHandling", "BlockingSubscription"),
+    "client.blocking": ("BlockingClient", "BlockingDelivery", "BlockingHandling", "BlockingSubscription"),
     "client.client": ("Client",),
     "client.delivery": ("Delivery", "Reject"),
     "client.handler": ("Handling",),

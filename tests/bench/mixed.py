@@ -51,7 +51,7 @@ class Reader:
         self.count += len(transactions)
         self.bytes += sum([transaction.length for transaction in transactions])
         for transaction in transactions:
-            if transaction.header == STAMPED:
+            if transaction.kind == STAMPED:
                 self.latencies.add(time.perf_counter() - STAMP.unpack_from(transaction.payload)[0])
 
 
@@ -80,7 +80,7 @@ class Writers:
             data = self._payloads.take(self._load.batch)
             data[-1] = STAMP.pack(begun) + data[-1][STAMP.size :]
             outcomes = await self._client.append_many(
-                data, partition=partition, headers=headers, locks=self._locks.take(self._load.batch),
+                data, partition=partition, kinds=headers, locks=self._locks.take(self._load.batch),
                 position=self._client.position(partition),
             )  # fmt: skip
             self.counters.many(outcomes, time.perf_counter() - begun)

@@ -100,7 +100,7 @@ class Recorder:
     async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> AppendOutcome:
         """The client's short form, without locks: what it had seen does not matter then."""
         attempt = self.invoked(Builder(EMPTY), partition, data, header, ())
-        outcome: AppendOutcome = await client.append(data, partition=partition, header=header)
+        outcome: AppendOutcome = await client.append(data, partition=partition, kind=header)
         self.returned(attempt, outcome)
         return outcome
 
@@ -189,7 +189,7 @@ class _RecordedCommand(Command):
             self._group.key = payload_key(builder.payload)
         together = "" if self._group is None else self._group.key
         self._open = self._recorder.invoked(
-            builder, self._partition, builder.payload, builder.header, builder.locks, together=together
+            builder, self._partition, builder.payload, builder.kind, builder.locks, together=together
         )
         return True
 

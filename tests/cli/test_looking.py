@@ -76,7 +76,7 @@ def test_a_probe_is_committed_and_read_back(live: LocalCluster, waltzctl: Tool) 
         assert one["commit_milliseconds"] > 0
         with BlockingClient(",".join(live.server_addresses)) as client:
             read = client.read(one["partition"], one["id"])
-        assert (read.header, read.payload) == (PROBE_HEADER, PAYLOAD)
+        assert (read.kind, read.payload) == (PROBE_HEADER, PAYLOAD)
     told = waltzctl("health", "--directory", live.directory)
     assert (told.code, told.err) == (0, "")
     assert told.out.startswith("healthy: 4 partitions committed a probe and gave it back\n")

@@ -359,7 +359,7 @@ class Delivered:
     """A delivery that comes once more."""
 
     def __init__(self, header: int, transfer: dict[str, Any]) -> None:
-        self.header, self.payload = header, json.dumps(transfer).encode()
+        self.kind, self.payload = header, json.dumps(transfer).encode()
 
 
 def test_event_versions() -> None:

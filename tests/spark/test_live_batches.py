@@ -58,9 +58,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
         with BlockingClient(found.servers, feed=FeedMode.NONE, partitions=[0]) as client:
             for number in range(60):
                 locks = [append_lock("account", number % 7), append_lock("journal")]
-                assert isinstance(
-                    client.append(b"alone %d" % number * 5, partition=0, header=number, locks=locks), Committed
-                )
+                assert isinstance(client.append(b"alone %d" % number * 5, partition=0, kind=number, locks=locks), Committed)
                 group = client.append_atomic(
                     [b"first", b"second" * number, b"third"], partition=0, locks=[locks, (), locks]
                 )
@@ -81,7 +79,7 @@ def rows_of(client: BlockingClient) -> list[dict[str, Any]]:
             rows[-1]["group"] = first
         taken = [{"lock": lock - (lock >> 63 << 64), "mode": mode.name} for lock, mode in transaction.locks or ()]
         rows.append({
-            "txid": transaction.id, "header": transaction.header, "data": bytes(transaction.payload),
+            "txid": transaction.id, "header": transaction.kind, "data": bytes(transaction.payload),
             "time": transaction.time, "locks": None if transaction.time is None else taken,
             "group": rows[-1]["group"] if transaction.follows else None,
         })  # fmt: skip

@@ -69,7 +69,7 @@ class Wanted:
         return self.header is None and self.lock is None
 
     def matches(self, transaction: Transaction) -> bool:
-        if self.header is not None and transaction.header != self.header:
+        if self.header is not None and transaction.kind != self.header:
             return False
         return self.lock is None or any(one.hash == self.lock for one in transaction.locks or ())
 
@@ -109,7 +109,7 @@ def shortened(one: Transaction) -> Transaction:
     return Transaction(
         one.partition,
         one.id,
-        one.header,
+        one.kind,
         one.length,
         one.payload_crc,
         one.request,

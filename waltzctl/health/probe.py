@@ -221,7 +221,7 @@ class _Prober:
         assert self._id is not None
         runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
         read = [one for run in runs for one in transactions_of(run, self._partition, None)]
-        if [(one.id, one.header, one.payload) for one in read] != [(self._id, PROBE_HEADER, PAYLOAD)]:
+        if [(one.id, one.kind, one.payload) for one in read] != [(self._id, PROBE_HEADER, PAYLOAD)]:
             raise BadFrame(f"{self._place.server} gave something else back than the probe that it committed as {self._id}")
 
     async def _next(self, link: MountPort) -> ServerFrame:

@@ -174,9 +174,9 @@ async def submit(
     if is_group:
         each = [locks, *[()] * (len(payloads) - 1)]
         headers = [header] * len(payloads)
-        outcome = await client.append_atomic(payloads, partition=partition, headers=headers, locks=each, position=seen)
+        outcome = await client.append_atomic(payloads, partition=partition, kinds=headers, locks=each, position=seen)
     else:
-        outcome = await client.append(payloads[0], partition=partition, header=header, locks=locks, position=seen)
+        outcome = await client.append(payloads[0], partition=partition, kind=header, locks=locks, position=seen)
     failed = next((spelled(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None)
     return Submitted(
         partition=partition,

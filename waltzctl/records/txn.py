@@ -257,7 +257,7 @@ def grep(
             async for transaction in read:
                 first = await groups.first_of(transaction)
                 if transaction.id < begin or not filters.match(
-                    transaction.header, transaction.request[0], transaction.payload
+                    transaction.kind, transaction.request[0], transaction.payload
                 ):
                     continue
                 sink(transaction, first)

@@ -200,7 +200,7 @@ PARKED: Columns[ParkedOne] = (
 )
 WITH_PAYLOADS: Columns[ParkedOne] = (
     *PARKED,
-    Column("header", "transaction.header"),
+    Column("header", "transaction.kind"),
     Column("size", "transaction.length"),
     Column("", lambda row: row.transaction and decoded(row.transaction.payload).encoding, json="payload_encoding"),
     Column("payload", lambda row: row.transaction and decoded(row.transaction.payload).value, cell=_begin),

@@ -81,7 +81,7 @@ def transaction_json(
     return {
         "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id,
         "time": None if time is None else moment.iso(time), "time_us": time, "group": group,
-        "header": transaction.header, "client": client, "generation": generation, "sequence": sequence,
+        "header": transaction.kind, "client": client, "generation": generation, "sequence": sequence,
         "size": transaction.length, **locks, "payload_encoding": found.encoding, "payload": found.value,
     }  # fmt: skip
 
@@ -109,7 +109,7 @@ class _Table:
             transaction.partition,
             transaction.id,
             "" if time is None else moment.shown(time, is_narrow=self._is_narrow),
-            transaction.header,
+            transaction.kind,
             transaction.request[0],
             transaction.length,
         )
@@ -213,7 +213,7 @@ def lock(told: Explained) -> Listing[dict[str, Any]]:
     ]
     if marker is not None:
         when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
-        said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
+        said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.kind}, {marker.length:,} bytes"
         payload = line(marker.payload, "auto", PAYLOAD_CHARACTERS)
         encoding = decoded(marker.payload).encoding
         page += [_fact("marked by", said), Line(_fact(f"payload ({encoding})", payload), fit="cut")]

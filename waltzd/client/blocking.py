@@ -1,7 +1,9 @@
-"""The client for applications without a loop of their own: the same names as `waltzd.client.client`, and each call blocks.
+"""The client for applications without an event loop: the names of `waltzd.client.client`, and each call blocks.
 
-One thread of the process runs the loop of all blocking clients, for as long as the process lives: a thread of gRPC may
-still call back after the last call."""
+One thread of the process runs the event loop of all blocking clients until the process ends: a thread of gRPC may call back
+after the last call. A method of a blocking class is declared once, as a method of its asyncio class: `blocking` takes the
+arguments, the documentation and the type of the result from there.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +11,35 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
-from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
-from waltzd.client.blocking_groups import (
-    BlockingDelivery,
-    BlockingHandling,
-    BlockingSubscription,
-    handle,
-    subscribe,
-)
 from waltzd.client.client import Client
-from waltzd.client.consumer_groups import Start
+from waltzd.client.delivery import DeliveredTransaction, Delivery
 from waltzd.client.follower import call_here
+from waltzd.client.handler import Handling
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect, Partitions
 from waltzd.client.settings import ClientSettings, Tls
-from waltzd.client.status import ClientStatus
-from waltzd.client.submits import Wait
-from waltzd.client.view import (
-    Command,
-    E,
-    Partitioner,
-    Serializer,
-    Transaction,
-    View,
-    partition_by_hash,
-)
+from waltzd.client.subscription import Subscription
+from waltzd.client.view import E, Partitioner, Serializer, Transaction, View, partition_by_hash
 from waltzd.errors import BadArgument
-from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.batches import FeedMode, Topology
+from waltzd.protocol.groups import Mode as GroupMode
+from waltzd.protocol.locks import AppendOutcome, Lock, Mode, Outcome
 from waltzd.protocol.positions import Position
-from waltzd.protocol.quorum import EMPTY
 
+P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class _LoopThread(LoopThread):
@@ -89,15 +77,64 @@ def loop_thread() -> _LoopThread:
     return _started
 
 
+# -- methods that are declared by an asyncio method ------------------------------------------------------------------------
+
+
+class BlockingMethod(Protocol[P, T_co]):
+    """A method with the arguments `P` and the result `T_co`, as type checkers and editors see it."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[P, T_co]: ...
+
+
+@overload
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> BlockingMethod[P, T]: ...
+@overload
+def blocking(method: Callable[Concatenate[Any, P], T]) -> BlockingMethod[P, T]: ...
+def blocking(method: Callable[..., Any]) -> Any:
+    """Return a method that calls `method` of `self._inner` on the event loop and waits for the result."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._thread.run(call_here(partial(method, self._inner, *arguments, **named)))
+
+    return call
+
+
+def declared_by(method: Callable[Concatenate[Any, P], Any]) -> Callable[[Callable[..., T]], BlockingMethod[P, T]]:
+    """Give the decorated method the arguments and the documentation of `method`, and keep its result."""
+    return wraps(method)  # type: ignore[return-value]
+
+
+def _batches(thread: _LoopThread, begin: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
+    """Iterate over an asynchronous generator that `begin` makes on the event loop."""
+    batches: AsyncGenerator[T, None] = thread.run(call_here(begin))
+
+    async def following() -> T | None:
+        return await anext(batches, None)
+
+    try:
+        while (batch := thread.run(following())) is not None:
+            yield batch
+    finally:  # do not wait: the garbage collector may run this on the thread of the loop
+        asyncio.run_coroutine_threadsafe(batches.aclose(), thread.loop)
+
+
+def _each(thread: _LoopThread, begin: Callable[[], AsyncGenerator[Sequence[T], None]]) -> Generator[T, None, None]:
+    with closing(_batches(thread, begin)) as batches:
+        for batch in batches:
+            yield from batch
+
+
 class BlockingClient(Generic[E]):
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
-    Use it as a context manager. All methods may be called from any thread. The view runs on threads of the client, for
-    one transaction of a partition at a time, and may itself call the client. The functions of a command run on the thread
-    that called `submit`, except `on_applied`, which runs on a thread of the client. A process that is forked after its
-    first client cannot use one: start processes with `spawn`.
+    Arguments, results and errors of each method are those of the method of `Client` with the same name. What that method
+    returns as an awaitable or an asynchronous iterator, this one returns as the result or an iterator.
 
-    Arguments, results and errors of each method are those of the method of `Client` with the same name.
+    Use it as a context manager. Any thread may call any method. The view runs on threads of the client, for one transaction
+    of a partition at a time, and may itself call the client. The functions of a command run on the thread that called
+    `submit`, except `on_applied`, which runs on a thread of the client. A process that was forked after its first client
+    was made cannot use a client: start processes with `spawn`.
 
     Example:
         ```python
@@ -134,7 +171,7 @@ class BlockingClient(Generic[E]):
         self._pool = ThreadPoolExecutor(threads, "waltz-view")
         self._left_behind: dict[int, Future[Any]] = {}
         """By partition, the call of the view that still runs although it was cancelled."""
-        self._client: Client[E] = Client(
+        self._inner: Client[E] = Client(
             servers,
             view=view,
             feed=feed,
@@ -145,7 +182,7 @@ class BlockingClient(Generic[E]):
             tls=tls,
             connect=connect,
         )
-        self._client._call = self._call_on_pool
+        self._inner._call = self._call_on_pool
 
     async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
         partition = _partition_in(arguments)
@@ -169,12 +206,12 @@ class BlockingClient(Generic[E]):
         """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
-        self._thread.run(self._client.open(timeout=timeout))
+        self._thread.run(self._inner.open(timeout=timeout))
 
     def close(self) -> None:
         """As `Client.close`. The client may be opened again."""
         try:
-            self._thread.run(self._client.close())
+            self._thread.run(self._inner.close())
         finally:
             self._is_shut = True
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -186,306 +223,126 @@ class BlockingClient(Generic[E]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- what it is
+    # -- the cluster
 
     @property
     def client_id(self) -> int:
-        """The number that the cluster gave this client, unique for ever."""
-        return self._client.client_id
+        """Number that the cluster gave this client, and never gives to another one."""
+        return self._inner.client_id
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster."""
-        return self._client.cluster
+        """Name of the cluster."""
+        return self._inner.cluster
 
     @property
     def cluster_key(self) -> UUID:
-        """The key of the cluster, which no other cluster has."""
-        return self._client.cluster_key
+        """Key of the cluster, which no other cluster has."""
+        return self._inner.cluster_key
+
+    @property
+    def topology(self) -> Topology:
+        """Servers and the owners of all partitions, as the client saw them last."""
+        return self._inner.topology
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the cluster has."""
-        return self._client.partition_count
+        """Number of partitions of the cluster."""
+        return self._inner.partition_count
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that this client has."""
-        return self._client.partitions
+        """Partitions of this client."""
+        return self._inner.partitions
 
     def partition_of(self, key: Any) -> int:
         """As `Client.partition_of`."""
-        return self._client.partition_of(key)
+        return self._inner.partition_of(key)
 
-    def channel(self, name: str) -> tuple[int, ...]:
-        """As `Client.channel`."""
-        return self._thread.run(self._client.channel(name))
-
-    def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
-        """As `Client.set_partitions`."""
-        self._thread.run(self._client.set_partitions(partitions, timeout=timeout))
+    channel = blocking(Client[E].channel)
+    set_partitions = blocking(Client[E].set_partitions)
+    status = blocking(Client[E].status)
 
     # -- writing
 
-    def submit(
-        self,
-        command: Command[E],
-        *,
-        fresh: bool | None = None,
-        wait: Wait = "committed",
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Outcome:
-        """As `Client.submit`. The command's functions run on this thread, `on_applied` on one of the client's."""
+    @declared_by(Client[E].submit)
+    def submit(self, command: Any, **options: Any) -> Outcome:
         caller = _Caller(self._thread.loop)
-        return caller.serve(
-            self._client._submit_with(
-                caller.call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
-            )
-        )
+        return caller.serve(self._inner._submit(caller.call, (command,), is_atomic=False, **options))
 
-    def submit_atomic(
-        self,
-        commands: Sequence[Command[E]],
-        *,
-        fresh: bool | None = None,
-        wait: Wait = "committed",
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Outcome:
-        """As `Client.submit_atomic`. The commands' functions run as those of `submit`."""
+    @declared_by(Client[E].submit_atomic)
+    def submit_atomic(self, commands: Sequence[Any], **options: Any) -> Outcome:
         caller = _Caller(self._thread.loop)
-        return caller.serve(
-            self._client._submit_atomic_with(
-                caller.call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
-            )
-        )
+        return caller.serve(self._inner._submit(caller.call, tuple(commands), is_atomic=True, **options))
 
     def position(self, partition: int) -> Position:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
-        return self._client.position(partition)
+        return self._inner.position(partition)
 
-    def append(
-        self,
-        payload: E,
-        *,
-        partition: int | None = None,
-        key: Any = None,
-        header: int = 0,
-        locks: Iterable[Lock] = (),
-        position: int | None = None,
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> AppendOutcome:
-        """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
-        view was: the view is at work on another thread. `submit` does that by itself."""
-        locks = tuple(locks)
-        _check_position(position, locks)
-        return self._ask(
-            self._client.append,
-            payload,
-            partition=partition,
-            key=key,
-            header=header,
-            locks=locks,
-            position=position,
-            timeout=timeout,
-            idempotency_key=idempotency_key,
-        )
+    # The view is at work on another thread, so a checked lock needs a position that was read before the view was.
 
-    def append_many(
-        self,
-        payloads: Sequence[E],
-        *,
-        partition: int | None = None,
-        key: Any = None,
-        headers: Sequence[int] | None = None,
-        locks: Sequence[Iterable[Lock]] | None = None,
-        position: int | None = None,
-        timeout: float | None = None,
-    ) -> Outcomes:
-        """As `Client.append_many`; `position` as of `append`."""
-        each = None if locks is None else [tuple(some) for some in locks]
-        _check_position(position, [lock for some in each or () for lock in some])
-        return self._ask(
-            self._client.append_many,
-            payloads,
-            partition=partition,
-            key=key,
-            headers=headers,
-            locks=each,
-            position=position,
-            timeout=timeout,
-        )
+    @declared_by(Client[E].append)
+    def append(self, payload: E, **options: Any) -> AppendOutcome:
+        options["locks"] = tuple(options.get("locks", ()))
+        _check_position(options.get("position"), options["locks"])
+        return self._call(Client.append, payload, **options)
 
-    def append_atomic(
-        self,
-        payloads: Sequence[E],
-        *,
-        partition: int | None = None,
-        key: Any = None,
-        headers: Sequence[int] | None = None,
-        locks: Sequence[Iterable[Lock]] | None = None,
-        position: int | None = None,
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> AppendOutcome:
-        """As `Client.append_atomic`; `position` as of `append`."""
-        each = None if locks is None else [tuple(some) for some in locks]
-        _check_position(position, [lock for some in each or () for lock in some])
-        return self._ask(
-            self._client.append_atomic,
-            payloads,
-            partition=partition,
-            key=key,
-            headers=headers,
-            locks=each,
-            position=position,
-            timeout=timeout,
-            idempotency_key=idempotency_key,
-        )
+    @declared_by(Client[E].append_many)
+    def append_many(self, payloads: Sequence[E], **options: Any) -> Outcomes:
+        _check_positions(options)
+        return self._call(Client.append_many, payloads, **options)
+
+    @declared_by(Client[E].append_atomic)
+    def append_atomic(self, payloads: Sequence[E], **options: Any) -> AppendOutcome:
+        _check_positions(options)
+        return self._call(Client.append_atomic, payloads, **options)
+
+    def _call(self, method: Callable[..., Coroutine[Any, Any, T] | T], *arguments: Any, **options: Any) -> T:
+        found: T = self._thread.run(call_here(partial(method, self._inner, *arguments, **options)))
+        return found
 
     # -- waiting
 
     @property
     def has_pending(self) -> bool:
         """Whether something that was submitted has no outcome yet."""
-        return self._client.has_pending
+        return self._inner.has_pending
 
-    def flush(self, *, timeout: float | None = None) -> None:
-        """As `Client.flush`."""
-        self._thread.run(self._client.flush(timeout=timeout))
-
-    def wait_caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
-        """As `Client.wait_caught_up`."""
-        self._thread.run(self._client.wait_caught_up(partition, timeout=timeout))
-
-    def wait_applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
-        """As `Client.wait_applied`."""
-        self._thread.run(self._client.wait_applied(token, timeout=timeout))
-
-    def wait_stopped(self, *, timeout: float | None = None) -> None:
-        """As `Client.wait_stopped`, on a thread that does nothing else."""
-        self._thread.run(self._client.wait_stopped(timeout=timeout))
+    flush = blocking(Client[E].flush)
+    wait_caught_up = blocking(Client[E].wait_caught_up)
+    wait_applied = blocking(Client[E].wait_applied)
+    wait_stopped = blocking(Client[E].wait_stopped)
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
-        """As `Client.end_position`."""
-        return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
+    end_position = blocking(Client[E].end_position)
+    position_at = blocking(Client[E].position_at)
+    read = blocking(Client[E].read)
+    read_some = blocking(Client[E].read_some)
 
-    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> Position:
-        """As `Client.position_at`."""
-        return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
+    @declared_by(Client[E].scan)
+    def scan(self, partition: int, **options: Any) -> Generator[Transaction[E], None, None]:
+        return _each(self._thread, partial(self._inner._scan, partition, **options))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction[E]:
-        """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
+    @declared_by(Client[E].feed)
+    def feed(self, partition: int, **options: Any) -> Generator[Transaction[E], None, None]:
+        return _each(self._thread, partial(self._inner.feed_batches, partition, **options))
 
-    def read_some(
-        self,
-        partition: int,
-        first_id: int | None = None,
-        last_id: int | None = None,
-        *,
-        from_time: datetime | int | None = None,
-        until_time: datetime | int | None = None,
-        with_locks: bool = False,
-        timeout: float | None = None,
-    ) -> list[Transaction[E]]:
-        """As `Client.read_some`."""
-        return self._thread.run(
-            self._client.read_some(
-                partition,
-                first_id,
-                last_id,
-                from_time=from_time,
-                until_time=until_time,
-                with_locks=with_locks,
-                timeout=timeout,
-            )
-        )
+    @declared_by(Client[E].feed_batches)
+    def feed_batches(self, partition: int, **options: Any) -> Generator[Sequence[Transaction[E]], None, None]:
+        return _batches(self._thread, partial(self._inner.feed_batches, partition, **options))
 
-    def scan(
-        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
-    ) -> Generator[Transaction[E], None, None]:
-        """As `Client.scan`."""
-        return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
-
-    def feed(self, partition: int, *, after: int) -> Generator[Transaction[E], None, None]:
-        """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
-        return self._each(partial(self._client.feed_batches, partition, after=after))
-
-    def feed_batches(self, partition: int, *, after: int) -> Generator[Sequence[Transaction[E]], None, None]:
-        """As `Client.feed_batches`; it ends as `feed` does."""
-        return self._batches(partial(self._client.feed_batches, partition, after=after))
-
-    def _each(
-        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
-    ) -> Generator[Transaction[E], None, None]:
-        with closing(self._batches(begin)) as batches:
-            for batch in batches:
-                yield from batch
-
-    def _batches(
-        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
-    ) -> Generator[Sequence[Transaction[E]], None, None]:
-        batches: AsyncGenerator[Sequence[Transaction[E]], None] = self._thread.run(call_here(begin))
-
-        async def following() -> Sequence[Transaction[E]] | None:
-            return await anext(batches, None)
-
-        try:
-            while (batch := self._thread.run(following())) is not None:
-                yield batch
-        finally:  # without waiting for it: this may be collected on the thread of the loop
-            asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
+    def fetch(self, transaction: Transaction[Any]) -> bytes:
+        """As `Transaction.fetch`: return the payload of a transaction, also of one that was fed as a head."""
+        return self._thread.run(transaction.fetch())
 
     # -- consumer groups
 
-    def create_group(
-        self,
-        name: str,
-        *,
-        mode: Literal["ordered", "queue", "keyed"],
-        partitions: Partitions = "all",
-        start: Start = "first",
-        headers: Sequence[int] = (),
-        key: Literal["header", "lock"] = "header",
-        ack_wait: float = 30.0,
-        max_in_flight: int = 100,
-        deliver_max: int = 5,
-        back_off: Sequence[float] = (1.0, 5.0, 30.0),
-        exhausted: Literal["park", "stop"] = "park",
-    ) -> bool:
-        """As `Client.create_group`."""
-        return self._thread.run(
-            self._client.create_group(
-                name,
-                mode=mode,
-                partitions=partitions,
-                start=start,
-                headers=headers,
-                key=key,
-                ack_wait=ack_wait,
-                max_in_flight=max_in_flight,
-                deliver_max=deliver_max,
-                back_off=back_off,
-                exhausted=exhausted,
-            )
-        )
+    create_group = blocking(Client[E].create_group)
 
-    def subscribe(
-        self,
-        group: str,
-        *,
-        partitions: Partitions | None = None,
-        max_in_flight: int | None = None,
-        member: str | None = None,
-    ) -> BlockingSubscription[E]:
-        """As `Client.subscribe`: `for delivery in client.subscribe("mailer"): …`."""
-        work = subscribe(self._client, group, partitions=partitions, max_in_flight=max_in_flight, member=member)
-        return BlockingSubscription(self._thread.run(work), self._thread)
+    @declared_by(Client[E].subscribe)
+    def subscribe(self, group: str, **options: Any) -> BlockingSubscription[E]:
+        return BlockingSubscription(self._call(Client.subscribe, group, **options), self._thread)
 
     def handle(
         self,
@@ -498,37 +355,21 @@ class BlockingClient(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> BlockingHandling[E]:
-        """As `Client.handle`, on threads of the client, as many at once as it has `threads`. Call `run` on what it returns.
-        A thread cannot be cancelled: one that takes longer than `timeout` runs on, and has failed."""
-        work = handle(
-            self._client,
-            group,
-            handler,
-            self._thread,
-            concurrency=concurrency,
-            timeout=timeout,
-            partitions=partitions,
-            max_in_flight=max_in_flight,
-            member=member,
-        )
-        return BlockingHandling(self._thread.run(work), self._thread)
+        """As `Client.handle`, on threads of the client: at most `threads` calls run at once. Call `run` on the result.
+        A thread cannot be cancelled: a call that takes longer than `timeout` has failed, and runs on."""
 
-    def fetch(self, transaction: Transaction[Any]) -> bytes:
-        """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
-        return self._thread.run(transaction.fetch())
+        async def make() -> Handling[E]:  # not by `_call`, which would await the handling
+            return self._inner.handle(
+                group,
+                lambda delivery: handler(BlockingDelivery(delivery, self._thread)),
+                concurrency=concurrency,
+                timeout=timeout,
+                partitions=partitions,
+                max_in_flight=max_in_flight,
+                member=member,
+            )
 
-    def status(self) -> ClientStatus:
-        """As `Client.status`."""
-
-        async def status() -> ClientStatus:
-            return self._client.status()
-
-        return self._thread.run(status())
-
-    def _ask(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
-        """Call it on the loop, and wait for what it awaits."""
-        found: T = self._thread.run(call_here(partial(function, *arguments, **named)))
-        return found
+        return BlockingHandling(self._thread.run(make()), self._thread)
 
 
 def _check_position(position: int | None, locks: Sequence[Lock]) -> None:
@@ -536,6 +377,139 @@ def _check_position(position: int | None, locks: Sequence[Lock]) -> None:
         raise BadArgument(
             "a READ or WRITE lock needs the position that was read before the view: give `position`, or use `submit`"
         )
+
+
+def _check_positions(options: dict[str, Any]) -> None:
+    if options.get("locks") is not None:
+        options["locks"] = [tuple(some) for some in options["locks"]]
+        _check_position(options.get("position"), [lock for some in options["locks"] for lock in some])
+
+
+# -- consumer groups -------------------------------------------------------------------------------------------------------
+
+
+class BlockingDelivery(DeliveredTransaction[E]):
+    """`Delivery` for threads: `BlockingClient.subscribe` and `BlockingClient.handle` give it, and any thread may settle it.
+
+    Arguments and errors of each method are those of the method of `Delivery` with the same name."""
+
+    __slots__ = ("_inner", "_thread")
+
+    def __init__(self, inner: Delivery[E], thread: _LoopThread) -> None:
+        super().__init__(inner.transaction, inner.group, inner.attempt, inner._source)
+        self._inner = inner
+        self._thread = thread
+
+    ack = blocking(Delivery[E].ack)
+    nack = blocking(Delivery[E].nack)
+    reject = blocking(Delivery[E].reject)
+    extend = blocking(Delivery[E].extend)
+
+
+class BlockingSubscription(Generic[E]):
+    """`Subscription` for threads. `BlockingClient.subscribe` makes it.
+
+    Iterate over it directly, or use it as a context manager and iterate inside, from as many threads as you like.
+    Arguments and errors of each method are those of the method of `Subscription` with the same name.
+
+    Example:
+        ```python
+        with client.subscribe("mailer") as subscription:
+            for deliveries in subscription.batches():
+                store(deliveries)
+                with suppress(DeliveryLate):  # after a fail-over: some come again
+                    subscription.ack(deliveries)
+        ```
+    """
+
+    def __init__(self, inner: Subscription[E], thread: _LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._inner.group
+
+    @property
+    def member(self) -> str:
+        """Name of this member, which operators see; known when the subscription is open."""
+        return self._inner.member
+
+    @property
+    def mode(self) -> GroupMode:
+        """Mode of the group; known when the subscription is open."""
+        return self._inner.mode
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Partitions that this member consumes."""
+        return self._inner.partitions
+
+    @property
+    def troubles(self) -> dict[int, str]:
+        """As `Subscription.troubles`."""
+        return self._inner.troubles
+
+    open = blocking(Subscription[E].open)
+    close = blocking(Subscription[E].close)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[BlockingDelivery[E]]:
+        """Iterate over the deliveries until the subscription or its client is closed."""
+        return (BlockingDelivery(one, self._thread) for one in _each(self._thread, partial(self._inner.batches, most=1)))
+
+    @declared_by(Subscription[E].batches)
+    def batches(self, **options: Any) -> Generator[list[BlockingDelivery[E]], None, None]:
+        for batch in _batches(self._thread, partial(self._inner.batches, **options)):
+            yield [BlockingDelivery(one, self._thread) for one in batch]
+
+    def ack(self, deliveries: Sequence[BlockingDelivery[E]], *, durable: bool = False) -> None:
+        """As `Subscription.ack`."""
+        self._thread.run(self._inner.ack([one._inner for one in deliveries], durable=durable))
+
+    def nack(self, deliveries: Sequence[BlockingDelivery[E]], *, delay: float | None = None, reason: str = "") -> None:
+        """As `Subscription.nack`."""
+        self._thread.run(self._inner.nack([one._inner for one in deliveries], delay=delay, reason=reason))
+
+    def reject(self, deliveries: Sequence[BlockingDelivery[E]], reason: str) -> None:
+        """As `Subscription.reject`."""
+        self._thread.run(self._inner.reject([one._inner for one in deliveries], reason))
+
+    def extend(self, deliveries: Sequence[BlockingDelivery[E]]) -> None:
+        """As `Subscription.extend`."""
+        self._thread.run(self._inner.extend([one._inner for one in deliveries]))
+
+
+class BlockingHandling(Generic[E]):
+    """`Handling` for threads, with `run` in place of `await`. `BlockingClient.handle` makes it.
+
+    Example:
+        ```python
+        handling = client.handle("mailer", send, concurrency=8)
+        signal.signal(signal.SIGTERM, lambda *_: handling.stop())
+        handling.run()
+        ```
+    """
+
+    def __init__(self, inner: Handling[E], thread: _LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    run = blocking(Handling[E].run)
+
+    def stop(self) -> None:
+        """As `Handling.stop`; any thread and any signal handler may call it."""
+        self._thread.loop.call_soon_threadsafe(self._inner.stop)
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------------
 
 
 class _Caller:

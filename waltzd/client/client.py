@@ -34,7 +34,7 @@ from waltzd.client.view import (
     Serializer,
     Transaction,
     View,
-    checked_header,
+    checked_kind,
     encoded,
     key_of,
     partition_by_hash,
@@ -390,26 +390,14 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self._submit_with(
-            self._call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
-        )
-
-    async def _submit_with(
-        self,
-        call: Call,
-        command: Command[E],
-        *,
-        fresh: bool | None = None,
-        wait: Wait = "committed",
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Outcome:
-        """As `submit`, with another way to call the command's functions."""
-        self._check_loop()
-        client = self._active_client(self._partition_of((command,)))
-        once = self._once_of(client, idempotency_key)
-        return await self._submits.submit(
-            client, (command,), call, later=self._call, is_atomic=False, fresh=fresh, wait=wait, timeout=timeout, once=once
+        return await self._submit(
+            self._call,
+            (command,),
+            is_atomic=False,
+            fresh=fresh,
+            wait=wait,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     async def submit_atomic(
@@ -445,28 +433,34 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_atomic_with(
-            self._call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        return await self._submit(
+            self._call,
+            tuple(commands),
+            is_atomic=True,
+            fresh=fresh,
+            wait=wait,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
-    async def _submit_atomic_with(
+    async def _submit(
         self,
         call: Call,
         commands: Sequence[Command[E]],
         *,
+        is_atomic: bool,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """As `submit_atomic`, with another way to call the commands' functions."""
+        """Submit `commands`; `call` calls their functions."""
         self._check_loop()
-        commands = tuple(commands)
         client = self._active_client(self._partition_of(commands))
-        once = self._once_of(client, idempotency_key)
         return await self._submits.submit(
-            client, commands, call, later=self._call, is_atomic=True, fresh=fresh, wait=wait, timeout=timeout, once=once
-        )
+            client, commands, call, later=self._call, is_atomic=is_atomic, fresh=fresh, wait=wait, timeout=timeout,
+            once=self._once_of(client, idempotency_key),
+        )  # fmt: skip
 
     def _partition_of(self, commands: Sequence[Command[E]]) -> int:
         found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
@@ -489,7 +483,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         *,
         partition: int | None = None,
         key: Any = None,
-        header: int = 0,
+        kind: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
         timeout: float | None = None,
@@ -501,7 +495,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             payload: Bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
             key: The partitioner makes a partition of it. With neither, the key is the name of the locks; see `Lock` why.
-            header: 32 bits with a sign that travel beside the payload.
+            kind: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
                 later transaction marked them. The default is `position(partition)` at the moment of this call. A `Position`
@@ -528,13 +522,13 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         """
         locks = tuple(locks)
         client = self._active_client(self._choose(partition, key, locks))
-        body, header = encoded(payload, self._serializer), checked_header(header)
+        body, kind = encoded(payload, self._serializer), checked_kind(kind)
         if idempotency_key is not None:
             own = key_locks(idempotency_key)
             position = own_position(client, position, locks)
-            return self._once(client, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
+            return self._once(client, own, position, 1, lambda at: request(at, body, kind, (*locks, *own)), timeout)
         position = mark_of(client, position, locks)
-        return client.send(1, position, request(position, body, header, locks), deadline_of(timeout))
+        return client.send(1, position, request(position, body, kind, locks), deadline_of(timeout))
 
     def append_many(
         self,
@@ -542,7 +536,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         *,
         partition: int | None = None,
         key: Any = None,
-        headers: Sequence[int] | None = None,
+        kinds: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
         timeout: float | None = None,
@@ -556,7 +550,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             payloads: As `payload` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
             key: As of `append`.
-            headers: One for each payload, or None for zeros.
+            kinds: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             position: As of `append`, for all of them.
             timeout: As of `append`.
@@ -571,10 +565,10 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        client, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
+        client, position, data, kinds, each = self._columns(payloads, partition, key, kinds, locks, position)
         if not data:
             return no_outcomes()
-        return client.send(len(data), position, partial(BatchRequest, position, data, headers, each), deadline_of(timeout))
+        return client.send(len(data), position, partial(BatchRequest, position, data, kinds, each), deadline_of(timeout))
 
     def append_atomic(
         self,
@@ -582,7 +576,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         *,
         partition: int | None = None,
         key: Any = None,
-        headers: Sequence[int] | None = None,
+        kinds: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
         timeout: float | None = None,
@@ -596,7 +590,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             payloads: As of `append_many`, one for each transaction.
             partition: Which partition; or give `key`.
             key: As of `append_many`.
-            headers: As of `append_many`.
+            kinds: As of `append_many`.
             locks: As of `append_many`.
             position: As of `append_many`.
             timeout: As of `append`.
@@ -612,7 +606,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `append`.
         """
         given = position
-        client, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
+        client, position, data, kinds, each = self._columns(payloads, partition, key, kinds, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
         if idempotency_key is not None:
@@ -621,30 +615,30 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             all_locks[0] += own
 
             def make(at: int) -> Callable[[asyncio.Future[AppendOutcome], float], AnyRequest]:
-                return partial(AtomicRequest, at, data, headers, all_locks)
+                return partial(AtomicRequest, at, data, kinds, all_locks)
 
             return self._once(client, own, checked, len(data), make, timeout)
-        return client.send(len(data), position, partial(AtomicRequest, position, data, headers, each), deadline_of(timeout))
+        return client.send(len(data), position, partial(AtomicRequest, position, data, kinds, each), deadline_of(timeout))
 
     def _columns(
         self,
         payloads: Sequence[E],
         partition: int | None,
         key: Any,
-        headers: Sequence[int] | None,
+        kinds: Sequence[int] | None,
         locks: Sequence[Iterable[Lock]] | None,
         position: int | None,
     ) -> tuple[PartitionClient, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
-        for name, column in (("headers", headers), ("locks", locks)):
+        for name, column in (("kinds", kinds), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
-        headers = None if headers is None else [checked_header(header) for header in headers]
+        kinds = None if kinds is None else [checked_kind(kind) for kind in kinds]
         each = None if locks is None else [tuple(some) for some in locks]
         flat = [lock for some in each or () for lock in some]
         client = self._active_client(self._choose(partition, key, flat))
         position = mark_of(client, position, flat)
-        return client, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
+        return client, position, [encoded(payload, self._serializer) for payload in payloads], kinds, each
 
     async def _once(
         self,

@@ -16,7 +16,7 @@ from waltzd.client.reader import Reader
 from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription
-from waltzd.client.view import E, Serializer, checked_header, checked_position, checked_time
+from waltzd.client.view import E, Serializer, checked_kind, checked_position, checked_time
 from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
@@ -58,8 +58,8 @@ class ConsumerGroups(Generic[E]):
         mode: Literal["ordered", "queue", "keyed"],
         partitions: Partitions = EVERYTHING,
         start: Start = "first",
-        headers: Sequence[int] = (),
-        key: Literal["header", "lock"] = "header",
+        kinds: Sequence[int] = (),
+        key: Literal["kind", "lock"] = "kind",
         ack_wait: float = 30.0,
         max_in_flight: int = 100,
         deliver_max: int = 5,
@@ -78,8 +78,8 @@ class ConsumerGroups(Generic[E]):
             start: Where it begins. `"first"`: at the beginning of the log. `"last"`: behind what is committed now. A time:
                 at the first transaction of that time or later. `{partition: position}`: behind these positions, and at
                 the beginning where none is given. A group that is there already stays where it stands.
-            headers: It is given only transactions with one of these headers; nothing stands for all.
-            key: What the key of a keyed group is: the header, or the first lock.
+            kinds: It is given only transactions with one of these kinds; nothing stands for all.
+            key: What the key of a keyed group is: the kind, or the first lock.
             ack_wait: Seconds that a member has for a delivery; it may ask for more.
             max_in_flight: How many deliveries a member has at a time, in each partition.
             deliver_max: How many failures use the tries up.
@@ -99,12 +99,12 @@ class ConsumerGroups(Generic[E]):
 
         Example:
             ```python
-            await client.create_group("mailer", mode="queue", partitions="orders", start="last", headers=[PLACED])
+            await client.create_group("mailer", mode="queue", partitions="orders", start="last", kinds=[PLACED])
             ```
         """
         self._check_open()
         self._check_loop()
-        meta = _meta(name, mode, partitions, headers, key, ack_wait, max_in_flight, deliver_max, back_off, exhausted)
+        meta = _meta(name, mode, partitions, kinds, key, ack_wait, max_in_flight, deliver_max, back_off, exhausted)
         where = await self._routes.numbers(meta.partitions or EVERYTHING)
         _check_start(where, self._routes.partitions, start)
         is_floating = not (start == "first" or isinstance(start, Mapping))
@@ -245,11 +245,14 @@ class ConsumerGroups(Generic[E]):
         return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
 
 
+_KEYED_BY = {"kind": KeyedBy.HEADER, "lock": KeyedBy.LOCK}
+
+
 def _meta(
     name: str,
     mode: str,
     partitions: Partitions,
-    headers: Sequence[int],
+    kinds: Sequence[int],
     key: str,
     ack_wait: float,
     max_in_flight: int,
@@ -260,6 +263,8 @@ def _meta(
     """The arguments of `create_group`, checked."""
     if not isinstance(name, str) or not is_name(name):
         raise BadArgument(f"{name!r} is no name of a group")
+    if key not in _KEYED_BY:
+        raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
     texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
     if not texts:
         raise BadArgument("a group has at least one partition")
@@ -272,8 +277,8 @@ def _meta(
         deliver_max=_whole("deliver_max", deliver_max, 1000),
         back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
         exhausted=_one_of(Exhausted, "exhausted", exhausted),
-        key=_one_of(KeyedBy, "key", key),
-        headers=tuple(checked_header(header) for header in _few("headers", headers, HEADERS_MAX)),
+        key=_KEYED_BY[key],
+        headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds, HEADERS_MAX)),
     )
 
 

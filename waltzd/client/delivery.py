@@ -61,63 +61,27 @@ class DeliverySource(Protocol):
         ...
 
 
-class Delivery(Generic[E_co]):
-    """One transaction that a consumer group has given to this member, until it says what became of it.
-
-    `ack`, `nack` and `reject` settle it, once; what is said a second time changes nothing. One that is not settled in the
-    group's `ack_wait` is given to somebody again.
-
-    Example:
-        ```python
-        async for delivery in client.subscribe("mailer"):
-            await send(delivery.payload)
-            with suppress(DeliveryLate):  # after a fail-over: it comes again
-                await delivery.ack()
-        ```
+class DeliveredTransaction(Generic[E_co]):
+    """The transaction of a delivery, as `Delivery` and `BlockingDelivery` show it.
 
     Attributes:
-        group: The name of the group.
-        attempt: Which try this is, from 1 on; a change of owner does not count as one.
-        transaction: What was appended. Its `request`, `follows` and `locks` are not told here.
+        group: Name of the group.
+        attempt: Number of this try, from 1 on. A change of owner does not count as a try.
+        transaction: Transaction that was appended. Its `request`, `follows` and `locks` are not filled in.
     """
 
-    __slots__ = (
-        "_group_epoch",
-        "_is_settled",
-        "_said",
-        "_source",
-        "_tag",
-        "_until",
-        "_value",
-        "attempt",
-        "group",
-        "transaction",
-    )
+    __slots__ = ("_source", "_value", "attempt", "group", "transaction")
 
-    def __init__(
-        self,
-        transaction: Transaction[E_co],
-        group: str,
-        attempt: int,
-        *,
-        source: DeliverySource,
-        group_epoch: GroupEpoch,
-        tag: int,
-        until: float,
-    ) -> None:
+    def __init__(self, transaction: Transaction[E_co], group: str, attempt: int, source: DeliverySource) -> None:
         self.transaction = transaction
         self.group = group
         self.attempt = attempt
-        self._group_epoch = group_epoch
-        self._tag = tag
-        self._until = until
-        self._is_settled = False
         self._source = source
-        self._said: AckKind | None = None
         self._value: Any = None
 
     def __repr__(self) -> str:
-        return f"Delivery(group={self.group!r}, partition={self.partition}, id={self.id}, attempt={self.attempt})"
+        what = f"group={self.group!r}, partition={self.partition}, id={self.id}, attempt={self.attempt}"
+        return f"{type(self).__name__}({what})"
 
     @property
     def cluster(self) -> UUID:
@@ -140,9 +104,9 @@ class Delivery(Generic[E_co]):
         return self.transaction.lineage
 
     @property
-    def header(self) -> int:
+    def kind(self) -> int:
         """The 32 bits that were appended beside the payload."""
-        return self.transaction.header
+        return self.transaction.kind
 
     @property
     def time(self) -> datetime | None:
@@ -161,6 +125,42 @@ class Delivery(Generic[E_co]):
             self._value = (self.transaction.value,)
         value: E_co = self._value[0]
         return value
+
+
+class Delivery(DeliveredTransaction[E_co]):
+    """One transaction that a consumer group has given to this member, until it says what became of it.
+
+    `ack`, `nack` and `reject` settle it, once; what is said a second time changes nothing. One that is not settled in the
+    group's `ack_wait` is given to somebody again.
+
+    Example:
+        ```python
+        async for delivery in client.subscribe("mailer"):
+            await send(delivery.payload)
+            with suppress(DeliveryLate):  # after a fail-over: it comes again
+                await delivery.ack()
+        ```
+    """
+
+    __slots__ = ("_group_epoch", "_is_settled", "_said", "_tag", "_until")
+
+    def __init__(
+        self,
+        transaction: Transaction[E_co],
+        group: str,
+        attempt: int,
+        *,
+        source: DeliverySource,
+        group_epoch: GroupEpoch,
+        tag: int,
+        until: float,
+    ) -> None:
+        super().__init__(transaction, group, attempt, source)
+        self._group_epoch = group_epoch
+        self._tag = tag
+        self._until = until
+        self._is_settled = False
+        self._said: Verb | None = None
 
     async def ack(self, *, durable: bool = False) -> None:
         """It is done: the group does not give it out again.

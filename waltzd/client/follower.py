@@ -235,7 +235,7 @@ class Follower:
     async def _hand_on(self, transactions: list[Transaction]) -> None:
         wanted = transactions
         if not self._takes_probes:
-            wanted = [transaction for transaction in transactions if transaction.header != PROBE_HEADER]
+            wanted = [transaction for transaction in transactions if transaction.kind != PROBE_HEADER]
         await self._apply(wanted)
         if len(wanted) < len(transactions):
             await self._reached(transactions[-1].id)

@@ -136,7 +136,7 @@ class Feeding(Reading[E], Generic[E]):
         return _each(self.feed_batches(partition, after=after))
 
     def _scan(
-        self, partition: int, *, after: int, to: int | None, with_locks: bool
+        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
     ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)
         return self._stretches(partition, checked_position(after), None if to is None else checked_position(to), with_locks)
@@ -151,7 +151,7 @@ class Feeding(Reading[E], Generic[E]):
             up_to = min(last, after + READ_MAX)
             found = await self._reader.some(partition, after + 1, up_to, with_locks=with_locks, timeline=end.timeline)
             after = found[-1].id
-            yield [one for one in found if one.header != PROBE_HEADER]
+            yield [one for one in found if one.kind != PROBE_HEADER]
 
     def feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         """As `feed`, with all that has come meanwhile at once: for work that costs as much for many as for one, such as a

@@ -325,7 +325,7 @@ class Built(Protocol):
     @property
     def payload(self) -> bytes: ...
     @property
-    def header(self) -> int: ...
+    def kind(self) -> int: ...
     @property
     def locks(self) -> tuple[Lock, ...]: ...
 
@@ -338,12 +338,12 @@ def request(mark: int, payload: bytes, header: int, locks: Sequence[Lock]) -> Ca
 
 
 def request_of(mark: int, built: Built) -> Callable[[Waiter, float], Request]:
-    return request(mark, built.payload, built.header, built.locks)
+    return request(mark, built.payload, built.kind, built.locks)
 
 
 def atomic_request_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], AtomicRequest]:
     return partial(
-        AtomicRequest, marks, [one.payload for one in built], [one.header for one in built], [one.locks for one in built]
+        AtomicRequest, marks, [one.payload for one in built], [one.kind for one in built], [one.locks for one in built]
     )
 
 

@@ -117,10 +117,10 @@ def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
     raise BadArgument(f"a payload is bytes, not {type(payload).__name__}: give the client a serializer")
 
 
-def checked_header(header: int) -> int:
-    if header == PROBE_HEADER:
-        raise BadArgument(f"the header {PROBE_HEADER:#x} is kept for probes of operators: no application would be fed it")
-    return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
+def checked_kind(kind: int) -> int:
+    if kind == PROBE_HEADER:
+        raise BadArgument(f"the kind {PROBE_HEADER:#x} is kept for probes of operators: no application would be fed it")
+    return _checked_integer(kind, HEADER_MIN, HEADER_MAX, "a kind is an integer of 32 bits with a sign; {} does not fit")
 
 
 def checked_position(position: int) -> Position:
@@ -165,13 +165,13 @@ class Transaction(Generic[E_co]):
     Example:
         ```python
         transaction = await client.read(partition=0, id=17)
-        print(transaction.header, transaction.payload)
+        print(transaction.kind, transaction.payload)
         ```
 
     Attributes:
         partition: The partition that holds it.
         id: Its place there: 0, 1, 2, … without a gap.
-        header: The 32 bits that were appended beside the payload.
+        kind: The 32 bits that were appended beside the payload.
         length: Bytes of the payload.
         payload_crc: CRC-32 of the payload.
         request: Which client asked for it: (client, generation, sequence), unique in its partition.
@@ -189,8 +189,8 @@ class Transaction(Generic[E_co]):
         "_payload",
         "_serializer",
         "follows",
-        "header",
         "id",
+        "kind",
         "length",
         "lineage",
         "locks",
@@ -205,7 +205,7 @@ class Transaction(Generic[E_co]):
         self,
         partition: int,
         id: int,
-        header: int,
+        kind: int,
         length: int,
         payload_crc: int,
         request: tuple[int, int, int],
@@ -222,7 +222,7 @@ class Transaction(Generic[E_co]):
         self.timeline = timeline
         self.partition = partition
         self.id = id
-        self.header = header
+        self.kind = kind
         self.length = length
         self.payload_crc = payload_crc
         self.request = request
@@ -234,7 +234,7 @@ class Transaction(Generic[E_co]):
         self._serializer = serializer
 
     def __repr__(self) -> str:
-        return f"Transaction(partition={self.partition}, id={self.id}, header={self.header}, length={self.length})"
+        return f"Transaction(partition={self.partition}, id={self.id}, kind={self.kind}, length={self.length})"
 
     @property
     def position(self) -> Position:
@@ -444,7 +444,7 @@ class Builder(Generic[E_contra]):
     """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set. `Builder[E]`
     takes values of the type E."""
 
-    __slots__ = ("_header", "_home", "_locks", "_payload", "_serializer", "position")
+    __slots__ = ("_home", "_kind", "_locks", "_payload", "_serializer", "position")
 
     def __init__(
         self,
@@ -456,20 +456,20 @@ class Builder(Generic[E_contra]):
         """`home`: the only name that its locks may have."""
         self.position = position
         """The highest id that the view held when the building began: every checked lock is compared with it."""
-        self._header = 0
+        self._kind = 0
         self._locks = tuple(locks)
         self._home = home
         self._payload: bytes | None = None
         self._serializer = serializer
 
     @property
-    def header(self) -> int:
+    def kind(self) -> int:
         """32 bits with a sign that travel beside the payload; 0 if they are not set."""
-        return self._header
+        return self._kind
 
-    @header.setter
-    def header(self, header: int) -> None:
-        self._header = checked_header(header)
+    @kind.setter
+    def kind(self, kind: int) -> None:
+        self._kind = checked_kind(kind)
 
     @property
     def locks(self) -> tuple[Lock, ...]:
@@ -535,7 +535,7 @@ class Command(ABC, Generic[E_co]):
 
     @abstractmethod
     def build(self, builder: Builder[E_co]) -> bool | Awaitable[bool]:
-        """Look at the view as it is now and set payload, header and locks.
+        """Look at the view as it is now and set payload, kind and locks.
 
         Called again for each attempt, so it must change nothing but the builder.
 

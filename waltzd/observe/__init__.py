@@ -71,7 +71,7 @@ def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -
 
 
 def _unopened(client: Any) -> Client:
-    inner = client if isinstance(client, Client) else getattr(client, "_client", None)
+    inner = client if isinstance(client, Client) else getattr(client, "_inner", None)
     if not isinstance(inner, Client):
         raise BadArgument(f"{client!r} is neither a Client nor a BlockingClient")
     if inner.partitions:

@@ -471,7 +471,7 @@ class SqlView(Generic[E_contra]):
 
     def _call_application(self, connection: Connection, part: Part) -> None:
         guard = Guard(connection)
-        wanted = [transaction for transaction in part if transaction.header != PROBE_HEADER]
+        wanted = [transaction for transaction in part if transaction.kind != PROBE_HEADER]
         if self._is_for_many and wanted:
             self._call_once(connection, wanted, wanted[0], guard)
         elif not self._is_for_many:
@@ -518,7 +518,7 @@ class SqlView(Generic[E_contra]):
         if not self._has_dead_letters or failing.tries < self._tries_max:
             raise error
         cluster = self._checked_cluster()
-        letters = [(transaction.id, transaction.header) for transaction in group]
+        letters = [(transaction.id, transaction.kind) for transaction in group]
 
         is_put_aside = False
 

@@ -124,7 +124,7 @@ def test_what_is_appended_comes_back_in_order() -> None:
     view = View()
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0, header=i) for i in range(50)])
+        outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0, kind=i) for i in range(50)])
         assert outcomes == [Committed(i) for i in range(50)]
         await until(lambda: len(view.payloads()) == 50)
         assert client.status()[0].is_ready
@@ -148,7 +148,7 @@ async def test_append_many_is_told_as_columns(client: Client, fake: FakeCluster)
     fake.partitions[0].marks[write_lock("a").hash] = 5
     payloads = [b"%d" % i * 10 for i in range(100)]
     locks = [[write_lock("a")] if i == 7 else [append_lock("b", i)] if i % 3 == 0 else [] for i in range(100)]
-    outcomes = await client.append_many(payloads, partition=0, headers=range(100), locks=locks, position=-1)
+    outcomes = await client.append_many(payloads, partition=0, kinds=range(100), locks=locks, position=-1)
     assert outcomes.committed == 99
     assert outcomes[6] == Committed(6)
     assert outcomes[7] == Rejected(Reason.IN_FLIGHT, 5, write_lock("a").hash)
@@ -709,7 +709,7 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
             {"partition": -1},
             {},
             {"partition": 0, "key": "k"},
-            {"partition": 0, "header": 1 << 31},
+            {"partition": 0, "kind": 1 << 31},
             {"partition": 0, "position": -2},
             {"key": 1.5},
         ]
@@ -718,7 +718,7 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
                 await client.append(b"x", **options)
         with pytest.raises(BadArgument, match="serializer"):
             await client.append("text", partition=0)  # type: ignore[arg-type]
-        uneven: list[dict[str, Any]] = [{"headers": [1]}, {"locks": [[]]}, {"headers": [1, 1 << 31]}]
+        uneven: list[dict[str, Any]] = [{"kinds": [1]}, {"locks": [[]]}, {"kinds": [1, 1 << 31]}]
         for columns in uneven:
             with pytest.raises(BadArgument):
                 await client.append_many([b"a", b"b"], partition=0, **columns)

@@ -42,8 +42,8 @@ LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 2
         {"position": float("nan")},
         {"position": 1.5},
         {"position": "5"},
-        {"header": 1.5},
-        {"header": "1"},
+        {"kind": 1.5},
+        {"kind": "1"},
     ],
     ids=str,
 )
@@ -55,11 +55,11 @@ async def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of
     await asyncio.sleep(0)
     with pytest.raises(BadArgument):
         await asyncio.wait_for(client.append(b"wrong", partition=0, **options), 60)
-    many = {"headers": [options["header"]]} if "header" in options else options
+    many = {"kinds": [options["kind"]]} if "kind" in options else options
     with pytest.raises(BadArgument):
         await client.append_many([b"wrong"], partition=0, **many)
     assert await beside == Committed(0)
-    taken: dict[str, Any] = {"position": np.int64(0), "header": np.int32(7)}
+    taken: dict[str, Any] = {"position": np.int64(0), "kind": np.int32(7)}
     assert await client.append(b"after", partition=0, **taken) == Committed(1)
 
 

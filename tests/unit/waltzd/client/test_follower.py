@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from waltzd.client.follower import Follower, call_here
-from waltzd.client.view import Transaction, checked_header
+from waltzd.client.view import Transaction, checked_kind
 from waltzd.errors import BadArgument, ForeignCluster
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.testing import LocalCluster
@@ -126,7 +126,7 @@ def test_a_group_that_came_in_pieces_is_held_until_its_end() -> None:
 
 def test_no_application_writes_what_looks_like_a_probe() -> None:
     with pytest.raises(BadArgument, match="0x57414c5a is kept for probes"):
-        checked_header(PROBE_HEADER)
+        checked_kind(PROBE_HEADER)
 
 
 def test_a_view_is_told_the_cluster_before_it_is_asked_for_its_position() -> None:

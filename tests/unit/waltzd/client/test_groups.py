@@ -86,7 +86,7 @@ class Move(Command):
 def test_a_group_is_committed_in_a_row_under_one_outcome() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await client.append(b"before", partition=0)
-        outcome = await client.append_atomic([b"a", b"b", b"c"], partition=0, headers=[1, 2, 3])
+        outcome = await client.append_atomic([b"a", b"b", b"c"], partition=0, kinds=[1, 2, 3])
         assert outcome == Committed(1, count=3)
         assert outcome.ids == range(1, 4)
         assert Committed(4).ids == range(4, 5)
@@ -102,8 +102,8 @@ def test_a_group_is_committed_in_a_row_under_one_outcome() -> None:
 async def test_a_group_that_makes_no_sense_is_refused_at_the_call(client: Client, fake: FakeCluster) -> None:
     with pytest.raises(BadArgument, match="at least one"):
         await client.append_atomic([], partition=0)
-    with pytest.raises(BadArgument, match="3 payloads and 2 headers"):
-        await client.append_atomic([b"a", b"b", b"c"], partition=0, headers=[1, 2])
+    with pytest.raises(BadArgument, match="3 payloads and 2 kinds"):
+        await client.append_atomic([b"a", b"b", b"c"], partition=0, kinds=[1, 2])
     with pytest.raises(BadArgument, match="needs a position"):
         await client.append_atomic([b"a", b"b"], partition=0, locks=[[], [read_lock("x")]])
     with pytest.raises(BadArgument, match="at least one"):

@@ -161,8 +161,8 @@ def test_neither_hands_on_what_operators_try(monkeypatch: pytest.MonkeyPatch) ->
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client(partitions=[0]) as client:
             await client.append(b"0", partition=0)
-            monkeypatch.setattr(f"{Client.append.__module__}.checked_header", int)
-            await client.append(b"probe", partition=0, header=PROBE_HEADER)
+            monkeypatch.setattr(f"{Client.append.__module__}.checked_kind", int)
+            await client.append(b"probe", partition=0, kind=PROBE_HEADER)
             await client.append(b"2", partition=0)
             assert [one.id async for one in client.scan(0)] == [0, 2]
             async with aclosing(client.feed(0, after=-1)) as feed:

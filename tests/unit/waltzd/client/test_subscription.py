@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
-from waltzd.client.blocking_groups import BlockingDelivery
+from waltzd.client.blocking import BlockingDelivery
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.subscription import Subscription
@@ -284,7 +284,7 @@ def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() 
         assert await client.create_group("late", mode="queue", start="last")
         await fill(client, 2)
         assert not await client.create_group("late", mode="queue", start="last")
-        assert await client.create_group("some", mode="queue", start={0: 2}, headers=[0])
+        assert await client.create_group("some", mode="queue", start={0: 2}, kinds=[0])
         with pytest.raises(GroupExists):
             await client.create_group("late", mode="ordered", start="last")
         for group, ids in (("late", [4, 5]), ("some", [3, 4, 5])):
@@ -308,7 +308,7 @@ def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() 
         {"back_off": [-1]},
         {"exhausted": "drop"},
         {"key": "payload"},
-        {"headers": [1 << 40]},
+        {"kinds": [1 << 40]},
     ],
     ids=str,
 )

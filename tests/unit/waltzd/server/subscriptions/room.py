@@ -221,7 +221,7 @@ class Room:
         await self.client.append_many(
             [b"%d" % (first + number) + bytes(size) for number in range(count)],
             partition=0,
-            headers=[header(first + number) for number in range(count)],
+            kinds=[header(first + number) for number in range(count)],
         )
 
     async def make(self, name: str, **settings: Any) -> MadeGroup:

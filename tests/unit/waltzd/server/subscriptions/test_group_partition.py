@@ -299,11 +299,11 @@ def test_the_keys_of_a_group_may_be_locks() -> None:
 def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "checked_header", lambda header: header)
+    monkeypatch.setattr(client, "checked_kind", lambda header: header)
 
     async def story(room: Room) -> None:
         await room.append(300, header=lambda id: id % 3)
-        await room.client.append(b"", partition=0, header=PROBE_HEADER)
+        await room.client.append(b"", partition=0, kind=PROBE_HEADER)
         await room.append(1, header=lambda id: 7)
         await room.make("some", headers=(2, 7), max_in_flight=1000)
         await room.make("all", max_in_flight=1000)
