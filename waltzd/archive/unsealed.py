@@ -210,8 +210,8 @@ def read_unsealed(archive: PartitionArchive, known: Manifest) -> tuple[Manifest,
             raise ArchiveDamaged(wrong)
         known = again
     raise ArchiveDamaged(
-        f"{archive.store.place}: {unsealed_index_name(archive.partition, archive.timeline)} and the manifests of its timeline "
-        f"do not fit together: the newest manifest ends at id {known.last}"
+        f"{archive.store.place}: {unsealed_index_name(archive.partition, archive.timeline)} and the manifests of its "
+        f"timeline do not fit together: the newest manifest ends at id {known.last}"
     )
 
 

@@ -285,21 +285,20 @@ class BlockingClient(Generic[E]):
     def append(self, payload: E, **options: Any) -> AppendOutcome:
         options["locks"] = tuple(options.get("locks", ()))
         _check_position(options.get("position"), options["locks"])
-        return self._call(Client.append, payload, **options)
+        outcome: AppendOutcome = self._thread.run(call_here(partial(self._inner.append, payload, **options)))
+        return outcome
 
     @declared_by(Client[E].append_many)
     def append_many(self, payloads: Sequence[E], **options: Any) -> Outcomes:
         _check_positions(options)
-        return self._call(Client.append_many, payloads, **options)
+        outcome: Outcomes = self._thread.run(call_here(partial(self._inner.append_many, payloads, **options)))
+        return outcome
 
     @declared_by(Client[E].append_atomic)
     def append_atomic(self, payloads: Sequence[E], **options: Any) -> AppendOutcome:
         _check_positions(options)
-        return self._call(Client.append_atomic, payloads, **options)
-
-    def _call(self, method: Callable[..., Coroutine[Any, Any, T] | T], *arguments: Any, **options: Any) -> T:
-        found: T = self._thread.run(call_here(partial(method, self._inner, *arguments, **options)))
-        return found
+        outcome: AppendOutcome = self._thread.run(call_here(partial(self._inner.append_atomic, payloads, **options)))
+        return outcome
 
     # -- waiting
 
@@ -342,7 +341,8 @@ class BlockingClient(Generic[E]):
 
     @declared_by(Client[E].subscribe)
     def subscribe(self, group: str, **options: Any) -> BlockingSubscription[E]:
-        return BlockingSubscription(self._call(Client.subscribe, group, **options), self._thread)
+        subscribe = partial(self._inner.subscribe, group, **options)
+        return BlockingSubscription(self._thread.run(call_here(subscribe)), self._thread)
 
     def handle(
         self,
@@ -358,7 +358,7 @@ class BlockingClient(Generic[E]):
         """As `Client.handle`, on threads of the client: at most `threads` calls run at once. Call `run` on the result.
         A thread cannot be cancelled: a call that takes longer than `timeout` has failed, and runs on."""
 
-        async def make() -> Handling[E]:  # not by `_call`, which would await the handling
+        async def make() -> Handling[E]:  # not by `call_here`, which would await the handling
             return self._inner.handle(
                 group,
                 lambda delivery: handler(BlockingDelivery(delivery, self._thread)),

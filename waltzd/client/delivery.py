@@ -160,7 +160,7 @@ class Delivery(DeliveredTransaction[E_co]):
         self._tag = tag
         self._until = until
         self._is_settled = False
-        self._said: Verb | None = None
+        self._said: AckKind | None = None
 
     async def ack(self, *, durable: bool = False) -> None:
         """It is done: the group does not give it out again.

@@ -2,8 +2,8 @@
 
 Receiving and sending go on side by side. What is received is checked here, so that a mistake in it ends this mount and no
 other. What is to be sent gathers in the `MountHandle`, and leaves as one message as soon as the one before has left: first
-outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded, because
-what is not answered counts against what the client may send. Of the feed only its place is kept.
+outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded,
+because what is not answered counts against what the client may send. Of the feed only its place is kept.
 
 What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the mount
 when it was used; one that was not used yet is asked for with the first frame that needs it.
