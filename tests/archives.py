@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from tests.batches import index_raw, segment_raw, segments_of
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
 from waltzd.archive.manifest import Manifest
-from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.batch import Batch
@@ -37,7 +37,7 @@ class Uploads:
             archive=self.manifest.archive, number=self.manifest.number, sha256=self.manifest.sha256, last_id=first - 1
         )
         expected = FileHeader(created_ms=0, key=self._cluster, partition=self._partition, first_id=first)
-        piece = piece_of(data, index, expected=expected, last_id=last, path=f"the segment at id {first}")
+        piece = segment_entry(data, index, expected=expected, last_id=last, path=f"the segment at id {first}")
         self.manifest = self._archive.add(known, piece, data + index[: piece.index_bytes])
 
     def batches(self, batches: Sequence[Batch], *, has_index: bool = True) -> list[Batch]:

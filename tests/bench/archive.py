@@ -27,9 +27,9 @@ from tests.batches import batches_of, index_raw, segment_raw
 from tests.bench.curves import bench, many, series_of
 from tests.bench.storage import Line, copy_rate, machine, show
 from waltzctl.local_cluster.local import LocalCluster
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.cut_point import label_of, logs_in
 from waltzd.archive.local import LocalStore
-from waltzd.archive.piece import piece_of
 from waltzd.archive.restoration import build
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.real import RealDisk
@@ -88,7 +88,7 @@ def uploads(home: Path, segments: int, megabytes: int) -> Uploads:
         cpu, started = time.process_time(), time.perf_counter()
         whole, size = _read(home)
         expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=first_id)
-        piece = piece_of(whole[:size], whole[size:], expected=expected, last_id=last_id, path="here")
+        piece = segment_entry(whole[:size], whole[size:], expected=expected, last_id=last_id, path="here")
         made = archive.add(known, piece, whole)
         found.seconds += time.perf_counter() - started
         found.cpu += time.process_time() - cpu

@@ -14,8 +14,8 @@ from tests.process.cluster import PATIENCE_SECONDS, Cluster
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd import BlockingClient
+from waltzd.archive.location import open_store
 from waltzd.archive.manifest import Entry
-from waltzd.archive.place import open_store
 from waltzd.archive.store import Store
 from waltzd.archive.verification import check_piece, survey
 from waltzd.client import loop

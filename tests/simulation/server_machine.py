@@ -14,7 +14,7 @@ from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
 from tests.simulation.policies import WatchedAuthorizer
 from tests.simulation.ports import SimReplicaPort, SimServerPort
-from waltzd.archive.reader import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
@@ -123,7 +123,7 @@ class ServerMachine(Machine):
         """With an empty cache, as after each start."""
         if self.world.store is None:
             return None
-        reader = ArchiveReader(self.world.store, self.world.meta.key, PieceCache(CACHE_BYTES))
+        reader = ArchiveReader(self.world.store, self.world.meta.key, SegmentCache(CACHE_BYTES))
         return ArchiveLane(reader, bring=self._brought, read=self._brought)
 
     async def _brought(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.simulation.cell import KEY, Appender, Cell, cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
-from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.archives import archived
@@ -76,7 +76,7 @@ def check(c: Cell, store: FaultyStore, found: ArchiveMeta) -> list[Entry]:
         size = piece.size - piece.index_bytes
         assert sha256(data).hexdigest() == piece.sha256
         expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=piece.first)
-        assert piece_of(data[:size], data[size:], expected=expected, last_id=piece.last, path="here") == piece
+        assert segment_entry(data[:size], data[size:], expected=expected, last_id=piece.last, path="here") == piece
         file = c.storages["s0"].disk.open(c.replica("s0").sealed_path(piece.first))
         assert data[128:size] == file.read(128, file.size())  # the date of a header of format 0 is that of its storage
         file.close()

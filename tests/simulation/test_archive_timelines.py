@@ -18,10 +18,10 @@ from tests.simulation.test_backup import own
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, floors, keeping, trimmed, under_load
 from waltzctl.placement.restore import SESSIONS_AHEAD
-from waltzd.archive.contents import branches_in, label_of, newest_manifests
+from waltzd.archive.archived_segment import footer_in
 from waltzd.archive.cut_point import logs_in
+from waltzd.archive.listing import branches_in, label_of, newest_manifests
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
-from waltzd.archive.piece import footer_in
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import branch_flaws, check_piece, check_unsealed, survey

@@ -17,7 +17,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving, reached, sealed, written
 from tests.simulation.test_retention import SMALL, keeping, under_load
 from tests.simulation.test_retention import trimmed as trimmed_to
-from waltzd.archive.reader import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, StoreUnavailable, Trimmed
 from waltzd.format.record import Run, join_runs
@@ -72,7 +72,7 @@ class TrimmedCell:
         self.store = store
         self.floors: dict[str, int] = {}
         self.reads = 0
-        self.reader = ArchiveReader(store, KEY, PieceCache(6000))
+        self.reader = ArchiveReader(store, KEY, SegmentCache(6000))
         self.lane = ArchiveLane(self.reader, bring=inline, read=inline)
         made.connect = self.connect  # type: ignore[method-assign]
 
@@ -301,7 +301,7 @@ async def read_all_of(log: PartitionLeader, first_id: int, last_id: int) -> Run:
 async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
     """The whole of it: archiving, trimming, sessions that give way to each other, and readers from the first id on."""
     pick, store = random.Random(seed), FaultyStore(random.Random(seed + 1000), Faults(refused=10, torn=5))
-    lane = ArchiveLane(ArchiveReader(store, KEY, PieceCache(20_000)), bring=inline, read=inline)
+    lane = ArchiveLane(ArchiveReader(store, KEY, SegmentCache(20_000)), bring=inline, read=inline)
     async with archiving(store) as c:
         await keeping(c, "5KB")
         owned = await c.own(settings=replace(SMALL, archive=lane))
@@ -349,7 +349,7 @@ async def test_who_reads_on_has_the_next_piece_brought_before_it_is_needed() -> 
         c.trim(bounds[10][0])
         log, known = pipeline.session, await pipeline.session.ask_archived()
         assert known is not None
-        c.lane.reader.cache = PieceCache(1 << 20)
+        c.lane.reader.cache = SegmentCache(1 << 20)
         await read_all_of(log, *bounds[0])
         assert c.reader.counters.pieces == 1, "nobody wants more than this one"
         first_id, last_id = bounds[3]
@@ -357,13 +357,13 @@ async def test_who_reads_on_has_the_next_piece_brought_before_it_is_needed() -> 
         await asyncio.sleep(0.1)
         assert c.reader.counters.pieces == 3
         assert c.reader.at_hand(0, known, last_id + 1) is not None
-        c.reader.cache = PieceCache(
+        c.reader.cache = SegmentCache(
             2 * c.reader.entry(0, known, first_id).size
         )  # the next would take the place of this one
         await ColdReader(log, asyncio.Semaphore(1), 1 << 20).read(first_id, bounds[8][1])
         await asyncio.sleep(0.1)
         assert c.reader.counters.pieces == 4
         store.objects = {}
-        c.reader.cache = PieceCache(1 << 20)
+        c.reader.cache = SegmentCache(1 << 20)
         with pytest.raises(ArchiveDamaged, match="is not in the store"):
             await read_all_of(log, *bounds[6])

@@ -29,8 +29,8 @@ from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, keeping
 from waltzctl.placement.backup import Source
 from waltzctl.placement.restore import Wish, carry_out
-from waltzd.archive.contents import label_of, newest_manifests
 from waltzd.archive.cut_point import cut_at_marks, logs_in
+from waltzd.archive.listing import label_of, newest_manifests
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.cluster.metadata import Saved

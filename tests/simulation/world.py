@@ -35,7 +35,7 @@ from tests.simulation.policies import Policies
 from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
-from waltzd.archive.contents import newest_manifests
+from waltzd.archive.listing import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.local import LocalStore
-from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.layout import FileHeader, index_entries, index_name, segment_ids, segment_name
@@ -23,7 +23,7 @@ def archived(directories: Iterable[Path], store: Store, *, open_segments: int = 
         for first_id in first_ids[: len(first_ids) - open_segments]:
             data, index = ((directory / name(first_id)).read_bytes() for name in (segment_name, index_name))
             header, last_id = FileHeader.decode(data, str(directory)), first_id + index_entries(len(index)) - 1
-            piece = piece_of(data, index, expected=header, last_id=last_id, path=str(directory))
+            piece = segment_entry(data, index, expected=header, last_id=last_id, path=str(directory))
             archive = PartitionArchive(store, label_in(store, header.key, lambda: ARCHIVE, None), header.partition)
             made = archive.add(known, piece, data + index)
             known = Archived(archive=made.archive, number=made.number, sha256=made.sha256, last_id=made.last)

@@ -33,7 +33,7 @@ from tests.spark.exporting import Exporting
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzd.archive import manifest
-from waltzd.archive.place import open_archive
+from waltzd.archive.location import open_archive
 from waltzd.errors import (
     ArchiveDamaged,
     ForeignArchive,

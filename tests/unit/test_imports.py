@@ -80,7 +80,7 @@ DECIDING = (
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.document_check", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
-    "waltzd.archive.manifest", "waltzd.archive.piece",
+    "waltzd.archive.manifest", "waltzd.archive.archived_segment",
     "waltzd.daemon.readiness", "waltzd.daemon.settings",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from uuid import UUID
 
 from waltzctl.shell.blueprint import ARCHIVE_KEY, write_whole
-from waltzd.archive.contents import label_at
-from waltzd.archive.place import check_place, open_store
+from waltzd.archive.listing import label_at
+from waltzd.archive.location import directory_of, open_store
 from waltzd.archive.signature import new_key
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, StoreRefused, StoreUnavailable
@@ -33,7 +33,7 @@ def key_file(directory: Path) -> Path:
 
 def same_store(text: str, before: str | None, directory: Path) -> str | None:
     """What is still to be done: nothing where the cluster in this directory has that store already."""
-    place = check_place(text) or text
+    place = directory_of(text) or text
     if before is None:
         return place
     if place != before:
@@ -49,7 +49,7 @@ def store_for(text: str, key: UUID | None, directory: Path) -> str:
     """The store as the settings of daemons name it, once it is known to be one for the cluster with this key in this
     directory: None for one that is not made yet. A directory is made. Later it is not: one that is not there then was lost.
     An archive that is begun gets a key, beside the cluster and not in the store."""
-    folder = check_place(text)
+    folder = directory_of(text)
     if folder is not None:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)

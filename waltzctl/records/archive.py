@@ -190,7 +190,7 @@ def verified(
 ) -> int:
     """Verify a store and print what was found; return the exit code. `ask` gives the documents of the running cluster."""
     from waltzctl.show import archive
-    from waltzd.archive.place import open_archive
+    from waltzd.archive.location import open_archive
     from waltzd.archive.verification import branch_flaws, check_unsealed, survey
 
     opened, started = open_archive(store), time.monotonic()
@@ -337,14 +337,14 @@ def heal(
 
 def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions, output: str, progress: Shown) -> int:
     from waltzctl.show import archive
-    from waltzd.archive.place import open_archive
-    from waltzd.archive.repair import Mended, made_again, put_back
+    from waltzd.archive.location import open_archive
+    from waltzd.archive.repair import RepairedStore, put_back, rebuilt_objects
     from waltzd.archive.upload import PartitionArchive
     from waltzd.archive.verification import survey
 
     opened = open_archive(store)
-    again = made_again(opened)
-    found = survey(Mended(opened, again))
+    again = rebuilt_objects(opened)
+    found = survey(RepairedStore(opened, again))
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flawed = _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)
     held = [(number, piece) for number, piece, _ in flawed if file_of(source, number, piece) is not None]
@@ -374,7 +374,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
 def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
     from waltzctl.show import archive
     from waltzd.archive.local import LocalStore
-    from waltzd.archive.place import open_archive
+    from waltzd.archive.location import open_archive
     from waltzd.archive.verification import survey
 
     opened = open_archive(store)
@@ -448,8 +448,8 @@ def timelines(*, store: Place, output: AnyForm = "table") -> int:
       waltzctl archive timelines s3://waltz-archive/orders -o json
     """
     from waltzctl.show import archive
-    from waltzd.archive.contents import branches_in, label_of
-    from waltzd.archive.place import open_archive
+    from waltzd.archive.listing import branches_in, label_of
+    from waltzd.archive.location import open_archive
 
     opened = open_archive(store)
     found = branches_in(opened, label_of(opened, not_done="nothing was listed"))
@@ -515,7 +515,7 @@ def _make_key(file: Path, output: str) -> int:
 
 def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
     from waltzctl.show import archive
-    from waltzd.archive.place import open_store
+    from waltzd.archive.location import open_store
     from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
     from waltzd.archive.verification import survey
 

@@ -122,8 +122,8 @@ def backed_up(snapshot: ClusterSnapshot) -> Backups:
 def _in_store(place: str) -> Backups:
     """As the store says, and nobody else."""
     from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
+    from waltzd.archive.location import open_archive
     from waltzd.archive.metadata import newest_metadata
-    from waltzd.archive.place import open_archive
     from waltzd.archive.unsealed import unsealed_index_at
     from waltzd.archive.verification import survey
     from waltzd.cluster.metadata import read

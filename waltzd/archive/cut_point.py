@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from waltzd.archive.contents import highest_numbers, rank
+from waltzd.archive.listing import highest_numbers, rank
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.unsealed import read_unsealed

@@ -22,8 +22,8 @@ from hashlib import sha256
 from typing import TypeVar
 from uuid import UUID, uuid4
 
+from waltzd.archive.archived_segment import footer_of
 from waltzd.archive.manifest import Chunk, Entry, Label
-from waltzd.archive.piece import footer_of
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.seam import Buffer
@@ -47,14 +47,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class PieceRotten(Exception):
+class CachedSegmentDamaged(Exception):
     """Bytes of a piece in the cache are not what was fetched."""
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-class _Spool:
+class _UnnamedFile:
     """A file without a name. It is gone with the last reference to it."""
 
     def __init__(self, directory: str | None, path: str) -> None:
@@ -88,13 +88,13 @@ class _Spool:
         try:
             return os.pread(self._fd, size, offset)
         except OSError as error:
-            raise PieceRotten(self.path) from error
+            raise CachedSegmentDamaged(self.path) from error
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         try:
             return os.preadv(self._fd, [buffer], offset)
         except OSError as error:
-            raise PieceRotten(self.path) from error
+            raise CachedSegmentDamaged(self.path) from error
 
 
 def _cache_failed(directory: str | None, error: OSError) -> CacheFailed:
@@ -107,11 +107,11 @@ class _Found(Exception):
         self.offset = offset
 
 
-class Piece:
-    """One archived segment that was proven, to be read from. Its methods raise `PieceRotten` where its bytes are not
-    sound any more."""
+class CachedSegment:
+    """One archived segment that was proven, to be read from. Its methods raise `CachedSegmentDamaged` where its bytes are
+    not sound any more."""
 
-    def __init__(self, file: _Spool, entry: Entry, header: FileHeader) -> None:
+    def __init__(self, file: _UnnamedFile, entry: Entry, header: FileHeader) -> None:
         self.entry = entry
         self._file = file
         file.cut(entry.size - entry.index_bytes)
@@ -121,11 +121,11 @@ class Piece:
         try:
             version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
         except HeaderDamaged as error:
-            raise PieceRotten(file.path) from error
+            raise CachedSegmentDamaged(file.path) from error
         if version == BATCHES:
             self._footer = read_footer(file)  # type: ignore[arg-type]
             if self._footer is None or (self._footer.first_id, self._footer.last_id) != (entry.first, entry.last):
-                raise PieceRotten(file.path)
+                raise CachedSegmentDamaged(file.path)
 
     def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
         """Sound records from `first_id` on, up to `last_id`, to the end of the piece and to `bytes_max`, at least one."""
@@ -149,7 +149,7 @@ class Piece:
     def _head(self, place: int) -> Head:
         head = Head.decode(self._file.read(int(place), HEAD_BYTES))
         if head is None:
-            raise PieceRotten(self._file.path)
+            raise CachedSegmentDamaged(self._file.path)
         return head
 
     def _batches(self, footer: Footer, first_id: int, bytes_max: int) -> list[Batch]:
@@ -161,10 +161,10 @@ class Piece:
         stop = int(places[fits]) if fits < len(places) else footer.offset
         raw = memoryview(self._file.read(place, stop - place))
         if len(raw) < stop - place:
-            raise PieceRotten(self._file.path)
+            raise CachedSegmentDamaged(self._file.path)
         found = sound_batches(raw, first_id)
         if sum(batch.size for batch in found) < len(raw):
-            raise PieceRotten(self._file.path)
+            raise CachedSegmentDamaged(self._file.path)
         return found
 
     # -- records of format 0
@@ -177,14 +177,14 @@ class Piece:
             head = self._file.read(offset, min(OVERHEAD_BYTES, end - offset))
             size = OVERHEAD_BYTES + id_and_length(head)[1] if len(head) == OVERHEAD_BYTES else 0
             if not OVERHEAD_BYTES <= size <= end - offset:
-                raise PieceRotten(self._file.path)
+                raise CachedSegmentDamaged(self._file.path)
             raw = memoryview(self._file.read(offset, size))
             bounds = walk(raw)
         bounds = bounds[: last_id - first_id + 2]
         run = Run(first_id, raw[: int(bounds[-1])], bounds)
         bad = first_bad(run) if len(run) else 0
         if bad is not None:
-            raise PieceRotten(self._file.path)
+            raise CachedSegmentDamaged(self._file.path)
         self._next = run.last_id + 1, offset + len(run.data)
         return run
 
@@ -208,13 +208,13 @@ class Piece:
             )  # fmt: skip
         except _Found as found:
             return found.offset
-        raise PieceRotten(self._file.path)
+        raise CachedSegmentDamaged(self._file.path)
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-class PieceCache:
+class SegmentCache:
     """Pieces in files of one directory, up to so many bytes; the one that was used longest ago leaves first. The piece that
     was fetched last stays, however large. May be used by several threads."""
 
@@ -223,10 +223,10 @@ class PieceCache:
         self.bytes = 0
         self._bytes_max = bytes_max
         self._directory = directory
-        self._pieces: OrderedDict[str, Piece] = OrderedDict()
+        self._pieces: OrderedDict[str, CachedSegment] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, entry: Entry) -> Piece | None:
+    def get(self, entry: Entry) -> CachedSegment | None:
         with self._lock:
             found = self._pieces.get(entry.sha256)
             if found is not None:
@@ -237,14 +237,14 @@ class PieceCache:
         """Whether so much fits, all else left out."""
         return size <= self._bytes_max
 
-    def begin(self, entry: Entry, path: str) -> _Spool:
+    def begin(self, entry: Entry, path: str) -> _UnnamedFile:
         """A file for a piece. There is room for it."""
         with self._lock:
             while self._pieces and self.bytes + entry.size > self._bytes_max:
                 self._take_out(next(iter(self._pieces)))
-        return _Spool(self._directory, path)
+        return _UnnamedFile(self._directory, path)
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: CachedSegment) -> None:
         with self._lock:
             self._take_out(piece.entry.sha256)
             self._pieces[piece.entry.sha256] = piece
@@ -252,7 +252,7 @@ class PieceCache:
             while len(self._pieces) > 1 and self.bytes > self._bytes_max:
                 self._take_out(next(iter(self._pieces)))
 
-    def drop(self, piece: Piece) -> None:
+    def drop(self, piece: CachedSegment) -> None:
         with self._lock:
             if self._pieces.get(piece.entry.sha256) is piece:
                 self._take_out(piece.entry.sha256)
@@ -286,7 +286,7 @@ class ReadCounters:
 class ArchiveReader:
     """The archives of the partitions of one cluster, in one store. May be used by several threads."""
 
-    def __init__(self, store: Store, cluster: UUID, cache: PieceCache) -> None:
+    def __init__(self, store: Store, cluster: UUID, cache: SegmentCache) -> None:
         self.counters = ReadCounters()
         self.cache = cache
         self._store = store
@@ -310,7 +310,7 @@ class ArchiveReader:
             piece = self.piece(partition, self.entry(partition, known, first_id))
             try:
                 return piece.read(first_id, last_id, bytes_max, with_locks=with_locks)
-            except PieceRotten:
+            except CachedSegmentDamaged:
                 self.cache.drop(piece)
         raise self.rotten(partition, piece.entry)
 
@@ -325,7 +325,7 @@ class ArchiveReader:
             entries = self._chunk(archive, found).entries
         return found
 
-    def at_hand(self, partition: int, known: Archived, id_: int) -> Piece | None:
+    def at_hand(self, partition: int, known: Archived, id_: int) -> CachedSegment | None:
         """The piece that holds this id, where it takes no question to the store."""
         archive = self._archives.get((partition, known.timeline))
         manifest = None if archive is None else archive.known(known)
@@ -339,7 +339,7 @@ class ArchiveReader:
             entries = chunk.entries
         return self.cache.get(found)
 
-    def piece(self, partition: int, entry: Entry) -> Piece:
+    def piece(self, partition: int, entry: Entry) -> CachedSegment:
         """From the cache, or else from the store."""
         found = self.cache.get(entry)
         if found is not None:
@@ -352,8 +352,8 @@ class ArchiveReader:
             trouble = self._fetch(partition, entry, file)
             if not trouble:
                 try:
-                    piece = Piece(file, entry, self._header(partition, entry))
-                except PieceRotten:
+                    piece = CachedSegment(file, entry, self._header(partition, entry))
+                except CachedSegmentDamaged:
                     continue
                 self.cache.put(piece)
                 return piece
@@ -362,7 +362,7 @@ class ArchiveReader:
     def _header(self, partition: int, entry: Entry) -> FileHeader:
         return FileHeader(created_ms=0, key=self._cluster, partition=partition, first_id=entry.first)
 
-    def _fetch(self, partition: int, entry: Entry, file: _Spool) -> str:
+    def _fetch(self, partition: int, entry: Entry, file: _UnnamedFile) -> str:
         """What is wrong with it; empty for nothing."""
         hashing, name = sha256(), entry.name(partition)
         while file.size() < entry.size:
@@ -382,7 +382,7 @@ class ArchiveReader:
         self.counters.pieces += 1
         return "" if hashing.hexdigest() == entry.sha256 else "it has other bytes than were written there"
 
-    def rotten(self, partition: int, entry: Entry, trouble: str = "", file: _Spool | None = None) -> ArchiveDamaged:
+    def rotten(self, partition: int, entry: Entry, trouble: str = "", file: _UnnamedFile | None = None) -> ArchiveDamaged:
         """What is told of a piece that does not prove itself, by range."""
         bad = _bad_ids(file, entry, self._header(partition, entry)) if file is not None else []
         where = ", ".join(f"the ids {first} to {last} (bytes {start} to {end})" for first, last, start, end in bad[:8])
@@ -414,7 +414,7 @@ class ArchiveReader:
             piece = self.piece(partition, found)
             try:
                 return min(last_id, piece.first_since(time) - 1)
-            except PieceRotten:
+            except CachedSegmentDamaged:
                 self.cache.drop(piece)
         raise self.rotten(partition, found)
 
@@ -474,13 +474,13 @@ def _holder(entries: Sequence[Entry], id_: int) -> Entry:
     return found
 
 
-def _bad_ids(file: _Spool, entry: Entry, header: FileHeader) -> list[tuple[int, int, int, int]]:
+def _bad_ids(file: _UnnamedFile, entry: Entry, header: FileHeader) -> list[tuple[int, int, int, int]]:
     """Which records of a piece do not prove themselves: ids and bytes, as far as a reader of bytes can tell."""
     end = min(file.size(), entry.size - entry.index_bytes)
     try:
         version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
         found = survey(file, first_id=entry.first, end=end, version=version, id_limit=entry.last + 1)  # type: ignore[arg-type]
-    except (WaltzError, PieceRotten):  # whatever is wrong with its header
+    except (WaltzError, CachedSegmentDamaged):  # whatever is wrong with its header
         return [(entry.first, entry.last, 0, HEADER_BYTES - 1)]
     bad = [(gap.first_id, gap.last_id, gap.first_byte, gap.last_byte) for gap in found.gaps]
     if found.next_id <= entry.last:

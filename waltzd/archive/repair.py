@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from waltzd.archive.contents import Branch, highest_numbers
+from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.listing import Branch, highest_numbers
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
-from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
@@ -27,7 +27,7 @@ _SEGMENT = re.compile(r"([0-9]{19})-([0-9]{19})-([0-9a-f]{16})")
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent)
 
 
-def made_again(store: Store) -> dict[str, bytes]:
+def rebuilt_objects(store: Store) -> dict[str, bytes]:
     """What each of these objects has to be that is not what it was, by name; what cannot be made again is left out."""
     listed = store.list("")
     numbers = highest_numbers(listed)
@@ -169,12 +169,12 @@ class _Partition:
             size = len(data) - index_bytes
             if size > 0:
                 with suppress(UnfitSegment):
-                    piece = piece_of(data[:size], data[size:], expected=expected, last_id=last_id, path=name)
+                    piece = segment_entry(data[:size], data[size:], expected=expected, last_id=last_id, path=name)
                     return piece if piece.name(self._partition) == name else None
         return None
 
 
-class Mended:
+class RepairedStore:
     """A store as it is once some objects were put back. Nothing is written by it."""
 
     def __init__(self, store: Store, objects: Mapping[str, bytes]) -> None:

@@ -28,9 +28,9 @@ from uuid import UUID
 
 import numpy as np
 
+from waltzd.archive.archived_segment import MemoryFile, segment_entry
 from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords, batch_places, place_of
 from waltzd.archive.manifest import Entry
-from waltzd.archive.piece import Held, piece_of
 from waltzd.archive.verification import chain_flaws
 from waltzd.disk.seam import Buffer, Disk, join, opened
 from waltzd.errors import ArchiveDamaged, FlushFailed, HeaderDamaged, ObjectAbsent, WaltzError
@@ -177,7 +177,7 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
         if index.read(0, HEADER_BYTES) != raw[:HEADER_BYTES]:
             return None
         expected = FileHeader(created_ms=0, key=key, partition=log.partition, first_id=piece.first)
-        found = piece_of(raw, b"", expected=expected, last_id=piece.last, path=data.path)
+        found = segment_entry(raw, b"", expected=expected, last_id=piece.last, path=data.path)
         if (found.crc, found.record_bytes) != (piece.crc, piece.record_bytes):
             return None
         footer = read_footer(data) if FileHeader.decode(raw, data.path).version == BATCHES else None
@@ -280,7 +280,7 @@ def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
     footer = None
     if header.version == BATCHES:
         length = footer_bytes(data[-END_BYTES:])
-        footer = None if length is None else footer_at(Held(where, data), size - length, size)  # type: ignore[arg-type]
+        footer = None if length is None else footer_at(MemoryFile(where, data), size - length, size)  # type: ignore[arg-type]
         if footer is None:
             raise ArchiveDamaged(f"{where} has no sound footer")
         data = data[: footer.offset]
@@ -327,7 +327,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
     found = [np.zeros(0, np.int64)]
 
     scan(
-        Held(where, data),  # type: ignore[arg-type]
+        MemoryFile(where, data),  # type: ignore[arg-type]
         segment_first_id=header.first_id,
         next_id=header.first_id,
         offset=HEADER_BYTES,

@@ -209,9 +209,10 @@ def read_unsealed(archive: PartitionArchive, known: Manifest) -> tuple[Manifest,
         if again.number == known.number and newest == index:
             raise ArchiveDamaged(wrong)
         known = again
+    name = unsealed_index_name(archive.partition, archive.timeline)
     raise ArchiveDamaged(
-        f"{archive.store.place}: {unsealed_index_name(archive.partition, archive.timeline)} and the manifests of its "
-        f"timeline do not fit together: the newest manifest ends at id {known.last}"
+        f"{archive.store.place}: {name} and the manifests of its timeline do not fit together: the newest manifest ends at "
+        f"id {known.last}"
     )
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 
+from waltzd.archive.archived_segment import footer_in, footer_of
 from waltzd.archive.manifest import (
     LABEL,
     MANIFEST_BYTES_MAX,
@@ -24,7 +25,6 @@ from waltzd.archive.manifest import (
     manifest_name,
     opened,
 )
-from waltzd.archive.piece import footer_in, footer_of
 from waltzd.archive.store import Store, read_object
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists

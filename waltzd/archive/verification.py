@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from waltzd.archive.contents import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
+from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.listing import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
 from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name
 from waltzd.archive.metadata import number_of
-from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
 from waltzd.archive.unsealed import read_unsealed, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
@@ -233,7 +233,7 @@ def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_
     expected = FileHeader(created_ms=0, key=label.cluster, partition=partition, first_id=piece.first)
     view = memoryview(data)
     try:
-        again = piece_of(view[:size], view[size:], expected=expected, last_id=piece.last, path=name)
+        again = segment_entry(view[:size], view[size:], expected=expected, last_id=piece.last, path=name)
     except UnfitSegment as error:
         return Flaw.of(piece, partition, error.message.removeprefix(f"{name} "))
     except _WRONG as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from waltzd import errors
-from waltzd.archive.place import check_place
+from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
 from waltzd.daemon.settings import Bounds, document, sample, setting, spell_size
@@ -120,7 +120,7 @@ class DaemonConfig:
             yield "name", f"{self.name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
         if self.archive is not None:
             try:
-                check_place(self.archive)
+                directory_of(self.archive)
             except BadArgument as error:
                 yield "archive", error.message
         if self.admin_listen == self.listen and self.listen.port != 0:

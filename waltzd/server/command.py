@@ -22,8 +22,8 @@ from uuid import uuid4
 
 import uvloop
 
-from waltzd.archive.place import open_store
-from waltzd.archive.reader import ArchiveReader, PieceCache
+from waltzd.archive.location import open_store
+from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.client.group_log import GroupLogClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
@@ -194,7 +194,7 @@ def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack)
     """Nothing is asked of the store yet."""
     if config.archive is None:
         return None
-    cache = PieceCache(config.archive_cache_bytes, config.archive_cache)
+    cache = SegmentCache(config.archive_cache_bytes, config.archive_cache)
     bring = ends.enter_context(Threads(ARCHIVE_THREADS, "archive", is_waited_for=False))
     read = ends.enter_context(Threads(ARCHIVE_THREADS, "archive_cache", is_waited_for=False))
     store = open_store(config.archive, config.archive_key, accepts_unsigned=config.archive_unsigned == "accepted")

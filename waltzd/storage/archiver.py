@@ -18,10 +18,10 @@ from hashlib import sha256
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from waltzd.archive.contents import highest_numbers
+from waltzd.archive.archived_segment import content_of, footer_in, index_to_keep, records_hash, segment_entry
+from waltzd.archive.listing import highest_numbers
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
-from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
 from waltzd.archive.unsealed import SlotRecords, UnsealedIndex, read_unsealed
 from waltzd.archive.unsealed_writer import UnsealedWriter
@@ -400,7 +400,7 @@ class Archiver:
         data, size = self._read(partition, first_id, last_id)
         expected = FileHeader(created_ms=0, key=partition.key, partition=partition.number, first_id=first_id)
         path = partition.sealed_path(first_id)
-        piece = piece_of(data[:size], data[size:], expected=expected, last_id=last_id, path=path)
+        piece = segment_entry(data[:size], data[size:], expected=expected, last_id=last_id, path=path)
         return piece, data[: piece.size]
 
     def _archive(self, store: Store, partition: Partition, wanted: UUID | None, timeline: UUID = FIRST) -> PartitionArchive:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
-from waltzd.archive.place import open_store
+from waltzd.archive.location import open_store
 from waltzd.client.loop import LoopThread
 from waltzd.daemon import alarm, logs
 from waltzd.daemon.audit import AuditLog, audit_log

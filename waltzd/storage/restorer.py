@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from waltzd.archive.cut_point import ArchivedLog, label_of, log_of
-from waltzd.archive.place import open_store
+from waltzd.archive.location import open_store
 from waltzd.archive.restoration import build
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from waltz_spark.export.manifest import HIDDEN
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
+from waltzd.archive.location import directory_of
 from waltzd.archive.manifest import LABEL
-from waltzd.archive.place import check_place
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument, NothingHere, PathMissing
@@ -109,7 +109,7 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
     from waltz_spark.log.archive_segments import ArchiveSegments
     from waltz_spark.log.joined_origin import JoinedOrigin
 
-    directory = check_place(archive)  # tasks may run in another directory
+    directory = directory_of(archive)  # tasks may run in another directory
     segments = ArchiveSegments(place=archive if directory is None else directory)
     return JoinedOrigin(archive=segments, live=_cluster(given))
 

@@ -20,9 +20,9 @@ from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Place, Segment, first_at
-from waltzd.archive.contents import all_pieces, label_of, newest_manifests
+from waltzd.archive.listing import all_pieces, label_of, newest_manifests
+from waltzd.archive.location import open_archive
 from waltzd.archive.manifest import COLUMNS, Entry
-from waltzd.archive.place import open_archive
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import File

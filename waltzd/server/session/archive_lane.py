@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from waltzd.archive.manifest import Entry
-from waltzd.archive.reader import ATTEMPTS, ArchiveReader, Piece, PieceRotten
+from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedSegment, CachedSegmentDamaged
 from waltzd.errors import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
@@ -30,7 +30,7 @@ class ArchiveLane:
         self.reader = reader
         self._bring = bring
         self._read = read
-        self._bringing: dict[int, asyncio.Task[Piece]] = {}
+        self._bringing: dict[int, asyncio.Task[CachedSegment]] = {}
         """By partition."""
 
     async def read(
@@ -43,7 +43,7 @@ class ArchiveLane:
                 piece = await self._piece(partition, known, first_id)
                 try:
                     run: Run = await self._read(_records, piece, first_id, last_id, bytes_max, with_locks)
-                except PieceRotten:
+                except CachedSegmentDamaged:
                     self.reader.cache.drop(piece)
                     continue
                 if last_id > piece.entry.last:
@@ -64,7 +64,7 @@ class ArchiveLane:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _piece(self, partition: int, known: Archived, id_: int) -> Piece:
+    async def _piece(self, partition: int, known: Archived, id_: int) -> CachedSegment:
         while True:
             found = self.reader.at_hand(partition, known, id_)
             if found is not None:
@@ -77,8 +77,8 @@ class ArchiveLane:
             # A reader that goes away leaves the piece to the others.
             return await asyncio.shield(self._begin(partition, known, id_))
 
-    def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[Piece]:
-        def done(task: asyncio.Task[Piece]) -> None:
+    def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[CachedSegment]:
+        def done(task: asyncio.Task[CachedSegment]) -> None:
             del self._bringing[partition]
             if not task.cancelled():
                 task.exception()  # nobody may be waiting for it any more
@@ -95,11 +95,11 @@ class ArchiveLane:
         if self.reader.cache.holds(3 * entry.size) and self.reader.at_hand(partition, known, entry.last + 1) is None:
             self._begin(partition, known, entry.last + 1)
 
-    async def _brought(self, partition: int, known: Archived, id_: int) -> Piece:
-        piece: Piece = await self._bring(self._find, partition, known, id_)
+    async def _brought(self, partition: int, known: Archived, id_: int) -> CachedSegment:
+        piece: CachedSegment = await self._bring(self._find, partition, known, id_)
         return piece
 
-    def _find(self, partition: int, known: Archived, id_: int) -> Piece:
+    def _find(self, partition: int, known: Archived, id_: int) -> CachedSegment:
         """On a thread."""
         return self.reader.piece(partition, self.reader.entry(partition, known, id_))
 
@@ -115,5 +115,5 @@ class ArchiveLane:
             raise
 
 
-def _records(piece: Piece, first_id: int, last_id: int, bytes_max: int, with_locks: bool) -> Run:
+def _records(piece: CachedSegment, first_id: int, last_id: int, bytes_max: int, with_locks: bool) -> Run:
     return piece.read(first_id, last_id, bytes_max, with_locks=with_locks)

@@ -11,9 +11,9 @@ from tests.archives import Uploads
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.records.archive import file_of, metadata_flaws, missing_flaws
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
-from waltzd.archive.piece import piece_of
 from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.verification import survey
@@ -29,7 +29,7 @@ DATA, INDEX = segment_raw(BATCHES, key=KEY)[0], index_raw(BATCHES, key=KEY)
 
 def piece(index: bytes = INDEX) -> Entry:
     expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=0)
-    return piece_of(DATA, index, expected=expected, last_id=2, path="here")
+    return segment_entry(DATA, index, expected=expected, last_id=2, path="here")
 
 
 def test_only_bytes_that_were_archived_go_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store_contract import StoreContract
 from waltzd.archive.local import LocalStore
-from waltzd.archive.place import open_store
+from waltzd.archive.location import open_store
 from waltzd.archive.store import Store, is_object_name
 from waltzd.errors import BadArgument, ObjectExists, StoreRefused, StoreUnavailable
 

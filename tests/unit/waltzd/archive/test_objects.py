@@ -9,8 +9,8 @@ import obstore.store
 import pytest
 
 from tests.store_contract import StoreContract
+from waltzd.archive.location import open_store
 from waltzd.archive.objects import ObjectStore
-from waltzd.archive.place import open_store
 from waltzd.archive.store import Store
 from waltzd.errors import BadArgument, StoreRefused, StoreUnavailable
 

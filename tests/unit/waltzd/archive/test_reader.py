@@ -16,9 +16,9 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive import manifest as manifests
 from waltzd.archive import piece as pieces
 from waltzd.archive import reader
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import LABEL, Label
-from waltzd.archive.piece import piece_of
-from waltzd.archive.reader import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
 from waltzd.format.batch import Batch
@@ -50,7 +50,7 @@ class Archive:
     times: list[int]
 
     def reader(self, bytes_max: int = EVERY, directory: str | None = None) -> ArchiveReader:
-        return ArchiveReader(self.store, KEY, PieceCache(bytes_max, directory))
+        return ArchiveReader(self.store, KEY, SegmentCache(bytes_max, directory))
 
     def piece(self, id_: int) -> str:
         """The name of the object that holds this id."""
@@ -74,7 +74,7 @@ def archive(old: int = 4, new: int = 10, *, index: bool = True) -> Archive:
     def add(first_id: int, last_id: int, data: bytes, entries: bytes) -> Archived:
         expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=first_id)
         entries = entries if index else b""
-        piece = piece_of(data, entries, expected=expected, last_id=last_id, path="here")
+        piece = segment_entry(data, entries, expected=expected, last_id=last_id, path="here")
         found = writer.add(known, piece, data + entries)
         return Archived(archive=ARCHIVE, number=found.number, sha256=found.sha256, last_id=found.last)
 
@@ -269,7 +269,7 @@ def test_what_is_at_hand_takes_no_question() -> None:
 def test_another_archive_is_not_read() -> None:
     found = archive()
     with pytest.raises(ForeignArchive):
-        ArchiveReader(found.store, UUID(int=77), PieceCache(EVERY)).read(0, found.known, 0, 0, 1)
+        ArchiveReader(found.store, UUID(int=77), SegmentCache(EVERY)).read(0, found.known, 0, 0, 1)
     found.store.objects.clear()
     with pytest.raises(ForeignArchive):
         found.reader().read(0, found.known, 0, 0, 1)

@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
 from waltzd.archive import manifest as manifests
-from waltzd.archive.repair import Mended, made_again, put_back
+from waltzd.archive.repair import RepairedStore, put_back, rebuilt_objects
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey
 from waltzd.protocol.digest import sha256_of
@@ -38,7 +38,7 @@ def spoil(store: FaultyStore, name: str, pick: random.Random) -> None:
 
 
 def test_a_whole_archive_needs_nothing() -> None:
-    assert made_again(archive(SEGMENTS, partitions=2)) == {}
+    assert rebuilt_objects(archive(SEGMENTS, partitions=2)) == {}
 
 
 @pytest.mark.slow
@@ -56,14 +56,14 @@ def test_whatever_names_others_is_made_again_to_the_byte(count: int) -> None:
                 del store.objects[name]
             else:
                 spoil(store, name, pick)
-        found = made_again(store)
+        found = rebuilt_objects(store)
         assert set(chosen) - {manifests.manifest_name(0, SEGMENTS - 1)} <= set(found) <= set(chosen)
         assert all(whole.objects[name].data == data for name, data in found.items())
-        assert survey(Mended(store, found)).flaws == []
+        assert survey(RepairedStore(store, found)).flaws == []
         for name, data in found.items():
             put_back(store, name, data)
         assert survey(store).flaws == []
-        assert made_again(store) == {}
+        assert rebuilt_objects(store) == {}
 
 
 def test_what_a_piece_would_have_to_say_is_not_guessed() -> None:
@@ -73,9 +73,9 @@ def test_what_a_piece_would_have_to_say_is_not_guessed() -> None:
     spoil(store, newest, pick)
     last = max(name for name in store.objects if "/segment/" in name)
     spoil(store, last, pick)
-    assert made_again(store) == {}
+    assert rebuilt_objects(store) == {}
     spoil(store, "archive.json", pick)
-    assert set(made_again(store)) == {"archive.json"}
+    assert set(rebuilt_objects(store)) == {"archive.json"}
 
 
 def test_which_of_two_pieces_was_added_is_told_by_the_next_manifest_or_not_at_all() -> None:
@@ -96,10 +96,10 @@ def test_which_of_two_pieces_was_added_is_told_by_the_next_manifest_or_not_at_al
             if number == SEGMENTS
             else {one: whole.objects[one].data for one in (name, entry_of(whole, number + 1).name(0))}
         )
-        assert made_again(store) == expected
+        assert rebuilt_objects(store) == expected
         if number == SEGMENTS:
             spoil(store, piece.name(0), random.Random(1))
-            assert made_again(store) == {}, "the sound one need not be the one"
+            assert rebuilt_objects(store) == {}, "the sound one need not be the one"
 
 
 def entry_of(store: FaultyStore, number: int) -> manifests.Entry:
@@ -108,4 +108,4 @@ def entry_of(store: FaultyStore, number: int) -> manifests.Entry:
 
 
 def test_a_store_without_an_archive_has_nothing_to_be_made_of() -> None:
-    assert made_again(FaultyStore()) == {}
+    assert rebuilt_objects(FaultyStore()) == {}

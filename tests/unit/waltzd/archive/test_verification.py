@@ -11,7 +11,7 @@ from tests.batches import batches_of, index_raw, segment_raw, segments_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
 from waltzd.archive import verification
-from waltzd.archive.piece import piece_of
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_piece, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
@@ -35,7 +35,7 @@ def upload(store: FaultyStore, known: Archived, number: int, *, partition: int =
         data, footer = segment_raw(own, key=KEY, partition=partition, footer_before=footer)
         index = index_raw(own, key=KEY, partition=partition)
     expected = FileHeader(created_ms=0, key=KEY, partition=partition, first_id=own[0].first_id)
-    piece = piece_of(data, index, expected=expected, last_id=own[-1].last_id, path="here")
+    piece = segment_entry(data, index, expected=expected, last_id=own[-1].last_id, path="here")
     archive = PartitionArchive(store, label_in(store, KEY, lambda: KEY, known.archive), partition)
     made = archive.add(known, piece, data + index)
     return Archived(archive=made.archive, number=made.number, sha256=made.sha256, last_id=made.last)
@@ -178,7 +178,7 @@ def test_a_segment_of_another_log_is_not_added_and_is_found_where_it_stands(monk
     for own in segments_of(others)[:3]:
         data, footer = segment_raw(own, key=KEY, footer_before=footer)
     expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=own[0].first_id)
-    piece = piece_of(data, b"", expected=expected, last_id=own[-1].last_id, path="here")
+    piece = segment_entry(data, b"", expected=expected, last_id=own[-1].last_id, path="here")
     with pytest.raises(ArchiveDamaged, match="are not of one log"):
         writer.add(known, piece, data)
     assert survey(store).manifests[0].number == 2

@@ -24,7 +24,7 @@ from waltzd.format.span import BatchSpan, Span
 from waltzd.protocol.peers import Content
 
 
-class Held:
+class MemoryFile:
     """Bytes in memory, read as a file."""
 
     def __init__(self, path: str, data: Buffer) -> None:
@@ -43,7 +43,7 @@ class Held:
         return len(piece)
 
 
-def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int, path: str) -> Entry:
+def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int, path: str) -> Entry:
     """The entry of an object that holds this segment and its index, one behind the other. `UnfitSegment` where the bytes
     are not the sound records from `expected.first_id` to `last_id`. An index that is not whole is left out."""
     raw = memoryview(data).cast("B")
@@ -54,7 +54,7 @@ def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int,
     if header.encode() != raw[:HEADER_BYTES]:
         raise UnfitSegment(f"{path} has other bytes than zeros in its header")
     hashing = sha256()  # once over each byte: what a footer has a digest of is where the object begins
-    held, end, crc, record_bytes = Held(path, raw), len(raw), 0, 0
+    held, end, crc, record_bytes = MemoryFile(path, raw), len(raw), 0, 0
     builder = FooterBuilder(raw[:HEADER_BYTES], is_hashing=False)
     footer: Footer | None = None
     if header.version == BATCHES:
@@ -146,7 +146,7 @@ def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where:
             hashing.update(run.data[run.bounds[low - run.first_id] : run.bounds[high + 1 - run.first_id]])
 
     scan(
-        Held(where, raw),  # type: ignore[arg-type]
+        MemoryFile(where, raw),  # type: ignore[arg-type]
         segment_first_id=piece.first,
         next_id=piece.first,
         offset=HEADER_BYTES,

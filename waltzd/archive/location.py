@@ -12,7 +12,7 @@ from waltzd.errors import BadArgument
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 
 
-def check_place(text: str) -> str | None:
+def directory_of(text: str) -> str | None:
     """The directory that it names, or None for a bucket; `BadArgument` where it is neither."""
     if "://" not in text:
         return os.path.abspath(text)
@@ -38,7 +38,7 @@ def open_store(text: str, key_file: str | None = None, *, accepts_unsigned: bool
 
 
 def _store(text: str) -> Store:
-    directory = check_place(text)
+    directory = directory_of(text)
     if directory is not None:
         from waltzd.archive.local import LocalStore  # POSIX only, and a storage within a test reads settings anywhere
 

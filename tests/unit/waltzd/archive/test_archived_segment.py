@@ -9,8 +9,8 @@ from zlib import crc32
 import pytest
 
 from tests.batches import batches_of, index_raw, segment_raw
+from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import Entry
-from waltzd.archive.piece import piece_of
 from waltzd.errors import ForeignCluster, UnfitSegment, UnknownVersion, WaltzError
 from waltzd.format.layout import INDEX_ENTRY_BYTES, FileHeader
 from waltzd.format.record import encode_payloads
@@ -24,7 +24,7 @@ OLD = EXPECTED.encode() + bytes(RECORDS.data)
 
 
 def proven(data: bytes, index: bytes = INDEX, *, expected: FileHeader = EXPECTED, last_id: int = 2) -> Entry:
-    return piece_of(data, index, expected=expected, last_id=last_id, path="0.seg")
+    return segment_entry(data, index, expected=expected, last_id=last_id, path="0.seg")
 
 
 @pytest.mark.parametrize("data", [SEALED, OLD], ids=["format 1", "format 0"])
