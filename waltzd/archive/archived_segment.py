@@ -1,9 +1,8 @@
-"""A sealed segment as it goes into an archive, once every byte of it is proven. Pure.
+"""Sealed segments on their way into an archive: the checks before an upload, and reads of the archived bytes. Pure.
 
-What is archived is never touched again and may be the last copy one day, so nothing is taken on trust: of format 1 the
-footer's hash has to be that of all bytes in front, and each batch is looked at; of format 0 each record is. Only the index
-is taken as it is, because it can always be made again.
-"""
+An archived segment is never written again and may become the last copy, so every byte is checked before its upload: in
+format 1 the digest in the footer, the whole footer and each batch, in format 0 each record. The index is archived
+unchecked, because it can be rebuilt. A *piece* is the manifest entry of an archived segment."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from waltzd.protocol.peers import Content
 
 
 class MemoryFile:
-    """Bytes in memory, read as a file."""
+    """Bytes in memory with the reading methods of a file."""
 
     def __init__(self, path: str, data: Buffer) -> None:
         self.path = path
@@ -44,16 +43,16 @@ class MemoryFile:
 
 
 def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int, path: str) -> Entry:
-    """The entry of an object that holds this segment and its index, one behind the other. `UnfitSegment` where the bytes
-    are not the sound records from `expected.first_id` to `last_id`. An index that is not whole is left out."""
+    """Check a segment, and return the manifest entry of the object that holds it with its index. Raise `UnfitSegment`
+    unless the bytes are the sound records from `expected.first_id` to `last_id`. An incomplete index is left out."""
     raw = memoryview(data).cast("B")
     try:
         header = check_header(bytes(raw[:HEADER_BYTES]), path, expected)
     except HeaderDamaged as error:
         raise UnfitSegment(error.message) from error
     if header.encode() != raw[:HEADER_BYTES]:
-        raise UnfitSegment(f"{path} has other bytes than zeros in its header")
-    hashing = sha256()  # once over each byte: what a footer has a digest of is where the object begins
+        raise UnfitSegment(f"{path} has bytes that are not zero in the reserved part of its header")
+    hashing = sha256()  # one pass for two digests: the bytes that the footer covers are the start of the object
     held, end, crc, record_bytes = MemoryFile(path, raw), len(raw), 0, 0
     builder = FooterBuilder(raw[:HEADER_BYTES], is_hashing=False)
     footer: Footer | None = None
@@ -98,11 +97,11 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
 
 
 FOOTER_BYTES = 64 << 10
-"""Of the end of a segment, read at once for its footer: most footers are smaller."""
+"""Number of bytes at the end of a segment that are read for its footer, which is rarely larger."""
 
 
 def footer_of(read: Callable[[int, int], bytes], piece: Entry, where: str) -> Footer | None:
-    """The footer of a piece by `read(offset, size)` of its object; None where the segment is of format 0."""
+    """Read the footer of a piece by `read(offset, size)` of its object; return None if the segment has format 0."""
     end = piece.size - piece.index_bytes
     start = max(0, end - FOOTER_BYTES)
     raw = read(start, end - start)
@@ -119,21 +118,21 @@ def footer_of(read: Callable[[int, int], bytes], piece: Entry, where: str) -> Fo
 
 
 def footer_in(data: Buffer, piece: Entry) -> Footer | None:
-    """The footer in the bytes of a piece that was proven; None where the segment is of format 0."""
+    """Return the footer in the checked bytes of a piece; None if the segment has format 0."""
     raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
     size = footer_bytes(raw[-END_BYTES:])
     return None if size is None else Footer.decode(raw[-size:])
 
 
 def content_of(data: Buffer, piece: Entry) -> Content:
-    """All records in the bytes of a piece whose hash was compared."""
+    """Return all records in the bytes of a piece whose hash was compared."""
     footer = footer_in(data, piece)
     raw = memoryview(data).cast("B")[HEADER_BYTES : piece.size - piece.index_bytes if footer is None else footer.offset]
     return Run(piece.first, raw, walk(raw)) if footer is None else parse_batches(raw)
 
 
 def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where: str) -> str:
-    """SHA-256 of the records of these ids in the bytes of a piece."""
+    """Return the SHA-256 of the records from `first_id` to `last_id` in the bytes of a piece."""
     raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
     version = FileHeader.decode(bytes(raw[:HEADER_BYTES]), where).version
     size = footer_bytes(raw[-END_BYTES:]) if version == BATCHES else None
@@ -158,6 +157,6 @@ def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where:
 
 
 def index_to_keep(index: Buffer, *, records: int) -> memoryview:
-    """As much of an index as counts; nothing where its end is missing."""
+    """Return the part of an index that belongs to the records; empty if it is incomplete."""
     size = HEADER_BYTES + INDEX_ENTRY_BYTES * records
     return memoryview(index).cast("B")[: size if len(index) >= size else 0]

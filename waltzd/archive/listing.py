@@ -1,9 +1,8 @@
-"""What there is to read in an archive: its label, the newest manifest of each partition, and the pieces that these name.
+"""Lists what an archive holds: its label, the newest manifest of each partition, and the segments that manifests name.
 
-A reader has no cluster to ask, so it goes by the store alone: the highest number counts. Damage is an error here, because
-a reader that took an older manifest instead would give fewer records and not know it. `waltzd.archive.verification` asks
-the same of a store, and goes on.
-"""
+Readers use only the store, without a cluster, so the manifest with the highest number counts. Damage raises an error,
+because a reader that fell back to an older manifest would silently return fewer records. `waltzd.archive.verification`
+reads the same objects, and continues after damage."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent
 from waltzd.protocol.timelines import FIRST
 
 TIMELINE = r"(?:timeline/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/)?"
-"""In a name: the folder of a later timeline; nothing for the first one."""
+"""Pattern of the folder of a later timeline in an object name; the first timeline has no such folder."""
 _MANIFEST = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}(?:manifest/([0-9]{{10}})|begin)\.json")
 CALLS_MAX = 16
-"""Objects that are fetched at once: each is a few KiB, and what takes time is the way to the store."""
+"""Number of objects that are fetched at once. Each is a few KiB, so the latency of the store decides."""
 
 
 def label_at(store: Store) -> Label | None:
-    """None where there is no archive."""
+    """Return the label of the archive in a store; None if there is no archive."""
     try:
         text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
     except ObjectAbsent:
@@ -35,7 +34,7 @@ def label_at(store: Store) -> Label | None:
 
 
 def label_of(store: Store, *, not_done: str) -> Label:
-    """`ForeignArchive` where there is no archive."""
+    """Return the label of the archive in a store; raise `ForeignArchive` if there is no archive."""
     found = label_at(store)
     if found is None:
         raise ForeignArchive(
@@ -51,8 +50,8 @@ Branch = tuple[int, UUID]
 
 
 def highest_numbers(listed: Iterable[Listed]) -> dict[Branch, int]:
-    """For each timeline of each partition that has a manifest, the highest number of one; 0 for a later timeline that has
-    only begun."""
+    """Return the highest manifest number of each timeline of each partition; 0 for a later timeline with only
+    `begin.json`."""
     found: dict[Branch, int] = {}
     for one in listed:
         if match := _MANIFEST.fullmatch(one.name):
@@ -62,7 +61,7 @@ def highest_numbers(listed: Iterable[Listed]) -> dict[Branch, int]:
 
 
 def branch_of(match: re.Match[str]) -> Branch:
-    """What the first two groups of a name say."""
+    """Return the partition and the timeline in the first two groups of a matched name."""
     return int(match[1]), FIRST if match[2] is None else UUID(match[2])
 
 
@@ -71,8 +70,8 @@ def is_manifest(name: str) -> bool:
 
 
 def branches_in(store: Store, label: Label, partitions: Collection[int] | None = None) -> list[Manifest]:
-    """The newest manifest of each timeline of these partitions, or of all, the current timeline last; of a timeline without
-    one the manifest with which it begins. A list may lag, so the numbers behind the highest one are asked for by name."""
+    """Return the newest manifest of each timeline of these partitions, or of all; the current timeline comes last. A
+    timeline without a numbered manifest has that of `begin.json`. A list may lag, so higher numbers are tried by name."""
     folders = [""]
     if partitions is not None:  # not its segments and chunks, which may be many
         folders = [f"{folder_of(number)}/{kind}" for number in sorted(set(partitions)) for kind in ("manifest", "timeline")]
@@ -83,13 +82,13 @@ def branches_in(store: Store, label: Label, partitions: Collection[int] | None =
 
 
 def rank(manifest: Manifest) -> tuple[int, int, int]:
-    """Partitions in their order, and of each the timelines; of two that have one number, the one with the later session."""
+    """Return a sort key: partition, then number of the timeline, then the session in which the timeline began."""
     later = manifest.lineage.later
     return manifest.partition, manifest.lineage.number, later[-1].session if later else 0
 
 
 def newest_manifests(store: Store, label: Label, partitions: Collection[int] | None = None) -> dict[int, Manifest]:
-    """Of these partitions, as far as they are in the archive, or of all: the newest manifest of the current timeline."""
+    """Return the newest manifest of the current timeline, for these partitions, or for all in the archive."""
     return {one.partition: one for one in branches_in(store, label, partitions)}
 
 
@@ -103,7 +102,7 @@ def _last(archive: PartitionArchive, number: int) -> Manifest:
 
 
 def all_pieces(archive: PartitionArchive, manifest: Manifest) -> list[Entry]:
-    """In order of ids. Chunks are fetched many at a time."""
+    """Return all segments below a manifest, in order of ids. Chunks are fetched concurrently."""
     entries = list(manifest.entries)
     with ThreadPoolExecutor(CALLS_MAX) as pool:
         while any(entry.level for entry in entries):

@@ -1,9 +1,8 @@
-"""A directory of this machine as a store of objects: a second disk, or a network file system.
+"""A directory as an object store: a second disk, or a network file system.
 
-An object is written and flushed under a hidden name and then takes its own by a link, which fails where that name is taken:
-so of two writers one wins, and a crash leaves at most a hidden file. What is replaced is replaced under a lock, by a
-rename. Its directories are flushed before the call returns, those of an object that is there already as well.
-"""
+An object is written and flushed under a hidden name and then linked to its own name, which fails if that name exists: of
+two writers one succeeds, and a crash leaves at most a hidden file. An object is replaced under a lock, by a rename.
+Directories are flushed before a call returns, also if the object existed before."""
 
 from __future__ import annotations
 
@@ -21,17 +20,18 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused, StoreUnavailable
 
 _HIDDEN = ".new"
-"""Objects under construction, and the lock. No name of an object begins with a dot."""
+"""Directory of objects that are being written, and of the lock. No object name begins with a dot."""
 _LOCK = "lock"
 LEFT_SECONDS = 86_400.0
-"""Far more than a write may take: whoever began a hidden file so long ago was killed."""
+"""Age at which a hidden file is a leftover of a killed writer: far more than a write may take."""
 _REFUSED = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.ENAMETOOLONG,
 }  # fmt: skip
 
 
 class LocalStore:
-    """`root` has to be there: a disk that is not mounted must not be taken for an empty one."""
+    """Object store in the directory `root`, which must exist: a disk that is not mounted must not look like an empty
+    store."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -45,11 +45,11 @@ class LocalStore:
         with self._translated(name), self._written(name, data) as new:
             folders = [folder for folder in path.parents if folder.is_relative_to(self._root)]
             for folder in reversed(folders[:-1]):
-                with suppress(FileExistsError):  # where it is a file, what follows says so
+                with suppress(FileExistsError):  # if it is a file, the next call fails
                     folder.mkdir(mode=0o750)
             try:
                 os.link(new, path, follow_symlinks=False)
-            finally:  # also what is there already: whoever made it may have been killed before it was flushed
+            finally:  # also if the object existed: its writer may have been killed before the flush
                 for folder in folders:
                     _flush_folder(folder)
             return _tag(path.lstat())
@@ -65,7 +65,7 @@ class LocalStore:
 
     def get_range(self, name: str, offset: int, size: int) -> bytes:
         with self._translated(name):
-            # Not blocking: whoever else writes there could have put a pipe in its place, which nobody ever fills.
+            # Not blocking: another program could have put a pipe in its place, and a read of it would never end.
             fd = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 self._check_plain(name, os.fstat(fd))
@@ -114,8 +114,8 @@ class LocalStore:
             _flush_folder(path.parent)
 
     def leftovers(self, now: float) -> Sequence[Listed]:
-        """Hidden files that killed writers have left a day ago or earlier: `now` is a Unix time. Their names are
-        names of no object."""
+        """Return the hidden files that killed writers left a day ago or earlier. `now`: a Unix time. The names of the files
+        are not object names."""
         with self._translated(_HIDDEN):
             self._check_root()
             try:
@@ -131,7 +131,7 @@ class LocalStore:
             return sorted(found)
 
     def remove_leftover(self, one: Listed) -> None:
-        """Should its writer live after all, then its call fails, and it tries again."""
+        """Remove a hidden file. If its writer is still alive after all, its call fails and is retried."""
         with self._translated(one.name), suppress(FileNotFoundError):
             (self._root / one.name).unlink()
 
@@ -150,7 +150,7 @@ class LocalStore:
 
     @contextmanager
     def _written(self, name: str, data: Buffer) -> Iterator[Path]:
-        """A whole file on the disk, under a name that nobody looks at. It has another one, or goes away."""
+        """Write and flush a hidden file with `data`, and yield its path. It is removed at the end unless it was renamed."""
         self._check_root()
         hidden = self._root / _HIDDEN
         hidden.mkdir(mode=0o750, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which store a text names: a directory of this machine, or the address of a bucket."""
+"""Locations of stores: the path of a directory, or the URL of a bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 
 
 def directory_of(text: str) -> str | None:
-    """The directory that it names, or None for a bucket; `BadArgument` where it is neither."""
+    """Return the directory that a location names, or None for a bucket; raise `BadArgument` if it names neither."""
     if "://" not in text:
         return os.path.abspath(text)
     url = urlparse(text)
@@ -28,19 +28,20 @@ def directory_of(text: str) -> str | None:
 
 
 def open_archive(text: str) -> SignedStore:
-    """A store for a person or a tool, with the key that the environment names. Nothing is asked of it yet."""
+    """Return a store for a command, with the key that the environment names. The store is not contacted yet."""
     return SignedStore(_store(text), key_of_environment())
 
 
 def open_store(text: str, key_file: str | None = None, *, accepts_unsigned: bool = False) -> SignedStore:
-    """A store for a daemon, with the key of its settings. Nothing is asked of it yet; `BadConfig` without a usable key."""
+    """Return a store for a daemon, with the key in `key_file`. The store is not contacted yet. Raise `BadConfig` for a bad
+    key."""
     return SignedStore(_store(text), None if key_file is None else read_key(key_file), accepts_unsigned=accepts_unsigned)
 
 
 def _store(text: str) -> Store:
     directory = directory_of(text)
     if directory is not None:
-        from waltzd.archive.local import LocalStore  # POSIX only, and a storage within a test reads settings anywhere
+        from waltzd.archive.local import LocalStore  # imported late: it needs POSIX, and settings are read on all platforms
 
         return LocalStore(directory)
     from waltzd.archive.objects import ObjectStore  # obstore comes with an extra

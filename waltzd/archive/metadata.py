@@ -1,7 +1,7 @@
-"""The documents of a cluster in its archive: a numbered object for each change, made where none of that number was.
+"""Cluster metadata in the archive: one numbered object for each change, never overwritten.
 
-Each is the text of `waltzctl cluster save-metadata`, which proves itself, so `load-metadata` reads it as it is. This room
-only knows bytes: what they say is `waltzd.cluster.metadata`.
+Each object is the output of `waltzctl cluster save-metadata`, which carries its own digest and which `load-metadata` reads.
+Here it is bytes; `waltzd.cluster.metadata` defines the content.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def metadata_name(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """None where the name is of no such object."""
+    """Return the number in the name of a metadata object; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def metadata_in(store: Store) -> list[Listed]:
-    """All that are listed, the oldest first."""
+    """Return the listed metadata objects, the oldest first."""
     return [one for one in store.list(FOLDER) if number_of(one.name) is not None]
 
 
@@ -36,7 +36,7 @@ def metadata_at(store: Store, number: int) -> bytes:
 
 
 def newest_metadata(store: Store) -> tuple[int, bytes] | None:
-    """With its number. A list may lag, so the names behind it are tried. None where there is none."""
+    """Return the newest metadata with its number; None without any. A list may lag, so higher numbers are tried by name."""
     listed = metadata_in(store)
     number = number_of(listed[-1].name) or 0 if listed else 0
     found = (number, metadata_at(store, number)) if number else None
@@ -49,7 +49,7 @@ def newest_metadata(store: Store) -> tuple[int, bytes] | None:
 
 
 def save_metadata(store: Store, text: bytes) -> int:
-    """The number under which it is there. The same text is not written a second time behind itself."""
+    """Save metadata under the next number, and return that number. Text equal to the newest object is not written again."""
     number, newest = newest_metadata(store) or (0, b"")
     if newest == text:
         return number

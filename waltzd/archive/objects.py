@@ -1,9 +1,8 @@
-"""A bucket of S3, GCS or Azure as a store of objects, through obstore, which comes with the extra `archive`.
+"""A bucket of S3, GCS or Azure as an object store, through obstore, which the extra `archive` installs.
 
-Credentials and end points come from where the store's own tools take them: the environment, or the machine's identity. They
-are read again when they expire, and stand in no setting of Waltz. Objects are made by conditional puts, which S3, GCS and
-Azure have; a store that lacks them refuses the first write.
-"""
+Credentials and endpoints are read from where the tools of the store read them: the environment, or the identity of the
+machine. They are read again when they expire; no setting of Waltz holds them. Objects are created by conditional puts,
+which S3, GCS and Azure support; a store without them rejects the first write."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ try:
     import obstore.store
     from obstore import exceptions
 except ImportError as error:
-    raise NotInstalled("the package obstore, which speaks to object stores, is not installed", extra="archive") from error
+    raise NotInstalled("the package obstore, the client of object stores, is not installed", extra="archive") from error
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 CONNECT_SECONDS, CALL_SECONDS, RETRY_SECONDS = 5, 120, 20
 RETRIES_MAX = 2
-"""The caller tries again by itself, later and later: what is retried in here only bridges a connection that was closed."""
+"""Number of retries within a call, for connections that were closed. Callers retry with back-off by themselves."""
 
 
 class ObjectStore:
@@ -38,19 +37,19 @@ class ObjectStore:
 
     @staticmethod
     def at(url: str) -> ObjectStore:
-        """By its address, as in s3://bucket/folder."""
+        """Open the bucket at a URL such as s3://bucket/folder."""
         try:
             bucket = obstore.store.from_url(
                 url,
                 client_options={
                     "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                     "timeout": timedelta(seconds=CALL_SECONDS),
-                    "allow_http": True,  # only an end point that says so has it
+                    "allow_http": True,  # used only for endpoints whose URL says http
                 },
                 retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
             )
         except (exceptions.BaseError, ValueError) as error:
-            raise BadArgument(f"{url} is no address of an object store: {_said(error)}") from error
+            raise BadArgument(f"{url} is not the URL of an object store: {_said(error)}") from error
         return ObjectStore(bucket, url)
 
     @property
@@ -75,7 +74,7 @@ class ObjectStore:
         try:
             with self._translated(name):
                 return bytes(obstore.get_range(self._bucket, name, start=offset, length=size)) if size else b""
-        except StoreUnavailable:  # what begins behind the end is an error in each store, and of no kind of its own
+        except StoreUnavailable:  # also raised for a range past the end of the object
             if offset < self.head(name).size:
                 raise
             return b""
@@ -100,7 +99,7 @@ class ObjectStore:
 
     @contextmanager
     def _translated(self, what: str, *, is_write: bool = False) -> Iterator[None]:
-        """`is_write`: the call needs no object, so what is absent is the bucket."""
+        """Raise errors of obstore as errors of a store. `is_write`: if something is absent, it is the bucket."""
         try:
             yield
         except (exceptions.BaseError, OSError, ValueError, NotImplementedError) as error:
@@ -122,5 +121,5 @@ class ObjectStore:
 
 
 def _said(error: Exception) -> str:
-    """Without what it says for people who work on obstore."""
+    """Return the message of an error without its debug output."""
     return " ".join(str(error).partition("\n\nDebug source")[0].split()) or type(error).__name__

@@ -1,15 +1,15 @@
-"""A store of objects as the archive uses it: bytes under names, each written once, and few ways to ask for them.
+"""The interface of an object store: named objects, each written as a whole.
 
-The port is small enough to simulate. Two adapters pass one contract: `waltzd.archive.local` keeps objects in a directory of
-this machine, `waltzd.archive.objects` in a bucket of S3, GCS or Azure. Calls are plain and blocking; the callers put them
-on threads. Every call ends with one of four errors, or succeeds:
+The interface is small enough to simulate. Two implementations pass one suite of tests: `waltzd.archive.local` keeps objects
+in a directory, `waltzd.archive.objects` in a bucket of S3, GCS or Azure. Calls block; callers run them on threads. A call
+succeeds, or raises one of four errors:
 
-- `StoreUnavailable`: no answer in time, or a fault of the store. What was to be written may be there all the same.
-- `StoreRefused`: the store answered that it will not: no rights, no such bucket, a store that cannot do what is needed.
+- `StoreUnavailable`: no answer in time, or a fault of the store. A write may have happened all the same.
+- `StoreRefused`: the store rejected the call: no rights, no such bucket, or an operation that it does not support.
 - `ObjectAbsent`, `ObjectExists`: the condition of the call does not hold, and nothing was written.
 
-An object is whole or absent: no reader meets a half of one. A list may lag behind what was written; a read of a name does
-not. So nothing is ever decided by a name that a list lacks.
+An object is whole or absent: readers never see a part of one. A list may lag behind writes; a read by name does not. So no
+decision relies on a name being absent from a list.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ NAME_LENGTH_MAX = 512
 
 @dataclass(frozen=True, order=True)
 class Listed:
-    """An object that is there."""
+    """An object in a store."""
 
     name: str
     size: int
     tag: str
-    """Changes with the content. Compared for equality only, and only within one store."""
+    """Version of the object, which changes with its content. Tags of one store are compared for equality only."""
 
 
 class Store(Protocol):
-    """Names are parts with slashes in between, of letters, digits, dots, dashes and underscores."""
+    """An object store. Names consist of letters, digits, dots, dashes and underscores, in parts that slashes separate."""
 
     @property
     def place(self) -> str:
-        """For people: where this is."""
+        """Location of the store, for messages."""
         ...
 
     def put_new(self, name: str, data: Buffer) -> str:
-        """Make an object that was not there, and return its tag. `ObjectExists` when one of that name is there, which may
-        be this call's own after an answer that was lost on the way."""
+        """Create an object, and return its tag. Raise `ObjectExists` if the name exists, which may be the work of this very
+        call if an answer of the store was lost."""
         ...
 
     def put_if(self, name: str, data: Buffer, tag: str) -> str:
-        """Replace the object that has this tag, and return the new one. `ObjectAbsent` without any, `ObjectExists` when
-        another one stands there."""
+        """Replace the object that has this tag, and return its new tag. Raise `ObjectAbsent` if there is none,
+        `ObjectExists` if its tag is another."""
         ...
 
     def get_range(self, name: str, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the object."""
+        """Read `size` bytes, or fewer at the end of the object."""
         ...
 
     def list(self, folder: str) -> list[Listed]:
-        """All objects below a folder, or all with an empty one, sorted by name."""
+        """Return the objects below a folder, sorted by name; all objects for ""."""
         ...
 
     def head(self, name: str) -> Listed: ...
 
     def remove(self, name: str) -> None:
-        """Nothing happens where there is none. Only what a person has confirmed is removed."""
+        """Remove an object if it exists. Only commands that a person has confirmed call this."""
         ...
 
 
 def read_object(store: Store, name: str, limit: int) -> bytes:
-    """A small object at once. `ObjectAbsent` without one; one of more than `limit` bytes is refused."""
+    """Read a small object. Raise `ObjectAbsent` if there is none, `StoreRefused` if it has more than `limit` bytes."""
     found = store.get_range(name, 0, limit + 1)
     if len(found) > limit:
         raise StoreRefused(

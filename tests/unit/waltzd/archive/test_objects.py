@@ -76,5 +76,5 @@ def test_a_server_that_is_not_there_is_not_available(monkeypatch: pytest.MonkeyP
 
 def test_an_address_of_a_bucket_is_one() -> None:
     assert open_store("s3://bucket/folder").place == "s3://bucket/folder"
-    with pytest.raises(BadArgument, match="no address of an object store"):
+    with pytest.raises(BadArgument, match="is not the URL of an object store"):
         ObjectStore.at("nonsense://bucket")
