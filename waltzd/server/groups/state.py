@@ -342,7 +342,7 @@ def _read(data: bytes) -> _Read:
     if epoch < 1 or reach < -1:
         raise GroupStateDamaged(f"the state of a group has epoch {epoch} and reach {reach}; the lowest are 1 and -1")
     timeline = UUID(bytes=reader.take(16)) if version == FORKED else FIRST
-    reason = reader.text(stopped)
+    stop_reason = reader.text(stopped)
     rows, before = list[Interval](), -1
     for first, last, failures in reader.rows(_INTERVAL, intervals):
         if not before < first <= last:
@@ -356,4 +356,4 @@ def _read(data: bytes) -> _Read:
     gone = tuple(id for (id,) in reader.rows(_ID, released))
     if not reader.is_over:
         raise GroupStateDamaged("the state of a group has bytes behind its end")
-    return _Read(kind, epoch, reach, tuple(rows), aside, gone, reason, timeline)
+    return _Read(kind, epoch, reach, tuple(rows), aside, gone, stop_reason, timeline)
