@@ -1,4 +1,4 @@
-"""Where to listen or to connect, and which names storages and servers may have."""
+"""Network addresses, and the syntax of names of storages and servers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen or to connect. Port 0 lets the system choose."""
+    """A host and a port. Port 0 lets the system choose one."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Only this machine reaches it. A name other than localhost could be anything."""
+        """True if only this machine can reach the address. Names other than localhost are not resolved."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -30,6 +30,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})")
 
 
 def parse_address(text: str) -> Address:
+    """Parse `host:port`; raise ValueError with a sentence for the user."""
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[3]) > 65535 or not text.isprintable():
         raise ValueError(f"{text!r} is not an address; write host:port, as in 127.0.0.1:55280 or [::1]:55280")
@@ -40,5 +41,5 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def is_name(text: str) -> bool:
-    """Whether a server or storage may be called so: it becomes a part of a path."""
+    """Return whether the text is a valid name of a server or storage. Names become parts of paths."""
     return _NAME.fullmatch(text) is not None

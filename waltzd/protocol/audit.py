@@ -1,9 +1,9 @@
-"""The audit log of a daemon: what one line says, how lines are chained, and how refusals are counted. Pure.
+"""The audit log of a daemon: its records, their hash chain, and the counting of refusals. Pure.
 
-A line says who asked for what, and whether that was done or refused: never a payload, never a secret. Each line names the
-SHA-256 of the line in front of it. Whoever changes, takes out or puts in a line has to write every later line anew, and
-then the hash of the last line, the *head*, is another one. A head that was logged elsewhere proves the lines up to it. The
-chain alone does not show that its newest lines were cut off.
+A record names the caller, the call and its result, never a payload or a secret. Each line contains the SHA-256 of the line
+before it. Changing, removing or inserting a line requires rewriting all later lines, which changes the hash of the last
+line, the *head*. A head that was logged elsewhere proves the lines up to it. The chain alone does not show that the newest
+lines were cut off.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 ANONYMOUS = "anonymous"
-"""A caller without a certificate."""
+"""Name of a caller without a certificate."""
 NOBODY = ""
-"""Of lines that the daemon writes about itself."""
+"""Caller in records that the daemon writes about itself."""
 START = "0" * 64
-"""The hash that the first line of all names."""
+"""Hash in the very first line, which has no line before it."""
 ABOUT_CHARACTERS_MAX = 400
 MINUTE_MS = 60_000
 NAMES_MAX = 1024
-"""RefusalCounter are counted apart for so many callers, calls and codes."""
+"""Combinations of caller, call and code whose refusals are counted separately."""
 OTHERS = "others"
 BEGAN, ENDED, LOST = "audit/begin", "audit/end", "audit/lost"
-"""Lines of the daemon about its log: the process began or ended, or lines could not be written."""
+"""Calls in records of the daemon about its log: the process began or ended, or records could not be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """What was asked of a daemon, and what became of it."""
+    """One call to a daemon, and its result."""
 
     who: str
-    """The URI in the caller's certificate."""
+    """URI in the caller's certificate."""
     peer: str
-    """Its address."""
+    """Address of the caller."""
     what: str
-    """The call, as in `StorageAdmin/RemovePartitions`."""
+    """Call, as in `StorageAdmin/RemovePartitions`."""
     partitions: str = ""
-    """As in 0-3,7."""
+    """Partitions of the call, as in 0-3,7."""
     about: str = ""
-    """The arguments that matter, as in `files=deleted`."""
+    """Important arguments, as in `files=deleted`."""
     code: str | None = None
-    """Of the error with which it was refused; None: it was done."""
+    """Code of the error that refused the call; None if the call was done."""
     times: int = 1
-    """How many refusals the line stands for."""
+    """Number of refusals that the record stands for."""
 
 
 class Auditor(Protocol):
@@ -54,7 +54,7 @@ class Auditor(Protocol):
 
 
 class NoAudit:
-    """For a daemon without an audit log, as in tests."""
+    """An auditor that records nothing, for daemons without an audit log, as in tests."""
 
     def note(self, deed: AuditRecord) -> None:
         pass
@@ -64,7 +64,7 @@ NO_AUDIT = NoAudit()
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Partitions in a few characters, as in 0-3,7."""
+    """Format partitions as ranges, as in 0-3,7."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:
@@ -75,7 +75,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def shortened(text: str) -> str:
-    """A caller chooses what it says, and must not choose how much of it is kept."""
+    """Cut a text that a caller chose to `ABOUT_CHARACTERS_MAX`."""
     return text if len(text) <= ABOUT_CHARACTERS_MAX else f"{text[:ABOUT_CHARACTERS_MAX]}…"
 
 
@@ -83,7 +83,7 @@ def shortened(text: str) -> str:
 
 
 def encode(deed: AuditRecord, *, time_ms: int, before: str) -> str:
-    """Return a line of the file, without its end. `before`: the hash of the line in front of it."""
+    """Return a line of the file, without a line end. `before`: the hash of the line before it."""
     content = {
         "time_ms": time_ms,
         "who": deed.who,
@@ -107,15 +107,17 @@ def hash_of(line: bytes) -> str:
 
 
 class RefusalCounter:
-    """Counts what callers are refused. The first of a kind is told at once; those that follow within a minute are told when
-    it is over, as one. So a caller that tries without end writes two lines a minute."""
+    """A counter of refused calls by caller, call and code.
+
+    The first refusal of a kind is recorded at once; further ones within a minute become one record when the minute has
+    ended. So a caller in an endless loop causes two lines a minute."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[str, str, str | None], tuple[int, AuditRecord, int]] = {}
-        """When its minute is over, the newest, and how many were not told yet."""
+        """For each kind: the end of its minute, the newest refusal, and the number that are not recorded yet."""
 
     def record(self, deed: AuditRecord, now_ms: int) -> list[AuditRecord]:
-        """What is to be written now."""
+        """Count a refusal; return the records that are to be written now."""
         found = self.expired(now_ms)
         key = deed.who, deed.what, deed.code
         if key not in self._counted and len(self._counted) >= NAMES_MAX:
@@ -129,7 +131,7 @@ class RefusalCounter:
         return found
 
     def expired(self, now_ms: int, *, is_end: bool = False) -> list[AuditRecord]:
-        """Counts whose minute is over; of the end, all of them."""
+        """Return one record for each kind whose minute has ended; with `is_end`, for all kinds."""
         ended = [key for key, (ends, _, _) in self._counted.items() if is_end or ends <= now_ms]
         found = [self._counted.pop(key) for key in ended]
         return [replace(deed, partitions="", about="", times=times) for _, deed, times in found if times]

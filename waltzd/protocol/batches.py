@@ -1,6 +1,7 @@
-"""What a client and the owner of a partition say to each other, as columns: never one object per transaction. Pure.
+"""The frames between a client and the owner of a partition, as columns: no object is made for each transaction. Pure.
 
-One two-way stream per client and partition, begun by a `MountRequest`. `docs/protocol.md` has the order of things.
+There is one two-way stream per client and partition, which begins with a `MountRequest`. `docs/protocol.md` has the order
+of the frames.
 """
 
 from __future__ import annotations
@@ -25,52 +26,52 @@ U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
 I32: TypeAlias = NDArray[np.int32]
 PROBE_HEADER = 0x57414C5A
-"""Of a transaction that an operator's tool writes to see whether the log takes one. No application writes it, and no
-application is fed what carries it."""
+"""Header of a probe, with which an operator's tool checks that a log accepts transactions. Probes are not fed to
+applications, and applications cannot write them."""
 SEQUENCE_MAX = 0x7FFFFFFF
 LOCK_BYTES = 9
-"""Of one lock in a batch: its id and its mode."""
+"""Size of one lock in a batch: its id and its mode."""
 FEW_ROWS = 32
-"""Below this, Python's own functions over a list are cheaper than a call of numpy (1.5 µs)."""
+"""Rows below which Python's functions over a list are faster than a call of numpy (1.5 µs)."""
 
 
 class FeedMode(enum.IntEnum):
-    """What a client is fed of each committed transaction: the argument `feed` of a client."""
+    """The part of each committed transaction that a client is fed: the argument `feed` of a client."""
 
     RECORDS = 1
     """Whole records."""
     HEADS = 2
-    """Heads only: the payload of a transaction is read by its id when it is wanted."""
+    """Heads only; the payload of a transaction can be read by its id."""
     NONE = 3
-    """No feed: for writers that keep no view."""
+    """Feed turned off, for writers without a view."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A client id, and the token that proves that it was given to this client: a server refuses the id without it."""
+    """A client id, and the token that proves its ownership: servers refuse the id without it."""
 
     client: int
     token: bytes
     epoch: int = 0
-    """Of an instance that is to be the only one of its name that lives: it rises with each. 0: any number may live."""
+    """Epoch of an exclusive instance, which rises with each; 0 if several instances of the name may run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """Who asks for a client id."""
+    """The description of a process that asks for a client id."""
 
     instance: str = ""
-    """The process of the application, as people tell it from others of the same name."""
+    """Name of the process, which tells it from others of the same application."""
     version: str = ""
-    """Of the library."""
+    """Version of the client library."""
     is_exclusive: bool = False
-    """It shall be the only instance of its name that lives: older ones end."""
+    """Whether this is to be the only instance of its name; older ones are ended."""
     before: Registration | None = None
-    """What it has already: it goes on with that epoch, under another client id."""
+    """Earlier registration of the instance, whose epoch it keeps under the new client id."""
 
 
 INTRODUCTION = Introduction()
-"""Of a tool that says nothing of itself."""
+"""Introduction of a tool without a name."""
 
 
 # -- from the client ---------------------------------------------------------------------------------------------------
@@ -85,32 +86,34 @@ class MountRequest:
     generation: int
     client: int
     token: bytes
-    """Of the registration."""
+    """Token of the registration."""
     number: int
-    """Rises with every mount of this client on this partition: the higher one displaces the lower."""
+    """Number of the mount; it rises with each mount of this client on this partition, and the highest one wins."""
     mark: int
-    """The highest id that the client has applied; the feed starts behind it."""
+    """Highest id that the client has applied; the feed starts after it."""
     feed: FeedMode
     credit: int
-    """How many bytes of feed the server may send before it is given more credit."""
+    """Bytes of feed that the server may send before it gets more credit."""
     epoch: int = 0
-    """Of the registration: what this mount sends is taken while no newer instance has mounted the partition."""
+    """Epoch of the registration; the mount ends when a newer instance mounts the partition."""
     instance: str = ""
     version: str = ""
     asks: bool = False
-    """What became of its transactions: with HEADS, up to the barrier, and of those of other clients only their ids."""
+    """Whether the client only looks up the outcomes of its earlier transactions: it is fed heads up to the barrier, and of
+    other clients' transactions only the ids."""
     timeline: UUID | None = None
-    """Identity of the timeline in which the client saw `mark`; None for the first one."""
+    """Identity of the timeline that `mark` belongs to; None for the first timeline."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AppendBatch:
-    """Transactions with the sequence numbers `first_sequence`, `first_sequence + 1`, …; all columns have one row for
-    each, except the lock columns, which have one for each lock."""
+    """Transactions with the sequence numbers `first_sequence`, `first_sequence + 1`, ….
+
+    A column has one row for each transaction; a lock column has one row for each lock."""
 
     first_sequence: int
     marks: I64
-    """What the client had seen when it built the transaction."""
+    """Highest id that the client had applied when it built the transaction."""
     headers: I32
     lengths: I64
     data_crcs: U32
@@ -119,10 +122,10 @@ class AppendBatch:
     lock_modes: U8
     payloads: Buffer
     follows: NDArray[np.bool_] | None = None
-    """Whether each goes on with the group of the one before; None: each stands by itself. A group is in the log as a whole
-    or not at all."""
+    """Whether a transaction continues the group of the one before; None if there are no groups. A group is appended as a
+    whole or not at all."""
     seen_time: int = 0
-    """The highest time of a transaction that the client has seen, in any partition."""
+    """Highest time of a transaction that the client has seen in any partition."""
 
     def __len__(self) -> int:
         return len(self.marks)
@@ -132,7 +135,7 @@ class AppendBatch:
         return len(self.payloads) + OVERHEAD_BYTES * len(self) + LOCK_BYTES * len(self.lock_ids)
 
     def check(self, limits: Limits) -> None:
-        """The columns fit each other and the limits; a frame that does not is refused whole."""
+        """Raise `BadFrame` or `TooLarge` if the columns do not fit each other or exceed the limits."""
         count = len(self)
         columns = (self.headers, self.lengths, self.data_crcs, self.lock_counts)
         if count == 0 or any(len(column) != count for column in columns):
@@ -148,7 +151,9 @@ class AppendBatch:
         if length != len(self.payloads):
             raise BadFrame(f"a batch has {len(self.payloads)} bytes of payload; its lengths add up to {length}")
         if self.follows is not None and (len(self.follows) != count or self.follows[0]):
-            raise BadFrame(f"a batch says of {len(self.follows)} transactions, of {count}, which group they go on with")
+            raise BadFrame(
+                f"a batch has {len(self.follows)} group flags for {count} transactions, or the first one continues a group"
+            )
         if len(self.lock_ids) != locks or len(self.lock_modes) != locks:
             raise BadFrame(f"a batch has {len(self.lock_ids)} lock ids and {len(self.lock_modes)} modes for {locks} locks")
         if locks:
@@ -170,7 +175,7 @@ _MODES = int(min(Mode)), int(max(Mode))
 
 
 def _extent(column: NDArray[np.integer[Any]]) -> tuple[int, int, int]:
-    """The least and the most of a column that has rows, and their sum."""
+    """Return the minimum, the maximum and the sum of a column that has rows."""
     if len(column) < FEW_ROWS:
         few: list[int] = column.tolist()
         return min(few), max(few), sum(few)
@@ -179,7 +184,7 @@ def _extent(column: NDArray[np.integer[Any]]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes; it tells each client at its mount."""
+    """The limits of a server, which each client gets when it mounts."""
 
     payload_bytes_max: int
     locks_max: int
@@ -188,7 +193,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Credit:
-    """The client has taken this many bytes of feed; the server may send as many more."""
+    """The client has consumed this many bytes of feed; the server may send as many more."""
 
     bytes: int
 
@@ -200,31 +205,33 @@ ClientFrame: TypeAlias = MountRequest | AppendBatch | Credit
 
 @dataclass(frozen=True, kw_only=True)
 class Mounted:
-    """The first frame back. When the feed has reached `barrier`, each transaction that an earlier mount of this client sent
-    has been in the feed, or will never be in the log."""
+    """The first frame from the server.
+
+    When the feed has reached `barrier`, each transaction of an earlier mount of this client was in the feed, or will never
+    be in the log."""
 
     session: int
     barrier: int
     limits: Limits
     format: int = 0
-    """What the session writes; groups need format 1."""
+    """Format that the session writes; groups need format 1."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of the log behind the first one."""
+    """Timelines of the log after the first one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Committals:
-    """These sequence numbers of this mount are committed under these ids."""
+    """Sequence numbers of this mount that are committed, with their ids."""
 
     sequences: I64
     ids: I64
     time: int = 0
-    """The highest of their times, which the client passes on; 0 where they have none."""
+    """Highest of their times, which the client sends with later batches; 0 if they have none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Refusals:
-    """These sequence numbers are not in the log: `outcome.Reason`, the id to have seen before trying again, the lock."""
+    """Sequence numbers of this mount that are rejected: the `Reason`, the id to apply before a retry, the lock."""
 
     sequences: I64
     reasons: U8
@@ -234,14 +241,14 @@ class Refusals:
 
 @dataclass(frozen=True)
 class Feed:
-    """Committed records, in order, without a gap."""
+    """Committed records, in order and without a gap."""
 
     run: Run
 
 
 @dataclass(frozen=True, eq=False)
 class HeadFeed:
-    """The heads of committed records: `record.HEAD` rows; times and groups as in `Run`."""
+    """The heads of committed records as rows of `record.HEAD`, with times and groups as in `Run`."""
 
     heads: HeadArray
     times: I64 | None = None
@@ -251,35 +258,35 @@ class HeadFeed:
 
 @dataclass(frozen=True)
 class Refused:
-    """The last frame: why the stream ends."""
+    """The last frame of a stream: the error that ends it."""
 
     error: WaltzError
     untaken: int | None = None
-    """What this mount sent from this sequence number on was not taken, and never gets an id; None: that is not known."""
+    """First sequence number of this mount that was not accepted and never gets an id; None if unknown."""
 
 
 ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Refused
 
 
-# -- where things are --------------------------------------------------------------------------------------------------
+# -- topology -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Who owns a partition, as far as the server that was asked knows."""
+    """The owner of a partition, as known by the server that was asked."""
 
     generation: int
     server: str | None
     address: str | None
     is_hidden: bool = False
-    """The policy grants the caller nothing there, and it is not told where that is."""
+    """Whether the address is withheld because the policy grants the caller nothing there."""
 
 
 class ServerAddress(NamedTuple):
     name: str
     address: str
     streams: str = ""
-    """Where it takes mounts without gRPC; empty: nowhere."""
+    """Address for mounts over plain frames in place of gRPC; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,20 +294,20 @@ class Topology:
     cluster: str
     cluster_key: UUID
     places: tuple[Place, ...]
-    """One for each partition. The group log is not among them."""
+    """Owner of each partition, without the group log."""
     servers: tuple[ServerAddress, ...]
-    """All servers that are up."""
+    """Servers that are up."""
     channels: tuple[Channel, ...] = ()
     groups: Place | None = None
-    """Of the group log, which holds the state of all groups. None: the cluster has none yet, or it is not told."""
+    """Owner of the group log; None if the cluster has none, or the server does not report it."""
 
     @property
     def group_log(self) -> int:
-        """The number that the group log has, where there is one: the one behind those of the partitions."""
+        """Number of the group log: the one after those of the partitions."""
         return len(self.places)
 
     def place(self, number: int) -> Place:
-        """Of a partition, or of the group log where there is one."""
+        """Return the owner of a partition, or of the group log, which must exist."""
         if number != self.group_log:
             return self.places[number]
         assert self.groups is not None

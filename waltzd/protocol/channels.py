@@ -1,7 +1,7 @@
-"""Channels: names for sets of partitions, and texts that say partitions by numbers and by channels, `0-3,orders`. Pure.
+"""Channels: names for sets of partitions, and texts that list partitions by number and by channel: `0-3,orders`. Pure.
 
-A channel is no other kind of log: wherever partitions are said, its name stands for the numbers that the cluster's document
-gives it at that moment. It begins with a letter, so it is never taken for a number.
+A channel is not another kind of log. Wherever partitions are listed, its name stands for the numbers that the cluster's
+document gives it at that moment. It begins with a letter, so it cannot be confused with a number.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from waltzd.errors import BadArgument, NoSuchChannel
 from waltzd.format.layout import PARTITIONS_MAX
 
 Ranges = NewType("Ranges", str)
-"""Of partitions: `0-3,7`."""
+"""List of partitions by number: `0-3,7`."""
 Parts = NewType("Parts", str)
-"""Of partitions, by numbers and by channels: `0-3,orders`."""
+"""List of partitions by number and by channel: `0-3,orders`."""
 Channels: TypeAlias = Mapping[str, Ranges]
 NO_CHANNELS: Channels = {}
 EVERYTHING = "all"
-"""What stands for all partitions, and so names no channel."""
+"""Word for all partitions, which cannot be the name of a channel."""
 LENGTH_MAX = 4096
 CHANNELS_MAX = 1024
 _CHANNEL = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
@@ -34,11 +34,11 @@ _TYPED = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True)
 class Channel:
-    """One that an application is told of."""
+    """A channel as applications get it."""
 
     name: str
     partitions: str
-    """`0-3,7`"""
+    """Partitions of the channel, as in `0-3,7`."""
 
 
 def is_channel(text: str) -> bool:
@@ -59,18 +59,22 @@ def _is_range(text: str) -> bool:
 
 
 def named_in(text: str) -> list[str]:
-    """The channels that a text speaks of."""
+    """Return the names of channels in a list of partitions."""
     return [part for part in map(str.strip, text.split(",")) if is_channel(part)]
 
 
 def numbers_of(text: str, channels: Channels | None = None) -> tuple[int, ...]:
-    """`0-3,orders` as a person types it: each number once, as they were said. None: the caller knows no channels.
+    """Parse a list of partitions as a person types it: `0-3,orders`. Return each number once, in the order of the text.
 
-    Of a range only numbers that were not said before cost anything: `0-65535` a hundred times is as cheap as once.
+    Numbers that occur again cost nothing: `0-65535` a hundred times is as fast as once.
+
+    Args:
+        text: The list.
+        channels: The channels of the cluster; None if names of channels are not permitted.
 
     Raises:
-        NoSuchChannel: A name is none of these channels.
-        BadArgument: A part is no number, no range, and no name of a channel; or the text is too long.
+        NoSuchChannel: A name is not one of the channels.
+        BadArgument: A part is not a number, a range or a name; or the text is too long.
     """
     is_said = np.zeros(PARTITIONS_MAX, np.bool_)
     found: list[int] = []
@@ -82,7 +86,7 @@ def numbers_of(text: str, channels: Channels | None = None) -> tuple[int, ...]:
 
 
 def bits_of(text: str, channels: Channels) -> int:
-    """The same numbers as bits of one number. Raises what `numbers_of` raises."""
+    """Parse a list of partitions into the bits of one integer; raise the errors of `numbers_of`."""
     bits = 0
     for part in _parts(text):
         if part in channels:
@@ -97,12 +101,12 @@ def bits_of(text: str, channels: Channels) -> int:
 
 @lru_cache(maxsize=4096)
 def bits_of_ranges(ranges: Ranges) -> int:
-    """The partitions of a channel, as bits of one number."""
+    """Return partitions as the bits of one integer."""
     return bits_of(ranges, NO_CHANNELS)
 
 
 def numbers_in(bits: int) -> tuple[int, ...]:
-    """The numbers whose bits are set, rising."""
+    """Return the numbers of the bits that are set, in rising order."""
     raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return tuple(np.flatnonzero(np.unpackbits(raw, bitorder="little")).tolist())
 
@@ -118,10 +122,10 @@ def _ranges(text: str, channels: Channels | None) -> Iterator[range]:
 
 
 def _parts(text: str) -> Iterable[str]:
-    """Each part once."""
+    """Split a list of partitions; return each part once."""
     if len(text) > LENGTH_MAX:
         raise BadArgument(
-            f"partitions are said in {len(text)} characters; {LENGTH_MAX} are allowed", next_step="say them as ranges"
+            f"a list of partitions has {len(text)} characters; {LENGTH_MAX} are allowed", next_step="write it as ranges"
         )
     return dict.fromkeys(map(str.strip, text.split(",")))
 

@@ -1,7 +1,7 @@
-"""What daemons say of themselves: the same values in the daemon and in its caller. Pure.
+"""The status values that daemons report to operators and to each other. Pure.
 
-Of any process its clock, its files and the lines that it logged last; of a storage its replicas; of a server the partitions
-that it owns.
+Every process reports its clock, its open files and its newest log lines; a storage reports its replicas; a server reports
+the partitions that it owns.
 """
 
 from __future__ import annotations
@@ -20,89 +20,97 @@ from waltzd.protocol.timelines import FIRST, Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Vitals:
+    """Resources of a process."""
+
     time_ms: int
-    """What its clock shows, in milliseconds since 1970: nothing is decided by it."""
+    """Time of its clock, in milliseconds since 1970. Nothing is decided by it."""
     open_files: int | None
-    """Files, sockets and directories; None where the system does not tell."""
+    """Open files, sockets and directories; None if the system does not report them."""
     open_files_max: int
-    """Above this it can neither open a segment nor accept a connection."""
+    """Limit of the process; at the limit it can neither open a segment nor accept a connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A line of its log. A log never has payloads."""
+    """A line of the log of a process. Logs never contain payloads."""
 
     number: int
-    """Rises by one with each line of this process."""
+    """Number of the line; it rises by one with each line of the process."""
     time_ms: int
     level: str
-    """debug, info, warning, error, critical"""
+    """Level: debug, info, warning, error or critical."""
     text: str
     code: str | None
-    """Of the error that it tells of."""
+    """Code of the error that the line reports; None if it reports none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
+    """The newest log lines of a process."""
+
     began_ms: int
-    """When the process began to keep them: another one means another process, whose numbers are others."""
+    """Start of the process, in milliseconds since 1970. After a restart, the numbers of lines begin again."""
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStatus:
-    """Where a replica stands: what it votes with, and why it does not."""
+    """The state of a replica: the values of its vote, or the reasons why it does not vote."""
 
     partition: int
     incarnation: UUID
+    """Identity of the replica's files: a replica that was made again has another one."""
     promised_session: int
+    """Highest session that the replica has promised to obey."""
     session: int
-    """The session whose low-water mark was set last."""
+    """Session whose low-water mark was set last."""
     low_mark: int
     local_low_mark: int
+    """Last id that the replica had when its low-water mark was set."""
     committed: int
-    """The highest id held here that the owner said is committed."""
+    """Highest id on this replica that an owner reported as committed."""
     last_id: int
     is_available: bool
     is_full: bool
     segments: int
     findings: tuple[Finding, ...]
     damaged_segments: tuple[int, ...] = ()
-    """The first ids of the segment files that would heal it, in the order in which they can be installed."""
+    """First ids of the segment files that would repair the replica, in the order in which they can be installed."""
     contact: int = 0
-    """Which opening of the replica this is. A call that changes it names that one, and is refused after the next."""
+    """Number of the opening of the replica. A call that changes the replica carries it, and is refused after the next."""
     end: End | None = None
-    """Where its last batch ends. None: its last segment is of format 0, or not readable."""
+    """End of its last batch; None if its last segment is of format 0 or unreadable."""
     tail: str = ""
-    """A hash of its last records of format 0, in an answer to its owner; empty where they are in batches, or unknown."""
+    """Hash of its last records of format 0, in an answer to its owner; empty if they are in batches, or unknown."""
     archives: bool = False
-    """It can be asked to upload sealed segments."""
+    """Whether the storage can upload sealed segments."""
     floor: int = 0
-    """The first id that it has; 0: all. What is below is only in the archive."""
+    """First id that it has; 0 if it has all. Lower ids are only in the archive."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of its log behind the first one, as it remembers them; what it holds is the log of the last one."""
+    """Timelines of its log after the first one, as it has stored them; its records belong to the last one."""
     untrimmed: str = ""
-    """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
+    """Reason why it keeps segments below the floor that its owner set last; empty if it keeps none."""
     time: int = 0
-    """Microseconds since 1970 by the clock of the storage, when it was opened; 0 where it does not say."""
+    """Time at which it was opened, in microseconds since 1970 by the clock of the storage; 0 from older versions."""
 
     @property
     def timeline(self) -> UUID:
-        """Identity of the timeline whose log it holds."""
+        """Identity of the timeline that its records belong to."""
         return self.timelines[-1].identity if self.timelines else FIRST
 
     @property
     def is_sound(self) -> bool:
-        """A replica that is not does not vouch for what it holds."""
+        """True if no damage was found. A damaged replica does not vouch for its records."""
         return not self.findings
 
     @property
     def certain(self) -> int:
-        """Up to here it never cuts anything."""
+        """Highest id that it never cuts."""
         known = max(self.low_mark, self.committed)
         return min(known, self.last_id) if self.is_sound else known
 
     def sentence(self) -> str:
+        """Return the state in one sentence."""
         start = f"partition {self.partition}: "
         if self.findings:
             return f"{start}damaged, {self.findings[0].sentence()}"
@@ -114,7 +122,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionDescription:
-    """One partition of a storage. Without a status it is refused, and `refused` says why."""
+    """One partition on a storage. If its files cannot be used, `status` is None and `refused` is the reason."""
 
     partition: int
     status: ReplicaStatus | None
@@ -126,11 +134,12 @@ class PartitionDescription:
 
 @dataclass(kw_only=True)
 class Statistics:
-    """What a storage has done since it started."""
+    """Counters of a storage since its start."""
 
     appended_records: int = 0
     appended_bytes: int = 0
     groups: int = 0
+    """Groups of appends, each of which was written and flushed at once."""
     group_microseconds: int = 0
     group_microseconds_max: int = 0
     checkpoints: int = 0
@@ -138,9 +147,10 @@ class Statistics:
     read_bytes: int = 0
     refused_calls: int = 0
     flush: Histogram = field(default_factory=Histogram)
-    """One entry for each group: writing and flushing it."""
+    """Durations of writing and flushing a group."""
 
     def plus(self, other: Statistics) -> Statistics:
+        """Return the sums of both."""
         return Statistics(
             appended_records=self.appended_records + other.appended_records,
             appended_bytes=self.appended_bytes + other.appended_bytes,
@@ -157,17 +167,17 @@ class Statistics:
 
 @dataclass(frozen=True)
 class SetAside:
-    """The directory of a partition that was taken off its storage."""
+    """The directory of a partition that was removed from its storage."""
 
     name: str
     bytes: int
     kept_ms: int = 0
-    """For so long at least it has been there: a storage that was started again counts from its start."""
+    """Milliseconds since the removal, or since the start of the storage if that is later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScrubStatus:
-    """How a storage looks for rot in its sealed segments."""
+    """The progress of the scrub, which reads sealed segments to find damage."""
 
     period_seconds: int
     """Seconds in which all sealed segments are read once; 0: the scrub is off."""
@@ -189,7 +199,7 @@ class ScrubStatus:
 class StorageDescription:
     cluster_key: UUID
     partitions: int
-    """How many the cluster has."""
+    """Number of partitions of the cluster."""
     directory: str
     version: str
     free_bytes: int
@@ -198,36 +208,36 @@ class StorageDescription:
     assigned: tuple[PartitionDescription, ...]
     statistics: Statistics
     vitals: Vitals | None = None
-    """None where there is no process, as in a simulation."""
+    """Resources of the process; None in a simulation, which has no process."""
     instance: UUID | None = None
-    """The process that speaks. The same."""
+    """Identity of the process; None in a simulation."""
     free_bytes_min: int = 0
-    """With less than this free it takes nothing. 0 from one that does not say."""
+    """Free bytes below which appends are refused; 0 from older versions."""
     name: str = ""
-    """What its directory remembers; empty until it was told."""
+    """Name that its directory has stored; empty until one was set."""
     set_aside: tuple[SetAside, ...] = ()
     formats: tuple[int, ...] = (0,)
-    """Of the segments that it can write."""
+    """Formats of segments that it can write."""
     keeps_group_log: bool = False
-    """Whether it can hold a replica of the group log. An older version cannot."""
+    """Whether it can hold a replica of the group log; older versions cannot."""
     scrub: ScrubStatus | None = None
-    """None from a storage of an older version."""
+    """Progress of the scrub; None from older versions."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
-        """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""
+        """Return whether both describe one storage, under two addresses: the same process, or the same files."""
         return (self.instance is not None and self.instance == other.instance) or bool(
             self._incarnations & other._incarnations
         )
 
     @property
     def _incarnations(self) -> set[UUID]:
-        """Of its replicas; each is that of its files alone."""
+        """Incarnations of its replicas; no two storages share one."""
         return {one.status.incarnation for one in self.assigned if one.status is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifySummary:
-    """What was looked at in one partition."""
+    """The amount of data that was verified in one partition."""
 
     partition: int
     segments: int
@@ -237,7 +247,7 @@ class VerifySummary:
 
 
 DIVERGED = "DIVERGED"
-"""The state of a replica that holds another history than the log: it counts for nothing until another takes its place."""
+"""State of a replica that holds another history than the log. It does not count until it is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,125 +257,125 @@ class OwnedReplica:
     storage: str
     role: str
     state: str
-    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DIVERGED, DOWN"""
+    """One of CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DIVERGED, DOWN."""
     durable_id: int
     counts: bool
-    """Its acknowledgements make transactions committed."""
+    """Whether its acknowledgements count for commits."""
     story: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatistics:
-    """What became of the transactions of a partition since this process owns it. All of it only rises; it begins again with
-    every hand-over."""
+    """Counters of a partition since this process owns it. They only rise, and restart from 0 when the owner changes."""
 
     attempts: int = 0
-    """Transactions that clients wanted to append: committed, refused, and those that have no outcome yet or never got one
-    from this process."""
+    """Transactions that clients sent: committed, rejected, and those without an outcome from this process."""
     committed: int = 0
     committed_bytes: int = 0
-    """Of their records, with the 40 bytes around each payload."""
+    """Bytes of the records of committed transactions, including 40 bytes around each payload."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the `Reason`."""
+    """Rejected transactions, by the name of the `Reason`."""
     fed: int = 0
-    """Transactions that were sent to mounts, once for each."""
+    """Transactions that were sent to mounts, counted once for each mount."""
     fed_bytes: int = 0
     commit: Histogram = field(default_factory=Histogram)
-    """One entry for each committed transaction: from the arrival of its batch to its outcome."""
+    """Latency of each committed transaction, from the arrival of its batch to its outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archived:
-    """How far the archive of a partition reaches: the newest manifest that is known of. Before the first one, nothing."""
+    """The newest known manifest of a partition's archive. The defaults mean that there is none."""
 
     archive: UUID | None = None
-    """Which archive: its label says the same."""
+    """Identity of the archive, which is also in its label in the store."""
     number: int = 0
-    """Of the manifest."""
+    """Number of the manifest."""
     sha256: str = ""
-    """Of the manifest, which proves everything that it names."""
+    """SHA-256 of the manifest, which contains the hashes of all objects."""
     last_id: int = -1
-    """All ids up to this one are in the archive."""
+    """Last id in the archive; all lower ids are in it, too."""
     timeline: UUID = FIRST
     """Identity of the timeline whose log the manifest names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOrder:
-    """One replica that a storage is to make out of an archive, and how far its log shall go."""
+    """An order to a storage: restore one replica from an archive, up to an id."""
 
     store: str
-    """As a storage names it in its configuration."""
+    """Address of the store, in the form of the setting `archive`."""
     archive: UUID
     cluster: UUID
-    """Whose log it is: the key that its segments have in the store."""
+    """Key of the archived cluster, which is in the headers of its segments."""
     partition: int
     number: int
-    """Of a manifest; a newer one may be there."""
+    """Number of the manifest to read; the store may have a newer one."""
     sha256: str
-    """Of that manifest."""
+    """SHA-256 of that manifest."""
     mark: int
+    """Last id to restore."""
     session: int
-    """The replica stands as at its end."""
+    """Session at whose end the restored replica stands."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of the restored log behind the first one."""
+    """Timelines of the restored log after the first one."""
     source: UUID = FIRST
-    """Identity of the timeline whose manifest it is."""
+    """Identity of the timeline that the manifest belongs to."""
     completes: bool = False
-    """A replica is there and has promised itself to `session`: it takes what the archive of its storage proves behind what
-    it is certain of. `timelines` are its own; of the archive nothing is named."""
+    """Whether to complete an existing replica, which has promised `session`, with the ids that the archive of its storage
+    proves after the replica's certain ones. `timelines` are those of the replica; the archive is not named."""
     looks: bool = False
-    """With `completes`: take nothing, and answer up to which id the archive proves the log."""
+    """With `completes`: change nothing, and only report the last id that the archive proves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restoring:
-    """How far a storage has come with a replica."""
+    """The progress of a restore of a replica."""
 
     bytes: int
-    """Of the store, dealt with."""
+    """Bytes of the store that were processed."""
     bytes_total: int
     kept: int = 0
-    """Segments that an earlier attempt had left."""
+    """Segments of an earlier attempt that were reused."""
     status: ReplicaStatus | None = None
-    """Where it stands, once it is there."""
+    """State of the replica, once it is restored; None before."""
     proven_to: int | None = None
-    """Up to which id the archive proves the log, where that was asked for."""
+    """Last id that the archive proves, if `RestoreOrder.looks`; None otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackedUp:
-    """How far a partition is backed up: archive and tail together."""
+    """The progress of the backup of a partition: archived segments and unsealed records together."""
 
     last_id: int = -1
     moment: int = 0
-    """All that was committed at this time is in the store: microseconds since 1970, by an owner's clock. 0: it is not
-    known."""
+    """Time up to which all committed transactions are in the store, in microseconds since 1970 by an owner's clock; 0 if
+    unknown."""
     archives_first: bool = False
-    """Nothing was uploaded: a sealed segment waits for the archive."""
+    """Whether nothing was uploaded because a sealed segment has to be archived first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataBackup:
-    """The documents of the cluster in the archive, as the leader knows it."""
+    """The backup of the cluster's documents in the archive, as the leader reports it."""
 
     number: int = 0
-    """Of the newest object; 0 before there is one."""
+    """Number of the newest object; 0 before there is one."""
     age_ms: int = -1
-    """Since they were last seen to be there as they are; -1: never by this server."""
+    """Milliseconds since the backup was last seen to be current; -1 if this server has never seen that."""
     trouble: str = ""
+    """Reason why the backup does not progress; empty if it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveCheck:
-    """Whether the store still has what is archived: all objects are looked for, again and again."""
+    """The progress of the periodic check that the store still has all archived objects."""
 
     last_id: int = -1
-    """All objects of the ids up to this one were there."""
+    """Last id up to which all objects were found."""
     missing: str = ""
-    """Why the next one does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    """First object that is missing or has changed; empty if there is none."""
     age_ms: int | None = None
-    """Since it was begun to look for all of them; only an owner says it. None before all were there once."""
+    """Milliseconds since the start of the last complete check; None before the first. Only owners report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,9 +384,9 @@ class OwnedPartition:
     generation: int
     session: int
     step: str
-    """VOTING, RECORDING, SETTLING, ADMITTING, OPEN, CLOSED"""
+    """Step of recovery: VOTING, RECORDING, SETTLING, ADMITTING, OPEN or CLOSED."""
     waiting: str
-    """What it waits for, in one sentence; empty when it waits for nothing."""
+    """The event that it waits for, in one sentence; empty if there is none."""
     committed: int
     last_id: int
     low_mark: int
@@ -385,89 +395,88 @@ class OwnedPartition:
     replicas: tuple[OwnedReplica, ...]
     statistics: PartitionStatistics = field(default_factory=PartitionStatistics)
     format: int = 0
-    """Of the segments that the session writes."""
+    """Format of the segments that the session writes."""
     trouble: str = ""
-    """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
+    """Documents in ZooKeeper that are missing or corrupt; the owner continues with their last known content."""
     archived: Archived | None = None
-    """None where none of its storages archives, and none ever did."""
+    """How far its archive reaches; None if none of its storages has ever archived."""
     archive_trouble: str = ""
-    """Why its archive does not go on."""
+    """Reason why its archive does not progress; empty if it does."""
     backed_up: BackedUp | None = None
-    """None where nothing was backed up in this session."""
+    """How far its backup reaches; None if nothing was backed up in this session."""
     backup_lag_ms: int = 0
-    """For how long something that is committed is not backed up; 0: all is."""
+    """Age of the oldest committed transaction that is not backed up, in milliseconds; 0 if all are."""
     backup_trouble: str = ""
-    """Why its backup does not go on."""
+    """Reason why its backup does not progress; empty if it does."""
     archive_check: ArchiveCheck | None = None
-    """None before anything was looked for in this session."""
+    """Progress of the check of its archived objects; None before the first one in this session."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of its log behind the first one, with who began each of them and when."""
+    """Timelines of its log after the first one, with the time and the operator of each."""
     ahead_ms: int = 0
-    """Milliseconds that the time of its last batch stands ahead of the clocks of its owner and storages; 0 where it does
-    not."""
+    """Milliseconds by which the time of its last batch is ahead of the clocks of its owner and storages; 0 if it is not."""
 
     @property
     def lost_object(self) -> str:
-        """What is gone from the store of its archive, as the daily look or the last attempt to trim found it; empty where
-        nothing is known to be gone."""
+        """Object that is missing in its archive, found by the daily check or the last attempt to trim; empty if there is
+        none."""
         missing = "" if self.archive_check is None else self.archive_check.missing
         return missing or (self.archive_trouble if ObjectAbsent.code in self.archive_trouble else "")
 
     @property
     def backed_up_to(self) -> int | None:
-        """The last id in the store, of a segment or of the tail; None where nothing is archived."""
+        """Last id in the store, in a segment or in unsealed records; None if nothing is archived."""
         found = [one.last_id for one in (self.archived, self.backed_up) if one is not None]
         return max(found, default=None)
 
     @property
     def lost_now(self) -> int:
-        """Committed transactions that would be lost with the cluster, where it is archived at all."""
+        """Number of committed transactions that are not in the store; 0 without an archive."""
         reached = self.backed_up_to
         return 0 if reached is None else max(0, self.committed - reached)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientInstance:
-    """One instance of an application at one server, while it has mounts there and for a while after."""
+    """One instance of an application on one server, while it has mounts there and for a while after."""
 
     name: str
-    """In its certificate; without one `ANONYMOUS`."""
+    """Name in its certificate; `ANONYMOUS` without one."""
     role: str
     instance: str
-    """As it calls itself."""
+    """Name that the instance reports for itself."""
     peer: str
     version: str
-    """Of its library."""
+    """Version of its client library."""
     state: str
-    """live, hangs (its connection stands, and a heartbeat is overdue), gone"""
+    """One of live, hangs (its connection is open and a heartbeat is overdue), gone."""
     epoch: int
     age_ms: int
-    """Since its first mount; of one that is gone, since its last one ended."""
+    """Milliseconds since its first mount; for an instance that is gone, since the end of its last one."""
     quiet_ms: int
-    """Since something was heard of it."""
+    """Milliseconds since it last sent anything."""
     partitions: tuple[int, ...]
     appended: int = 0
-    """Transactions that it wanted to append, refused ones, too."""
+    """Transactions that it sent to be appended, including rejected ones."""
     appended_bytes: int = 0
     fed: int = 0
     fed_bytes: int = 0
     waiting: str = ""
-    """Why it is not fed, where that is not its own doing: the archive is away."""
+    """Reason why it is not fed that lies with the server, such as an unreachable archive; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientUse:
-    """What all instances of a name use together, at one server."""
+    """The resources that all instances of a name use on one server."""
 
     name: str
     role: str
     mounts: int
     inflight_bytes: int
-    """Received, and not answered."""
+    """Bytes of transactions that were received and have no outcome yet."""
     slowed_ms: int
-    """How long what it sent, or was to be fed, waited because of its quota."""
+    """Milliseconds for which its transactions, or its feed, waited because of its quota."""
     slowed_ago_ms: int | None
-    """Since that was so the last time; None: never."""
+    """Milliseconds since the last such wait; None if there was none."""
     refused_mounts: int
 
 
@@ -479,14 +488,14 @@ class ClientList:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTotals:
-    """Of all applications at one server since it started."""
+    """The totals of all applications on one server since its start."""
 
     instances: int = 0
-    """Connected at this moment."""
+    """Instances that are connected now."""
     slowed_ms: int = 0
-    """How long names waited because of their quotas, all together."""
+    """Milliseconds for which all names together waited because of their quotas."""
     refused_mounts: int = 0
-    """Of names that had as many as their quota or share."""
+    """Mounts that were refused because the name had reached its quota or share."""
     slowed: tuple[str, ...] = ()
     """Names that had to wait in the last seconds."""
 
@@ -496,21 +505,21 @@ class ServerDescription:
     name: str
     cluster_key: UUID
     instance: UUID
-    """New with every start of the process."""
+    """Identity of the process: every start has a new one."""
     version: str
     uptime_ms: int
     is_connected: bool
-    """To the coordinator. Otherwise the server goes on with what it has, and starts nothing new."""
+    """Whether ZooKeeper answers. Without it, the server keeps its partitions and takes no new ones."""
     is_draining: bool
     is_leader: bool
-    """It is the one that decides who owns what."""
+    """Whether it is the leader, which assigns partitions to servers."""
     partitions: tuple[OwnedPartition, ...]
     vitals: Vitals | None = None
-    """None where there is no process, as in a simulation."""
+    """Resources of the process; None in a simulation, which has no process."""
     clients: ClientTotals = field(default_factory=ClientTotals)
     metadata_backup: MetadataBackup | None = None
-    """Only of the leader, where storages archive."""
+    """Backup of the cluster's documents; None except on the leader of a cluster with an archive."""
     keeps_group_log: bool = False
-    """Whether it can own the group log. An older version would stop to follow who owns what."""
+    """Whether it can own the group log; an older version cannot read an assignment that has one."""
     groups: GroupTotals | None = None
-    """None while it knows of no group log."""
+    """Totals of consumer groups; None while there is no group log."""

@@ -1,7 +1,7 @@
-"""JSON objects that carry a digest of themselves: what an archive and an export consist of. Pure.
+"""JSON objects that contain a digest of themselves, as the manifests of archives and exports. Pure.
 
-Reading is strict three times over. The digest finds bit rot, `waltzd.protocol.document` finds a field that cannot be, and
-the reader writes again what it has understood: only an object that is exactly what it would write is taken.
+Reading makes three checks. The digest detects bit rot. `waltzd.protocol.document` detects invalid fields. The reader then
+encodes the decoded value again, and accepts the object only if the result is identical.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def sha256_of(data: bytes | bytearray | memoryview) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DigestFormat:
-    """Format of JSON objects, each of which has a member with the SHA-256 of all others."""
+    """A format of JSON objects that have a member with the SHA-256 of all other members."""
 
     name: str
     version: int
     thing: str
-    """One of the objects, with its article, for messages."""
+    """Noun for one of the objects, with its article, for error messages."""
     damage: type[WaltzError]
-    """Error for an object that is not what was written."""
+    """Class of the error for a damaged object."""
 
     def with_digest(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the object with its format, its version and its digest."""
@@ -37,8 +37,12 @@ class DigestFormat:
         return {**whole, "sha256": _digest(whole)}
 
     def parse(self, text: bytes, where: str) -> dict[str, Any]:
-        """Return what was given to `with_digest`. Raise `UnknownVersion` if a newer Waltz wrote it, or
-        `damage` if it is not what was written."""
+        """Return the object that was passed to `with_digest`.
+
+        Raises:
+            UnknownVersion: A newer Waltz wrote the object.
+            WaltzError: The object is damaged; the class is `damage`.
+        """
         try:
             value = parse(text)
         except ValueError as error:

@@ -1,9 +1,8 @@
-"""Values that are written as JSON documents and read from them: declared once, by annotations. Pure.
+"""Values that are written and read as JSON documents, declared once by the annotations of dataclasses. Pure.
 
-The annotations of a dataclass are the declaration of its document: they say which JSON each field takes. Reading is strict:
-a field that is missing, ill-typed, out of its bounds or not known is an error with the path and the field, never a guess.
-Each document carries the schema version with which it was written, so that an operator can read it with any tool, and an
-older Waltz refuses what it does not understand.
+The annotations declare the document: which JSON each field accepts. Reading is strict: a field that is missing, has the
+wrong type, is out of bounds or is unknown raises an error with the path and the field. Each document contains the version
+of its schema, so that an older Waltz refuses a document that it does not understand.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from waltzd.protocol.timelines import Fork
 
 SCHEMA = 1
 NESTING_MAX = 8
-"""Twice as deep as any document is."""
+"""Nesting at which a document is refused: twice as deep as any valid one."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _CRC, _SHA256 = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{64}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -40,25 +39,27 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Document:
-    """A value that is a document of its own, or a part of one whose fields depend on each other."""
+    """Base class of documents, and of parts of documents whose fields depend on each other."""
 
     def mistake(self) -> tuple[str, str] | None:
-        """Fields that are right one by one and cannot stand together: the place, and what is wrong there."""
+        """Check fields that depend on each other; return the place and the error, or None."""
         return None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which JSON values a field takes."""
+    """The JSON values that a field accepts."""
 
     what: str
+    """Description of the accepted values, for error messages."""
     holds: Callable[[Any], bool]
     parse: Callable[[Any], Any] | None = None
-    """What makes the value of a field of the JSON; None: its type."""
+    """Function from the JSON value to the value of the field; None to use the type of the field."""
 
 
 def whole(least: int = 0, most: int = ID_MAX) -> Rule:
-    # Of JSON only whole numbers are `int`: neither true and false, which Python counts among them, nor 1.0.
+    """Return the rule for whole numbers within bounds."""
+    # `type` excludes true and false, which are instances of `int` in Python, and 1.0.
     return Rule(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
 
 
@@ -83,13 +84,13 @@ _DEFAULTS: dict[Any, Rule] = {
     Amount: whole(1),
     Fork: whole(-1),
 }
-"""For a field whose annotation has no rule of its own."""
+"""Rules of types whose annotation has no rule."""
 _IS_NAME = Rule(
     "a name of letters, digits, dots, dashes and underscores", lambda value: isinstance(value, str) and is_name(value)
 )
 Name: TypeAlias = Annotated[str, _IS_NAME]
 Mark: TypeAlias = Annotated[int, whole(-1)]
-"""A transaction id, or -1 before the first one."""
+"""Transaction id, or -1 for none."""
 IS_SHA256 = Rule(
     "a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and _SHA256.fullmatch(value) is not None
 )
@@ -103,22 +104,23 @@ Crc: TypeAlias = Annotated[
     ),
 ]
 AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
-"""An empty one, too."""
+"""Text that may be empty."""
 NUMBERED = "numbered"
-"""In the metadata of a field that is a tuple: the name under which it is written, as an object of number → item."""
+"""Key in the metadata of a tuple: the name under which it is written, as an object of index → item."""
 ROW = "row"
-"""In the annotation of a value that is written as the list of its fields, in their order."""
+"""Annotation of a value that is written as the list of its fields, in their order."""
 ADDED = "added"
-"""In the metadata of a field that older documents of the same schema do not have: it is written only where it differs from
-its default, so that a cluster that does not use it stays readable for older versions."""
+"""Key in the metadata of a field that older documents of the same schema lack. The field is written only if it differs from
+its default, so that older versions can read the documents of a cluster that does not use it."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def encode(value: Document) -> bytes:
-    """The document as it is kept: sorted, one fact a line, for people too. What could not be read again is `BadMetadata`
-    here already."""
+    """Return the document as JSON text: sorted, with one value a line, so that people can read it.
+
+    Raise `BadMetadata` if the text could not be read again."""
     plain = _sorted([("schema", SCHEMA), *_plain(value).items()])
     data = json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n"
     assert decode(type(value), data, "what is to be written") == value
@@ -145,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sorted(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Names in their order, and numbers as numbers: 2 before 10."""
+    """Sort members by name, with numbers in numeric order: 2 before 10."""
     return dict(sorted(pairs, key=lambda pair: (not pair[0].isdecimal(), len(pair[0]) * pair[0].isdecimal(), pair[0])))
 
 
@@ -153,8 +155,7 @@ def _sorted(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_defaults(kind: type[Any], found: Any) -> Any:
-    """What a person wrote of a part of a document, with what may be left out: the fields that have a default. What is no
-    object stays as it is, for the reader to refuse."""
+    """Add the defaults of omitted fields to an object that a person wrote; return any other value unchanged."""
     if not isinstance(found, Mapping):
         return found
     return {item.name: item.default for item in fields(kind) if item.default is not MISSING} | dict(found)
@@ -162,7 +163,7 @@ def with_defaults(kind: type[Any], found: Any) -> Any:
 
 D = TypeVar("D", bound=Document)
 _Reader: TypeAlias = Callable[[Any, str], Any]
-"""A JSON value, and the place where it stands in the document → what it means."""
+"""Function from a JSON value and its place in the document to the value of a field."""
 
 
 class _Wrong(Exception):
@@ -172,7 +173,7 @@ class _Wrong(Exception):
 
 
 def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = BadMetadata) -> D:
-    """Return the value of a document. Raise `refusal`, which names the path, where it cannot be understood."""
+    """Return the value of a document; raise `refusal`, with the path and the field, if it is invalid."""
     try:
         found = parse(data)
     except ValueError as error:
@@ -187,7 +188,7 @@ def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = Ba
 
 
 def read(kind: type[D], found: Any, path: str, refusal: type[WaltzError] = BadMetadata) -> D:
-    """Return the value that `found`, which `parse` returned, stands for. Raise `refusal` as `decode` does."""
+    """Return the value for parsed JSON; raise `refusal` as `decode` does."""
     with _refused(path, refusal):
         return typing.cast(D, _reader(typing.cast(Any, kind))(found, ""))
 
@@ -201,7 +202,7 @@ def _refused(path: str, refusal: type[WaltzError]) -> Iterator[None]:
 
 
 def parse(data: bytes) -> Any:
-    """Return the value of a JSON text. Raise ValueError for what is none, or says something twice."""
+    """Parse a JSON text; raise ValueError if it is invalid, or has a name twice in one object."""
     try:
         found = json.loads(data, object_pairs_hook=_unambiguous, parse_constant=_no_number)
         _check_tellable(found)
@@ -222,7 +223,7 @@ def _no_number(text: str) -> object:
 
 
 def _check_tellable(value: object, depth: int = 0) -> None:
-    """No half of a character, which could neither be written again nor told, and no more nesting than can be shown."""
+    """Raise ValueError for lone surrogates, which cannot be written again, and for too much nesting."""
     if depth > NESTING_MAX:
         raise ValueError("it is nested too deeply")
     if isinstance(value, str):
@@ -238,7 +239,7 @@ def _check_tellable(value: object, depth: int = 0) -> None:
 
 @functools.cache
 def _reader(kind: Any) -> _Reader:
-    """What reads a field of this annotation, made once."""
+    """Return the cached reader of fields with this annotation."""
     outer, inner = typing.get_origin(kind), typing.get_args(kind)
     if outer is Annotated:
         return _row(inner[0]) if inner[1] == ROW else _leaf(*inner)
@@ -268,7 +269,7 @@ def _leaf(kind: Callable[[Any], Any], rule: Rule) -> _Reader:
 
 
 _schema = _reader(Amount)
-"""Made once: a rule that is made anew each time would be remembered anew each time."""
+"""Reader of the schema version. A rule made for each call would fill the cache of `_reader`."""
 
 
 def _optional(reader: _Reader) -> _Reader:
@@ -327,7 +328,7 @@ def _object(kind: type[Any]) -> _Reader:
     hints = typing.get_type_hints(kind, include_extras=True)
     added = {item.name for item in fields(kind) if ADDED in item.metadata}
     readers: dict[str, tuple[str, _Reader]] = {}
-    """Name in the document → name of the field, and what reads it."""
+    """Name in the document → name of the field, and its reader."""
     for item in fields(kind):
         hint = hints[item.name]
         if NUMBERED in item.metadata:

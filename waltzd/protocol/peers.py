@@ -1,8 +1,9 @@
-"""The other side of each conversation as an awaitable face, without saying how it is reached.
+"""The calls between processes as asynchronous interfaces that do not depend on the transport.
 
-The logic of daemons and clients is written against these protocols. Behind them is gRPC (`waltzd.wire.storages`,
-`waltzd.wire.servers`, the services of the daemons), or plain calls within one process, in tests and in the simulator. Every
-call that fails raises an error of `waltzd.errors`; `CannotConnect` means that its outcome is unknown.
+Daemons and clients are written against these protocols. They are implemented over gRPC and plain frames
+(`waltzd.wire.storages`, `waltzd.wire.servers`, the services of the daemons), and by direct calls within one process in
+tests and in the simulator. A call that fails raises an error of `waltzd.errors`; `CannotConnect` means that its outcome is
+unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 Content: TypeAlias = Run | tuple[Batch, ...]
-"""One run of format 0, or whole batches."""
+"""Records to append: one run of format 0, or whole batches of format 1."""
 
 
 def runs_of(content: Content) -> list[Run]:
@@ -36,11 +37,12 @@ def runs_of(content: Content) -> list[Run]:
 
 @dataclass(frozen=True)
 class RecordsFrame:
-    """What goes to a replica at once, and what is known to be committed. Without records it tells only that, and is not
+    """Records for a replica, with the committed mark. A frame without records only carries the mark, and is not
     acknowledged."""
 
     content: Content
     committed: int
+    """Highest id that is known to be committed."""
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -61,34 +63,37 @@ class RecordsFrame:
 
 @dataclass(frozen=True, eq=False)
 class LockHistory:
-    """The locks of consecutive transactions from `first_id` on."""
+    """The locks of consecutive transactions, starting with `first_id`."""
 
     first_id: int
     locks: LockColumns
 
 
 class Link(Protocol):
-    """An append stream at its storage: frames come in, marks go out."""
+    """The storage's end of an append stream: it receives frames and sends marks."""
 
     async def receive(self) -> RecordsFrame | None:
-        """The next frame, or None when the other side has no more."""
+        """Return the next frame; None at the end of the stream."""
         ...
 
-    async def send(self, durable_id: int) -> None: ...
+    async def send(self, durable_id: int) -> None:
+        """Send a mark: all records of this stream up to this id are on disk."""
+        ...
+
     @property
     def may_post(self) -> bool:
-        """Whether `send` would not wait: then `post` does the same."""
+        """True if `send` would not wait; `post` can then be called in its place."""
         ...
 
     def post(self, durable_id: int) -> None: ...
 
     async def refuse(self, error: WaltzError) -> None:
-        """The last message: why the stream ends."""
+        """End the stream with an error, as its last message."""
         ...
 
 
 def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
-    """The run that a frame says it carries; its user checks the checksums."""
+    """Return the run that a frame contains; raise `BadFrame` if its lengths are wrong. Checksums are not checked."""
     if len(lengths) % 4:
         raise BadFrame(f"the lengths of a frame have {len(lengths)} bytes, which is no multiple of 4")
     if first_id < 0:
@@ -110,16 +115,16 @@ SECRET_BYTES = 32
 
 
 def secret_of(key: bytes, partition: int, session: int) -> bytes:
-    """What an owner shows in one session, and nobody else knows. `key` is drawn once for each process."""
+    """Return the secret of a session, which only its owner has. `key` is a random value of the owner's process."""
     return hmac.digest(key, f"session {session} of partition {partition}".encode(), "sha256")
 
 
 @dataclass(frozen=True)
 class Contact:
-    """What a call with a session shows: of which opening of the replica it is, and that it comes from who opened it."""
+    """The proof in a call with a session: the number of the opening of the replica, and the secret of the session."""
 
     number: int = 0
-    """Of the answer to `Open`; 0: the present one, whichever it is."""
+    """Number from the reply to `Open`; 0 for the current opening."""
     secret: bytes = field(default=b"", repr=False)
 
 
@@ -127,45 +132,48 @@ NOBODY = Contact()
 
 
 class AppendPort(Protocol):
-    """An append stream at its server. A mark says: what came in this stream up to this id is on the disk."""
+    """The server's end of an append stream. A mark means that all records of the stream up to this id are on disk."""
 
     async def start(self) -> None: ...
     async def send(self, content: Content, committed: int) -> None: ...
     @property
     def may_post(self) -> bool:
-        """Whether `send` would not wait: then `post` does the same."""
+        """True if `send` would not wait; `post` can then be called in its place."""
         ...
 
     def post(self, content: Content, committed: int) -> None: ...
-    async def receive(self) -> int | None: ...
+    async def receive(self) -> int | None:
+        """Return the next mark; None at the end of the stream."""
+        ...
+
     def hear(self, taker: Callable[[int], None]) -> None:
-        """Marks may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
+        """Pass marks to `taker` as they arrive, in place of `receive`, which then raises the errors of `taker`."""
         ...
 
     def cancel(self) -> None: ...
 
 
 class ReplicaPort(Protocol):
-    """The replicas on one storage."""
+    """The calls of a storage about its replicas."""
 
     async def status(self, partition: int) -> ReplicaStatus:
-        """Where the replica stands. It is bound to nothing by that, and proves nothing."""
+        """Return the state of a replica. The call binds the replica to no session and proves nothing."""
         ...
 
     async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
-        """Those of these partitions that are here and have no append stream at the moment."""
+        """Return those of these partitions that are on the storage and have no append stream now."""
         ...
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        """`create`: an empty replica where the storage holds nothing of the partition."""
+        """Open a replica with a session; with `create`, make an empty one if the storage has none."""
         ...
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
     async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
-        """Have the replica go over to the newest timeline: what it holds above the fork is set aside."""
+        """Move the replica to the newest timeline; its records above the fork are set aside."""
         ...
 
     def append(self, partition: int, session: int) -> AppendPort: ...
@@ -179,48 +187,50 @@ class ReplicaPort(Protocol):
         frame_bytes: int = 0,
         with_locks: bool = False,
     ) -> AsyncIterator[Run]:
-        """Records, with their times and groups, and their locks where these are asked for."""
+        """Yield records with their times and groups, and with their locks on request."""
         ...
 
     def read_whole(
         self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
     ) -> AsyncIterator[Piece]:
-        """For another replica: batches where the log has them, from `first_id` on, where one begins."""
+        """Yield the log for another replica: whole batches in format 1, the first of which begins at `first_id`."""
         ...
 
     async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends: as many of the last batches as fit, at least one.
-        None where the log has no batch there."""
+        """Return the locks of the last batches up to `last_id`, as many as fit into `bytes_max`, at least one batch.
+
+        `last_id` is the end of a batch. Return None if the log has no batch there."""
         ...
 
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later."""
+        """Return the highest id before the first transaction with this time or a later one."""
         ...
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        """First id, last id and size of each sealed segment."""
+        """Return first id, last id and size of each sealed segment."""
         ...
 
     def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
-        """A sealed segment file as it is."""
+        """Yield the bytes of a sealed segment file."""
         ...
 
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
-        """A whole segment file, to stand behind the last id or in the place of a damaged segment."""
+        """Install a whole segment file, after the last id or in place of a damaged segment."""
         ...
 
     async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
-        """Have the sealed segment behind `known` uploaded, and the manifest that names it. What comes back is `known`
-        again where there is none yet."""
+        """Upload the sealed segment after `known`, and the manifest that names it; return the new end of the archive, or
+        `known` if there is no such segment yet."""
         ...
 
     async def trim(
         self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
     ) -> ReplicaStatus:
-        """The log may begin at this floor: what is below is in this archive, or needs none. The replica begins no higher
-        than that is proven."""
+        """Permit the replica to remove records below this floor, which are in `archived`, or need no archive.
+
+        The replica removes only what is proven to be in the archive."""
         ...
 
     async def back_up(
@@ -233,16 +243,17 @@ class ReplicaPort(Protocol):
         moment: int,
         lineage: Lineage = NEVER_FORKED,
     ) -> BackedUp:
-        """Have what is committed and in no archived segment uploaded. `known`: how far the archive reaches. `moment`: all
-        that was committed then is not behind `committed`."""
+        """Upload the committed records that are in no archived segment.
+
+        `known` is the end of the archive. Everything that was committed at `moment` has an id up to `committed`."""
         ...
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
-        """Have the documents of the cluster put into the archive; the number of the object."""
+        """Save the documents of the cluster in the archive; return the number of the object."""
         ...
 
     async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
-        """Have it looked whether the store still has some of the objects of `known`, from an id on."""
+        """Check that the store still has some of the objects of `known`, starting at an id."""
         ...
 
     async def close(self) -> None: ...
@@ -252,29 +263,30 @@ class ReplicaPort(Protocol):
 
 
 class MountLink(Protocol):
-    """The server's end of a mount. Frames that stand together travel together, at most one of each kind, in the order of
-    `frame.ClientFrame` and `frame.ServerFrame`."""
+    """The server's end of a mount.
+
+    Frames of one call travel in one message: at most one of each kind, in the order of `ClientFrame` and `ServerFrame`."""
 
     @property
     def peer(self) -> str: ...
     @property
     def identity(self) -> str:
-        """What the client's certificate says that it is; empty without one."""
+        """Identity in the client's certificate; empty without one."""
         ...
 
     @property
     def quiet_seconds(self) -> float | None:
-        """How long nothing was heard on its connection, heartbeats included; None where that is not known."""
+        """Seconds since the connection last received anything, including heartbeats; None if unknown."""
         ...
 
     async def receive(self) -> Sequence[ClientFrame] | None:
-        """None when the client has no more to say."""
+        """Return the next frames; None at the end of the stream."""
         ...
 
     async def send(self, frames: Sequence[ServerFrame]) -> None: ...
     @property
     def may_post(self) -> bool:
-        """Whether `send` would not wait: then `post` does the same."""
+        """True if `send` would not wait; `post` can then be called in its place."""
         ...
 
     def post(self, frames: Sequence[ServerFrame]) -> None: ...
@@ -286,16 +298,16 @@ class MountPort(Protocol):
     async def send(self, frames: Sequence[ClientFrame]) -> None: ...
     @property
     def may_post(self) -> bool:
-        """Whether `send` would not wait: then `post` does the same."""
+        """True if `send` would not wait; `post` can then be called in its place."""
         ...
 
     def post(self, frames: Sequence[ClientFrame]) -> None: ...
     async def receive(self) -> Sequence[ServerFrame] | None:
-        """None when the server ended the stream without a word."""
+        """Return the next frames; None if the server ended the stream without an error."""
         ...
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """Frames may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
+        """Pass frames to `taker` as they arrive, in place of `receive`, which then raises the errors of `taker`."""
         ...
 
     def cancel(self) -> None: ...
@@ -308,48 +320,51 @@ class AttendLink(Protocol):
     def peer(self) -> str: ...
     @property
     def identity(self) -> str:
-        """What the member's certificate says that it is; empty without one."""
+        """Identity in the member's certificate; empty without one."""
         ...
 
     async def receive(self) -> Sequence[MemberFrame] | None:
-        """None when the member has no more to say."""
+        """Return the next frames; None at the end of the stream."""
         ...
 
     async def send(self, frames: Sequence[DeliveryFrame]) -> None: ...
 
 
 class AttendPort(Protocol):
-    """The member's end of it."""
+    """The member's end of the stream of a member of a consumer group."""
 
     async def send(self, frames: Sequence[MemberFrame]) -> None: ...
     async def receive(self) -> Sequence[DeliveryFrame] | None:
-        """None when the server ended the stream without a word."""
+        """Return the next frames; None if the server ended the stream without an error."""
         ...
 
     def cancel(self) -> None: ...
 
 
 class ServerPort(Protocol):
-    """One server, as a client sees it."""
+    """The calls of a server to its clients."""
 
     def expect(self, name: str | None, streams: str = "") -> None:
-        """Where there are certificates: only the server of this name may answer from now on; None stands for any.
-        `streams`: where it takes mounts without gRPC, as far as that is known."""
+        """Set the name that the server's certificate must have from now on; None for any name.
+
+        `streams` is the address for mounts over plain frames; empty if unknown."""
         ...
 
     async def locate(self) -> Topology: ...
     async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
-        """A client id that no other client ever has."""
+        """Return a new client id with its token."""
         ...
 
     def mount(self) -> MountPort: ...
     async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call. Raises `OtherTimeline` where
-        `since` is not on this log."""
+        """Return the high-water mark of a partition.
+
+        With `confirmed`, it is not below any id that was acknowledged before this call, by any owner. Raise
+        `OtherTimeline` if `since` is not on this log."""
         ...
 
     async def find_time(self, partition: int, time: int) -> Position:
-        """The highest id in front of the first committed transaction whose time is `time` or later."""
+        """Return the highest id before the first committed transaction with this time or a later one."""
         ...
 
     def fetch(
@@ -361,7 +376,7 @@ class ServerPort(Protocol):
         with_locks: bool = False,
         timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
-        """Raises `OtherTimeline` where the ids of `timeline` up to `last_id` are not those of this log."""
+        """Yield committed records; raise `OtherTimeline` if the ids of `timeline` up to `last_id` are not on this log."""
         ...
 
     async def close(self) -> None: ...

@@ -1,18 +1,18 @@
-"""Who may do what: grants, and what they come to for one name. Pure.
+"""The policy: grants, and the rights that they give to one name. Pure.
 
-A grant says what names may do, on which partitions, with which locks, how much of it. Grants only add: there is no deny, no
-order and no inheritance, so what a name may do is the sum of the grants that speak of it, and more grants never mean less.
-Where there is no policy at all, every name may do everything; where there is one, what no grant allows is denied.
+A grant permits names to do something: on which partitions, with which locks, and how much. Grants only add: there is no
+deny, no order and no inheritance. The rights of a name are the union of its grants, so more grants never mean fewer rights.
+Without a policy, every name may do everything; with a policy, everything that no grant permits is denied.
 
-A name is that in the certificate of an application; without certificates all are `ANONYMOUS`. A pattern is a name, or the
-beginning of names with a star behind it. So the grants of a name are found by its beginnings, however many there are; they
-are added up once for each name (`Policy.rights_of`), and what a mount or a frame asks after that is a look at a bit.
-Partitions are bits of one number, of which -1 is all. A grant may name them by channels (`waltzd.protocol.channels`); one
-that the cluster does not have is empty, and so grants nothing.
+A name is the name in the certificate of an application; without certificates, all callers are `ANONYMOUS`. A pattern is a
+name, or a prefix of names followed by a star. Grants are indexed by prefix, and the rights of a name are computed once
+(`Policy.rights_of`); the checks of mounts and frames are then bit tests. Partitions are bits of one integer, of which -1 is
+all partitions. A grant may name partitions by channels (`waltzd.protocol.channels`); a channel that the cluster does not
+have is empty and grants nothing.
 
-A lock is known to servers by 64 bits only. Their highest 16 are its namespace (`waltzd.protocol.locks`): that of the first
-part of its name, in front of the first dot. So a grant can speak of prefixes, and a whole frame is checked at once. Two
-prefixes in 65,536 share a namespace: `collisions` tells which.
+Servers know a lock only by 64 bits. The highest 16 of them are its namespace (`waltzd.protocol.locks`): a hash of the part
+of its name before the first dot. So a grant can name prefixes of locks, and the locks of a frame are checked at once. One
+pair of prefixes in 65,536 shares a namespace: `collisions` finds such pairs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, bits_
 from waltzd.protocol.locks import NAMESPACE_BITS, namespace_of
 
 ANONYMOUS = "anonymous"
-"""Every caller where there are no certificates."""
+"""Name of every caller if there are no certificates."""
 Pattern = NewType("Pattern", str)
-"""Of names: `payments`, `billing-*`, `*`."""
+"""Pattern of names: `payments`, `billing-*`, `*`."""
 Prefix = NewType("Prefix", str)
-"""Of the names of locks: the part in front of the first dot."""
+"""Prefix of names of locks: the part before the first dot."""
 Amount = NewType("Amount", int)
-"""At least 1."""
+"""Integer of at least 1."""
 Spaces: TypeAlias = frozenset[int]
 """Namespaces of locks that are allowed."""
 
@@ -47,28 +47,28 @@ ALL = -1
 """The bits of all partitions."""
 PREFIX_LENGTH_MAX = 64
 NAMES_MAX = 4096
-"""Whose rights are kept added up; those that were asked for last."""
+"""Names whose rights are cached; the least recently used is dropped."""
 _PATTERN = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*")
 
 
 class Verb(enum.StrEnum):
     APPEND = "append"
     READ = "read"
-    """Records by their ids, times, and the feed."""
+    """Read records by id or time, and take the feed."""
     SUBSCRIBE = "subscribe"
-    """The feed only."""
+    """Take the feed only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """How much a name may have at a time, or each second; None sets no bound."""
+    """The limits of a name, at a time or per second; None for no limit."""
 
     bytes_per_second: Amount | None = None
     transactions_per_second: Amount | None = None
     mounts: Amount | None = None
     inflight_bytes: Amount | None = None
     lock_marks_per_second: Amount | None = None
-    """Of any one lock."""
+    """Marks per second of any one lock."""
 
 
 NO_QUOTAS = Quotas()
@@ -79,17 +79,17 @@ class Grant:
     names: tuple[Pattern, ...]
     may: tuple[Verb, ...]
     partitions: Parts | None = None
-    """None: all of them."""
+    """Partitions of the grant, by numbers and channels; None for all."""
     lock_prefixes: tuple[Prefix, ...] | None = None
-    """What its appends may lock; None: everything."""
+    """Prefixes of the locks that appends may have; None for all locks."""
     quotas: Quotas | None = None
     one_instance: bool = False
-    """Of each name only one instance is live at a time: a newer one displaces the older."""
+    """Whether each name may have only one connected instance; a newer one displaces the older."""
     groups: tuple[Pattern, ...] | None = None
-    """Consumer groups that they may make and work in, where they may subscribe; None: none."""
+    """Consumer groups that the names may create and join, if they may subscribe; None for none."""
 
 
-# -- what a person writes ----------------------------------------------------------------------------------------------
+# -- syntax ------------------------------------------------------------------------------------------------------------
 
 
 def is_pattern(text: str) -> bool:
@@ -97,7 +97,7 @@ def is_pattern(text: str) -> bool:
 
 
 def matches(patterns: Iterable[Pattern], name: str) -> bool:
-    """Whether one of them stands for the name."""
+    """Return whether one of the patterns matches the name."""
     return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
 
 
@@ -116,31 +116,31 @@ def _bits(parts: Parts | None, channels: Channels) -> int:
 
 
 def _has(bits: int, partition: int) -> bool:
-    """Of a caller's word: it may be no partition at all, and below 0."""
+    """Return whether the bit of a partition is set. The number comes from a caller, and may be negative."""
     return partition >= 0 and bits >> partition & 1 == 1
 
 
-# -- what it comes to --------------------------------------------------------------------------------------------------
+# -- rights ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Rights:
-    """Of one name: what all grants that speak of it come to."""
+    """The rights of one name: the union of all grants that name it."""
 
     name: str
     grants: tuple[Grant, ...] = ()
     quotas: Quotas = NO_QUOTAS
-    """The highest of those grants that set one. A grant that sets none leaves it to the others."""
+    """Highest quotas of the grants; a grant without a quota has no effect on it."""
     one_instance: bool = False
     only_reads: bool = False
-    """It appends nowhere, whatever any grant says."""
+    """Whether appends are denied regardless of any grant."""
     _append: int = ALL
     _read: int = ALL
     _subscribe: int = ALL
     _locks: tuple[tuple[int, tuple[Prefix, ...] | None], ...] = ((ALL, None),)
-    """Partitions, and the locks that appends to them may have."""
+    """Partitions as bits, with the prefixes of locks that appends to them may have; None for all locks."""
     _groups: tuple[tuple[int, tuple[Pattern, ...]], ...] = ((ALL, (Pattern("*"),)),)
-    """Partitions, and the consumer groups that it may work in there."""
+    """Partitions as bits, with the consumer groups that the name may join there."""
     _spaces: dict[int, Spaces | None] = field(default_factory=dict)
 
     @property
@@ -158,7 +158,7 @@ class Rights:
         return _has(self._read, partition)
 
     def may_subscribe(self, partition: int) -> bool:
-        """Take the feed: a name that may read may do that, too."""
+        """Return whether the name may take the feed; the right to read includes it."""
         return _has(self._subscribe | self._read, partition)
 
     def may(self, verb: Verb, partition: int) -> bool:
@@ -166,18 +166,18 @@ class Rights:
         return ask[verb](partition)
 
     def may_see(self, partition: int) -> bool:
-        """Where it is, and how far its log has come: with any right to it."""
+        """Return whether the name may see the owner and the mark of a partition, which any right to it permits."""
         return _has(self._append | self._read | self._subscribe, partition)
 
     def may_attend(self, partition: int, group: str) -> bool:
-        """Make a consumer group that has the partition, or work in it there."""
+        """Return whether the name may create a consumer group with this partition, or join it there."""
         return any(_has(bits, partition) and matches(patterns, group) for bits, patterns in self._groups)
 
     def may_see_group(self, group: str) -> bool:
         return any(bits != 0 and matches(patterns, group) for bits, patterns in self._groups)
 
     def first_unattended(self, group: str, partitions: int) -> int | None:
-        """The first of these partitions, as bits, in which it may not work in a consumer group; None: there is none."""
+        """Return the first of these partitions, as bits, in which the name may not join the group; None for none."""
         allowed = 0
         for bits, patterns in self._groups:
             if matches(patterns, group):
@@ -186,11 +186,11 @@ class Rights:
         return None if denied == 0 else (denied & -denied).bit_length() - 1
 
     def sees_any(self, partitions: int) -> bool:
-        """Whether it has any right in one of these partitions, as bits."""
+        """Return whether the name has any right to one of these partitions, as bits."""
         return (self._append | self._read | self._subscribe) & partitions != 0
 
     def locks(self, partition: int) -> Spaces | None:
-        """What appends to the partition may lock; None: everything."""
+        """Return the namespaces of locks that appends to the partition may have; None for all."""
         if partition not in self._spaces:
             found = [prefixes for bits, prefixes in self._locks if _has(bits, partition)]
             is_free = None in found
@@ -204,12 +204,12 @@ class Rights:
 
 
 def everything(name: str) -> Rights:
-    """Of an operator, and of everybody where there is no policy."""
+    """Return all rights: those of operators, and of every name without a policy."""
     return Rights(name)
 
 
 def reading(name: str) -> Rights:
-    """Of an operator, in the group log."""
+    """Return the rights of an operator to the group log: reading only."""
     return Rights(name, only_reads=True, _append=0, _locks=(), _groups=())
 
 
@@ -218,7 +218,7 @@ def nothing(name: str) -> Rights:
 
 
 def first_denied(spaces: Spaces, locks: NDArray[np.uint64]) -> int | None:
-    """The first of these locks that is not allowed."""
+    """Return the first of these locks that is denied; None if all are permitted."""
     found: list[int] = (locks >> _SHIFT).tolist()
     if spaces.issuperset(found):
         return None
@@ -226,7 +226,7 @@ def first_denied(spaces: Spaces, locks: NDArray[np.uint64]) -> int | None:
 
 
 class Policy:
-    """All grants, ready to be asked."""
+    """All grants, indexed by name."""
 
     def __init__(self, grants: Iterable[Grant], channels: Channels = NO_CHANNELS) -> None:
         self.grants = tuple(grants)
@@ -293,7 +293,7 @@ def _highest(quotas: Sequence[Quotas]) -> Quotas:
 
 
 def collisions(grants: Iterable[Grant]) -> list[tuple[Prefix, ...]]:
-    """Prefixes of locks that share a namespace: who may use one may use the others."""
+    """Return groups of lock prefixes that share a namespace: a right to one of them is a right to all."""
     found: defaultdict[int, dict[Prefix, None]] = defaultdict(dict)
     for grant in grants:
         for prefix in grant.lock_prefixes or ():

@@ -1,9 +1,9 @@
 """Positions: an id together with the timeline in which it was seen. Pure.
 
-Whatever an application remembers of a log is a position: where its view stands, how far a file was read. The id alone
-names another transaction after an operator has ended the log below it (`waltzd.protocol.timelines`), so a position carries
-the timeline as well. A plain integer is a position of the first timeline: in a log that never forked nothing changes, and
-in one that did it is refused above the fork and goes on below it.
+Everything that an application stores about its progress in a log is a position: the mark of a view, the end of a file that
+was read. After an operator has ended the log below an id, that id names another transaction (`waltzd.protocol.timelines`),
+so a position contains the timeline as well. A plain integer is a position of the first timeline: in a log that never
+forked it is all that is needed; in a log that forked, it is rejected above the fork and valid below.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from waltzd.protocol.timelines import FIRST, Fork, Lineage, Timeline
 class Position(int):
     """A position in the log of a partition: an id, or -1 for the beginning, and the timeline in which the id was seen.
 
-    It is an integer, so it goes wherever an id goes. What keeps a position for later must keep its timeline too: as
+    It is an integer, so it can be used in place of an id. Code that stores a position must store its timeline as well: as
     `position.text`, or in a column of its own.
 
     Example:
@@ -39,7 +39,7 @@ class Position(int):
 
         Args:
             id: The id, or -1.
-            timeline: Identity of the timeline. Without one, that of `id` where it is a position, else the first timeline.
+            timeline: Identity of the timeline. Without one, that of `id` if it is a position, else the first timeline.
         """
         found = super().__new__(cls, id)
         found.timeline = timeline_of(id) if timeline is None else timeline
@@ -56,7 +56,7 @@ class Position(int):
 
     @property
     def text(self) -> str:
-        """The position as text: the id, and behind an `@` the timeline where that is not the first one."""
+        """The position as text: the id, then `@` and the timeline if that is not the first one."""
         return str(self) if self.timeline == FIRST else f"{self}@{self.timeline}"
 
     @classmethod
@@ -67,7 +67,7 @@ class Position(int):
             text: What `Position.text` gave, or a plain number.
 
         Raises:
-            BadArgument: The text is no position.
+            BadArgument: The text is not a position.
         """
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
@@ -79,7 +79,7 @@ _TEXT = re.compile(r"(-1|[0-9]{1,19})(?:@([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f
 
 
 def timeline_of(position: int) -> UUID:
-    """Return the timeline of a position; a plain integer is of the first one."""
+    """Return the timeline of a position; a plain integer belongs to the first one."""
     return position.timeline if isinstance(position, Position) else FIRST
 
 

@@ -1,6 +1,7 @@
-"""One arithmetic fact: the highest mark that a majority has reached. Pure.
+"""The highest mark that a majority has reached. Pure.
 
-Committing asks it of acknowledgements, recovery of what replicas hold, safe operations of what would be left.
+Commits compute it from acknowledgements, recovery from the records that replicas hold, and operators' tools from the
+replicas that would be left after a change.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 EMPTY = -1
-"""The mark of a log without a transaction."""
+"""Mark of a log without a transaction."""
 EVERYTHING = 1 << 62
-"""The mark of a replica that may hold anything, for all we know."""
+"""Mark of a replica of which nothing is known, and which may hold any id."""
 
 
 def majority(members: int) -> int:
-    """How many of so many members make one."""
+    """Return the number of members that are a majority."""
     assert members > 0
     return members // 2 + 1
 
 
 def reached(marks: Iterable[int], members: int) -> int:
-    """The highest mark that a majority of `members` has reached; a member without a mark has reached nothing."""
+    """Return the highest mark that a majority of `members` has reached; a member without a mark has reached none."""
     standing = sorted(marks, reverse=True)
     assert len(standing) <= members
     needed = majority(members)
@@ -28,10 +29,9 @@ def reached(marks: Iterable[int], members: int) -> int:
 
 
 def decided(bounds: Iterable[tuple[int, int]]) -> int | None:
-    """The mark that a majority has reached, when each member's mark is only known to lie between two bounds; None as long
-    as more than one answer is possible.
+    """Return the mark that a majority has reached, given two bounds for the mark of each member; None if it is undecided.
 
-    Assume that all members hold the least, then that all hold the most: if the answers agree, so does any truth."""
+    If the result for all lower bounds equals the result for all upper bounds, it is the result for all values between."""
     pairs = list(bounds)
     least = reached((low for low, _ in pairs), len(pairs))
     most = reached((high for _, high in pairs), len(pairs))

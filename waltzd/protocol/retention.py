@@ -1,7 +1,7 @@
-"""What of the archived log storages keep on their own disks: everything, a time, or a size. Pure.
+"""The setting of how much of the archived log storages keep on their own disks. Pure.
 
-A policy is a short text: `all`, a time as in `7d` or `12h`, or a size as in `500GB` or `2TiB`, which counts for each
-replica of a partition. It says only what may go of what is archived already: the rest stays, however much that is.
+The setting is a short text: `all`, a time as in `7d` or `12h`, or a size as in `500GB` or `2TiB`, which applies to each
+replica of a partition. Only archived segments may be removed; the others are kept regardless of their size.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _KEEP = re.compile(rf"([1-9][0-9]{{0,5}})({'|'.join([*_UNITS_OF_TIME, *_UNITS_OF
 
 @dataclass(frozen=True)
 class Keep:
-    """At most one of the two is there; neither means everything."""
+    """A parsed setting: at most one of the two limits is set; without a limit, everything is kept."""
 
     seconds: int | None = None
-    """What was written in the last so many seconds."""
+    """Age up to which records are kept; None for no limit of age."""
     size: int | None = None
-    """The newest segments of a replica, up to so many bytes."""
+    """Bytes of the newest segments of a replica that are kept; None for no limit of size."""
 
 
 def keep_of(text: str) -> Keep | None:
-    """What a policy means; None where it is none."""
+    """Parse a setting; return None if it is invalid."""
     if text == ALL:
         return Keep()
     found = _KEEP.fullmatch(text)

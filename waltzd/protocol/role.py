@@ -1,9 +1,8 @@
-"""Who a process is: what its certificate says, one role in one cluster, under one name. Pure.
+"""The identity of a process in its certificate: one role in one cluster, under one name. Pure.
 
-The certificate says it as a URI among its subject alternative names, and the same reader judges both sides of a call. Names
-of other types (DNS, e-mail) are no identity, whatever their text. DNS names stand beside the URI in the certificates of
-daemons, because TLS libraries insist on one. No host is named anywhere: that a server answers as a server, and the storage
-`s1` as the storage `s1`, holds on any machine.
+The identity is a URI among the subject alternative names of the certificate. The same code checks both sides of a call.
+Names of other types (DNS, e-mail) are never an identity, whatever their text is. The certificates of daemons also have DNS
+names, because TLS libraries require one. No host is named: a server or a storage may run on any machine.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ class Role(enum.StrEnum):
     SERVER = "server"
     STORAGE = "storage"
     CLIENT = "client"
-    """An application."""
+    """Role of an application."""
     OPERATOR = "operator"
-    """A person with `waltzctl`, or a tool of theirs."""
+    """Role of a person with `waltzctl`, and of their tools."""
     OBSERVER = "observer"
-    """The same, to look only: how daemons and partitions are, no transaction, and no change."""
+    """Role of a person or a tool that may only read the state of daemons and partitions, and no transactions."""
 
 
 _URI = re.compile(r"waltz://([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 
 def dns_name(key: UUID, role: Role, name: str | None = None) -> str:
-    """What the certificate of the answering side must be valid for."""
+    """Return the DNS name that the certificate of the called process must have."""
     return f"{name}.{role}.{key}.waltz" if name is not None else f"{role}.{key}.waltz"
 
 
 @dataclass(frozen=True)
 class Identity:
     key: UUID
-    """The cluster."""
+    """Key of the cluster."""
     role: Role
     name: str
 
@@ -53,7 +52,7 @@ class Identity:
 
     @staticmethod
     def among(names: Iterable[str]) -> Identity | None:
-        """The one identity among the names of a certificate; none, or more than one, is no identity."""
+        """Return the identity among the names of a certificate; None if there is none or more than one."""
         found = [match for name in names if (match := _URI.fullmatch(name))]
         if len(found) != 1 or found[0][2] not in set(Role):
             return None
@@ -61,6 +60,6 @@ class Identity:
 
     @staticmethod
     def of_certificate(certificate: bytes) -> Identity | None:
-        """Of a certificate in DER, whose signature the handshake has checked."""
+        """Return the identity in a certificate in DER, whose signature the TLS handshake has checked."""
         found = x509.certificate(certificate)
         return None if found is None else Identity.among(found.uris)

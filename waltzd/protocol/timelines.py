@@ -1,16 +1,16 @@
-"""Timelines: which history of a partition's log an id belongs to. Pure.
+"""Timelines: the history of a partition's log that an id belongs to. Pure.
 
-A log normally has one history. An operator's rescue, a restore to a moment, or documents put back with a loss end it below
-an id that was acknowledged once; afterwards the same ids name other transactions. The log then goes on under another
-*timeline*, as in PostgreSQL. A timeline has a random identity and forks from its parent behind the last id that both share.
+A log normally has one history. An operator can end it below an id that was acknowledged: by a rescue, by a restore to a
+point in time, or by restoring documents with a loss. Later transactions then get the same ids again. The log continues
+under another *timeline*, as in PostgreSQL. A timeline has a random identity, and forks from its parent after the last id
+that both share.
 
-The first timeline of every log has the identity `FIRST` and is written nowhere, so a log that never forked looks as it
-did before there were timelines. All later ones form a `Lineage`, which the partition's document, every replica, the
-archive and every mounted client carry. Whatever remembers an id also remembers the identity of the timeline in which it
-saw that id.
+The first timeline of every log has the identity `FIRST` and is not stored anywhere, so a log that never forked has no trace
+of timelines. The later ones form a `Lineage`, which is in the partition's document, in every replica, in the archive and in
+every mounted client. Everything that stores an id also stores the identity of the timeline in which it saw that id.
 
-Rule: a position (identity, id) is valid in a lineage up to `shared_to(identity)`. Up to there its transaction is the same
-one; above it, another transaction has the id now, or none. An identity that the lineage does not have shares nothing.
+Rule: a position (identity, id) is valid in a lineage up to `shared_to(identity)`. Up to there it names the same
+transaction; above, another transaction has the id, or none. An identity that is not in the lineage shares nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from waltzd.errors import OtherTimeline
 from waltzd.protocol.quorum import EMPTY
 
 FIRST = UUID(int=0)
-"""Identity of the timeline with which every log begins."""
+"""Identity of the first timeline of every log."""
 TIMELINES_MAX = 64
-"""Timelines of one partition: they have to fit into one page of the promise file."""
+"""Largest number of timelines of a partition: they have to fit into one page of the promise file."""
 Fork = NewType("Fork", int)
 """Last id that two timelines share; -1 when they share nothing."""
 _ENTRY = struct.Struct(">16siiqq")
@@ -39,24 +39,23 @@ class Timeline:
 
     identity: UUID
     number: int
-    """2 for the first fork; each later timeline of the log has a higher number."""
+    """Number of the timeline: 2 for the first fork, and rising."""
     parent: int
     """Number of the timeline from which it forked; 1 is the first timeline."""
     fork: Fork
     """Last id that it shares with its parent."""
     session: int
-    """Session that the operator's command took to end the parent. Every session of this timeline is this one or a
-    later one."""
+    """Session that the operator's command took to end the parent. No session of this timeline is older."""
     cause: str | None = None
-    """Command that began it, for people; None where only storages remember the timeline."""
+    """Command that began the timeline, for people; None if only storages have stored the timeline."""
     began: str | None = None
-    """When, in ISO 8601, for people."""
+    """Time at which the timeline began, in ISO 8601, for people."""
     who: str | None = None
-    """Who gave the command, for people."""
+    """Operator of the command, for people."""
 
     @property
     def bare(self) -> Timeline:
-        """Return it without the texts for people, as replicas and clients know it."""
+        """The timeline without the texts for people, as replicas and clients store it."""
         return replace(self, cause=None, began=None, who=None)
 
 
@@ -69,7 +68,7 @@ class Lineage:
     __slots__ = ("later",)
 
     def __init__(self, later: Iterable[Timeline] = ()) -> None:
-        """`later` are the timelines behind the first one, in order. Raises ValueError where they are no lineage."""
+        """`later`: the timelines after the first one, in order. Raise ValueError if they are not a valid lineage."""
         self.later = tuple(later)
         if (mistake := lineage_mistake(self.later)) is not None:
             raise ValueError(mistake)
@@ -101,15 +100,15 @@ class Lineage:
         return next((one for one in self.later if one.identity == identity), None)
 
     def number_of(self, identity: UUID) -> int | None:
-        """Return the number of this timeline; None where the lineage does not have it."""
+        """Return the number of a timeline; None if it is not in the lineage."""
         if identity == FIRST:
             return 1
         found = self.get(identity)
         return None if found is None else found.number
 
     def _path(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the current timeline and its ancestors: number, and the last id up to which the log is in it or in one of
-        its ancestors; None for no bound."""
+        """Yield the number of the current timeline and of each ancestor, with the last id up to which the log is on that
+        timeline or its ancestors; None for no limit."""
         by_number = {one.number: one for one in self.later}
         number, shared = self.number, None
         while True:
@@ -121,15 +120,16 @@ class Lineage:
             number = found.parent
 
     def shared_to(self, identity: UUID) -> int | None:
-        """Return the last id up to which that timeline and the current one are the same history: None without a bound,
-        because it is the current one; -1 where they share nothing, or the lineage does not have it."""
+        """Return the last id that a timeline shares with the current one.
+
+        None, for no limit, if it is the current timeline; -1 if they share nothing, or it is not in the lineage."""
         number = self.number_of(identity)
         if number is None:
             return EMPTY
         path = dict(self._path())
         by_number = {one.number: one for one in self.later}
         least: int | None = None
-        while number not in path:  # an abandoned branch: up to where it left the path
+        while number not in path:  # on an abandoned branch: go back to where it left the path
             fork = by_number[number].fork
             least = fork if least is None else min(least, fork)
             number = by_number[number].parent
@@ -139,12 +139,12 @@ class Lineage:
         return min(least, on_path)
 
     def covers(self, identity: UUID, id_: int) -> bool:
-        """Whether an id that was seen in that timeline names the same transaction in the current one."""
+        """Return whether an id of a timeline names the same transaction in the current timeline."""
         shared = self.shared_to(identity)
         return identity in self and (shared is None or id_ <= shared)
 
     def check(self, identity: UUID, id_: int, *, what: str, partition: int, next_step: str = "") -> None:
-        """Raise `OtherTimeline` where `what`, which stands at this id of that timeline, is on another history."""
+        """Raise `OtherTimeline` if `what`, whose position is this id of this timeline, is not on the current log."""
         if id_ == EMPTY or self.covers(identity, id_):
             return
         shared, number = self.shared_to(identity), self.number_of(identity)
@@ -168,9 +168,9 @@ class Lineage:
         began: str,
         who: str | None,
     ) -> Lineage:
-        """Return the lineage with one more timeline, which forks behind this id from the current timeline or `parent`."""
+        """Return the lineage with a new timeline that forks after this id from the current timeline, or from `parent`."""
         number = self.number if parent is None else self.number_of(parent)
-        assert number is not None, "a timeline forks from one that the log has"
+        assert number is not None, "the parent has to be a timeline of the log"
         new = Timeline(
             number=self.number + 1, identity=identity, parent=number, fork=Fork(fork), session=session, cause=cause,
             began=began, who=who,
@@ -186,7 +186,7 @@ class Lineage:
 
     @staticmethod
     def decode(raw: bytes) -> Lineage | None:
-        """Return None where `raw` is no lineage."""
+        """Decode a lineage; return None if `raw` is not a valid one."""
         if len(raw) % _ENTRY.size:
             return None
         rows = [_ENTRY.unpack_from(raw, at) for at in range(0, len(raw), _ENTRY.size)]
@@ -198,7 +198,7 @@ class Lineage:
 
 
 def lineage_mistake(later: Iterable[Timeline]) -> str | None:
-    """Return why these timelines are no lineage; None where they are one."""
+    """Return the reason why these timelines are not a valid lineage; None if they are."""
     before, session, identities = 1, 0, {FIRST}
     numbers = {1}
     for count, one in enumerate(later, 1):

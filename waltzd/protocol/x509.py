@@ -1,7 +1,7 @@
-"""X.509, as much of it as says whose a certificate is, until when it counts, and which ones were revoked. Pure.
+"""A minimal X.509 parser: the identity and the end of a certificate, and revocation lists. Pure.
 
-Signatures are not looked at: the handshake has checked that of a certificate, and a revocation list is a file of this
-machine, like the authorities whose word counts.
+Signatures are not checked here. The TLS handshake has checked that of a certificate; a revocation list is a local file
+that is trusted like the file of authorities.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ _LIST = re.compile(rb"-----BEGIN X509 CRL-----\s+([A-Za-z0-9+/=\s]+?)\s+-----END
 _TIME = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})Z")
 
 Revoked: TypeAlias = frozenset[tuple[bytes, int]]
-"""Who issued a certificate, as it is spelled there, and its number."""
+"""Revoked certificates: the issuer in DER and the serial number of each."""
 
 
 @dataclass(frozen=True)
 class Certificate:
     uris: tuple[str, ...]
-    """The subject alternative names of the type URI, and no others."""
+    """Subject alternative names of the type URI."""
     issuer: bytes
+    """Issuer in DER."""
     number: int
+    """Serial number."""
     ends: float
-    """Its last moment, in seconds since 1970."""
+    """End of its validity, in seconds since 1970."""
 
     def refusal(self, now: float, revoked: Revoked) -> str | None:
-        """Why it does not count, if it does not."""
+        """Return the reason why the certificate is not valid at this moment; None if it is."""
         if now > self.ends:
             return "has ended"
         if (self.issuer, self.number) in revoked:
@@ -43,7 +45,7 @@ class Certificate:
 
 
 def certificate(der: bytes) -> Certificate | None:
-    """None where it is not what a certificate looks like."""
+    """Parse a certificate in DER; return None if it is not one."""
     try:
         signed = list(_elements(next(_elements(_only(der, _SEQUENCE)))[1]))
         if signed[0][0] == _VERSION:
@@ -59,7 +61,7 @@ def certificate(der: bytes) -> Certificate | None:
 
 
 def revoked_in(pem: bytes) -> Revoked:
-    """What the lists in a file name. Raises ValueError when there is none, or one that is not whole."""
+    """Return the certificates in the revocation lists of a file; raise ValueError if there is no valid list."""
     texts = _LIST.findall(pem)
     if not texts or len(texts) != pem.count(b"-----BEGIN "):
         raise ValueError("no revocation lists in PEM, or something else beside them")
@@ -71,7 +73,7 @@ def revoked_in(pem: bytes) -> Revoked:
 
 def _entries(der: bytes) -> Iterator[tuple[bytes, int]]:
     signed = list(_elements(next(_elements(_only(der, _SEQUENCE)))[1]))
-    if signed[0][0] == _INTEGER:  # of a version that is not the first one
+    if signed[0][0] == _INTEGER:  # the version number of a list of version 2
         del signed[0]
     (_, issuer), *rest = signed[1:]
     for tag, content in rest:
@@ -112,7 +114,7 @@ def _only(data: bytes, tag: int) -> bytes:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element in DER. Tags of more than one byte do not occur where we look."""
+    """Yield tag and content of each element in DER. Tags of more than one byte are not supported."""
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2

@@ -318,7 +318,7 @@ def test_obstacles_are_there_exactly_when_it_would_not_last() -> None:
 def test_what_moves_is_said() -> None:
     before = owned("one", "one", "two", None, "two")
     after = owned("one", "two", None, "one", None)
-    assert list(moved(before, after)) == ["1 from one to two", "2, 4 from two to nobody", "3 to one"]
+    assert list(moved(before, after)) == ["1 from one to two", "2, 4 from two to no server", "3 to one"]
     assert list(moved(NOBODY, owned("one"))) == ["0 to one"]
     assert list(moved(before, before)) == []
 
