@@ -108,13 +108,16 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     """The committed mark that goes with the records is the last id that was sent."""
 
     def make(right: Any) -> Any:
-        def following(self: Replicator) -> Any:
-            content, committed = right(self)
-            return content, max(committed, runs_of(content)[-1].last_id) if content else committed
+        def take(self: Replicator) -> Any:
+            message = right(self)
+            if message is None or not message[0]:
+                return message
+            content, committed = message
+            return content, max(committed, runs_of(content)[-1].last_id)
 
-        return following
+        return take
 
-    patches.wrap(Replicator, "_next", make)
+    patches.wrap(Replicator, "take", make)
 
 
 @mutant(6, 2, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
@@ -122,15 +125,15 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
     def make(right: Any) -> Any:
-        async def stream_tail(self: Replicator) -> None:
+        async def stream_cache(self: Replicator) -> None:
             if self.__dict__.get("was_live"):
                 self._leader.core.copied(self.name, min(self._progress.sent, self._leader.cache.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
-        return stream_tail
+        return stream_cache
 
-    patches.wrap(Replicator, "_stream_tail", make)
+    patches.wrap(Replicator, "_stream_cache", make)
 
 
 @mutant(0, aim=TWO_OWNERS)

@@ -1,9 +1,9 @@
 """One mount: a client's stream to the partition it writes and reads.
 
 Receiving and sending go on side by side. What is received is checked here, so that a mistake in it ends this mount and no
-other. What is to be sent gathers in the `MountHandle`, and leaves as one message as soon as the one before has left: first
-outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded,
-because what is not answered counts against what the client may send. Of the feed only its place is kept.
+other. What is to be sent gathers in the `MountHandle`, and leaves as one message as soon as the message before has left:
+first outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept. They are bounded, as
+what is not answered counts against what the client may send. Of the feed only the position is kept.
 
 What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the mount
 when it was used; one that was not used yet is asked for with the first frame that needs it.
@@ -41,6 +41,7 @@ from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, MountH
 from waltzd.server.clients.registry import ConnectedClient, QuotaUsage
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
+from waltzd.wire.coalescing_sender import CoalescingSender
 
 FRAME_COST = 1 << 10
 """What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""
@@ -97,9 +98,10 @@ class Mount:
         self._last_sequence = -1
         self._barrier = -1
         self._client_is_done = False
-        self._waits = False
-        """Whether everything was sent that could be: what is new may leave from where it becomes known."""
-        self._handle.notify = self._send_now
+        self._is_refused = False
+        """Whether the refusal that ends the mount was handed to the link."""
+        self._sender = CoalescingSender(self, self._handle.changed)
+        self._handle.notify = self._sender.send_now
         self._cold_wanted = asyncio.Event()
         self._feed_alarm: asyncio.TimerHandle | None = None
         """While its quota holds the feed back."""
@@ -180,38 +182,39 @@ class Mount:
             timelines=tuple(one.bare for one in session.lineage.later),
         )
         await self._link.send([mounted])
-        while True:
-            self._handle.changed.clear()
-            error = self._handle.error
-            frames, cost = self._ready()
-            if error is not None:
-                frames.append(Refused(error, self._handle.untaken))
-            if frames:
-                await self._link.send(frames)
-                self._unanswered.give(cost)
-            if error is not None or (self._client_is_done and self._unanswered.used == 0):
-                return
-            if not frames:
-                self._waits = True
-                try:
-                    await self._handle.changed.wait()
-                finally:
-                    self._waits = False
+        await self._sender.run()
 
-    def _send_now(self) -> None:
-        """Send what is new at once, where that needs no waiting."""
-        handle = self._handle
-        if not self._waits or handle.changed.is_set() or handle.error is not None or self._client_is_done:
-            handle.changed.set()
-        elif self._link.may_post:
-            frames, cost = self._ready()
-            if frames:
-                self._link.post(frames)
-                self._unanswered.give(cost)
-                if isinstance(frames[-1], Feed | HeadFeed):
-                    handle.changed.set()  # there may be more of it
-        else:
-            handle.changed.set()
+    # -- what the sender asks
+
+    def take(self) -> tuple[list[ServerFrame], int] | None:
+        """Return what may leave as one message, and the cost of what it answers. A refusal is the last frame."""
+        error = self._handle.error
+        frames, cost = self._ready()
+        if error is not None:
+            frames.append(Refused(error, self._handle.untaken))
+            self._is_refused = True
+        return (frames, cost) if frames else None
+
+    async def send(self, message: tuple[list[ServerFrame], int]) -> None:
+        frames, cost = message
+        await self._link.send(frames)
+        self._unanswered.give(cost)
+
+    def post(self, message: tuple[list[ServerFrame], int]) -> bool:
+        frames, cost = message
+        self._link.post(frames)
+        self._unanswered.give(cost)
+        if isinstance(frames[-1], Feed | HeadFeed):
+            self._handle.changed.set()  # there may be more of the feed, which the task sends
+        return False
+
+    @property
+    def may_post(self) -> bool:
+        return self._handle.error is None and not self._client_is_done and self._link.may_post
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_refused or (self._client_is_done and self._unanswered.used == 0)
 
     def _ready(self) -> tuple[list[ServerFrame], int]:
         """What can be sent at once as one message, and the cost of what it answers."""

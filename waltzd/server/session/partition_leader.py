@@ -49,6 +49,7 @@ from waltzd.server.session.copier import Copier, SourceFailed
 from waltzd.server.session.reader import Reading
 from waltzd.server.session.renewal import renewing
 from waltzd.server.session.settings import SessionSettings
+from waltzd.wire.coalescing_sender import CoalescingSender
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
@@ -339,10 +340,7 @@ class Replicator:
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
-        self._news = ChangeSignal()
-        """Rings when there may be something to send."""
-        self._waits = False
-        """Whether everything was sent that could be: what is new may leave from where it was made."""
+        self._sender = CoalescingSender(self)
         self._progress = leader.core.progress(name)
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
@@ -653,7 +651,7 @@ class Replicator:
                 self._said = None
             leader.acknowledged(self.name, self._progress.sent)
             stream.hear(self._take)
-            sending = asyncio.create_task(self._send(stream))
+            sending = asyncio.create_task(self._sender.run())
             receiving = asyncio.create_task(self._receive(stream))
             try:
                 await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
@@ -668,42 +666,16 @@ class Replicator:
         finally:
             self._stream = None
 
-    async def _send(self, stream: AppendPort) -> None:
-        while True:
-            seen = self._news.version
-            if self._is_behind:
-                self.state = ReplicatorState.SLOW
-                return
-            content, committed = self._next()
-            if content is None:
-                self._waits = True
-                try:
-                    await self._news.wait(seen)
-                finally:
-                    self._waits = False
-                continue
-            await stream.send(content, committed)
-            self._has_sent(content, committed)
-
     def resume_sending(self) -> None:
-        """There may be something to send, or to tell: send it at once, where that needs no waiting."""
-        stream = self._stream
-        while self._waits and stream is not None and not self._is_behind and stream.may_post:
-            content, committed = self._next()
-            if content is not None:
-                stream.post(content, committed)
-                self._has_sent(content, committed)
-            if self._progress.sent >= self._leader.sendable:
-                return
-        self._news.notify()
+        """Send what is new: records, or a new committed mark."""
+        self._sender.send_now()
 
-    @property
-    def _is_behind(self) -> bool:
-        """It has fallen out of the tail."""
-        return self._progress.sent + 1 < self._leader.cache.first_id
+    # -- what the sender asks
 
-    def _next(self) -> tuple[Content | None, int]:
-        """What it is sent next, if there is anything, and the committed mark that it is told with it."""
+    def take(self) -> tuple[Content, int] | None:
+        """Return what is sent next, and the committed mark that goes with it; None if there is nothing."""
+        if self._is_behind:
+            return None
         leader, cache, progress = self._leader, self._leader.cache, self._progress
         last_id, committed = leader.sendable, leader.committed
         content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES)
@@ -713,7 +685,33 @@ class Replicator:
         if content and self._owes_since is None:
             self._owes_since = asyncio.get_running_loop().time()
             leader.watch()
-        return content, committed
+        return None if content is None else (content, committed)
+
+    async def send(self, message: tuple[Content, int]) -> None:
+        assert self._stream is not None
+        await self._stream.send(*message)
+        self._has_sent(*message)
+
+    def post(self, message: tuple[Content, int]) -> bool:
+        assert self._stream is not None
+        self._stream.post(*message)
+        self._has_sent(*message)
+        return self._progress.sent < self._leader.sendable
+
+    @property
+    def may_post(self) -> bool:
+        return self._stream is not None and not self._is_behind and self._stream.may_post
+
+    @property
+    def is_over(self) -> bool:
+        if self._is_behind:
+            self.state = ReplicatorState.SLOW
+        return self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the next record for this replica has left the log cache."""
+        return self._progress.sent + 1 < self._leader.cache.first_id
 
     def _has_sent(self, content: Content, committed: int) -> None:
         self._progress.told = committed

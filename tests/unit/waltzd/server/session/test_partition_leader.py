@@ -301,7 +301,7 @@ def test_nothing_overtakes_what_the_sending_task_has_in_its_hand() -> None:
         first = append(log, 1)
         stream.gate.clear()
         log.sending_up_to = None
-        log.replicators["a"]._news.notify()
+        log.replicators["a"]._sender._news.set()
         await settle()
         second = append(log, 2)
         assert stream.frames == []
