@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
+from functools import cached_property
 from typing import ClassVar
 
 EXIT_OK = 0
@@ -107,6 +108,11 @@ class WaltzError(Exception):
     def detail_next_step(self) -> str:
         """What to do next: in the words of the raiser, else of the table."""
         return self._next_step or explain(type(self))[2]
+
+    @cached_property
+    def __notes__(self) -> list[str]:
+        """Lines that Python prints below an error that nobody caught: what was not done, and what to do next."""
+        return [*self.lines()[1:], f"`waltzctl errors lookup {self.code}` explains this error."]
 
     def number(self, fact: str) -> int | None:
         """A fact as the number that it is; None where it is missing or, from another program, something else."""

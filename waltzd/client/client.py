@@ -41,7 +41,7 @@ from waltzd.client.view import (
     partition_of,
 )
 from waltzd.client.waits import Waiting
-from waltzd.errors import BadArgument, ClientClosed, NotMounted
+from waltzd.errors import BadArgument, ClientClosed, NotMounted, WaltzError
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
 from waltzd.protocol.positions import Position
@@ -165,6 +165,9 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             self._routes.keep_fresh()
             self._closed = None
             await self._set_partitions(self._wanted, deadline - clock())
+        except WaltzError as error:
+            await self.close()
+            raise error.with_traceback(None) from None  # what happened, without the frames of the client
         except BaseException:
             await self.close()
             raise
@@ -335,12 +338,19 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         self._check_loop()
         self._check_number(partition)
 
-    def _active_client(self, partition: int) -> PartitionClient:
+    def _active_client(self, partition: int, key: Any = None) -> PartitionClient:
+        """Return the client of a partition; `key` chose the partition, if it is given."""
         self._check_open()
         self._check_number(partition)
         client = self._clients.get(partition)
         if client is None or partition not in self._active:
-            raise NotMounted(f"this client does not have partition {partition}; it has {some(self._active)}")
+            what = (
+                "partition {0} is not a partition of this client" if key is None else "key {1!r} belongs to partition {0}"
+            )
+            raise NotMounted(
+                f"{what.format(partition, key)}; this client has only {some(self._active)}",
+                next_step=f"open the client with partition {partition} in `partitions`, or call `set_partitions`",
+            )
         return client
 
     # -- writing
@@ -454,13 +464,16 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """Submit `commands`; `call` calls their functions."""
+        """Submit `commands`; `call` calls their functions. An error of Waltz leaves without the frames of the client."""
         self._check_loop()
         client = self._active_client(self._partition_of(commands))
-        return await self._submits.submit(
-            client, commands, call, later=self._call, is_atomic=is_atomic, fresh=fresh, wait=wait, timeout=timeout,
-            once=self._once_of(client, idempotency_key),
-        )  # fmt: skip
+        try:
+            return await self._submits.submit(
+                client, commands, call, later=self._call, is_atomic=is_atomic, fresh=fresh, wait=wait, timeout=timeout,
+                once=self._once_of(client, idempotency_key),
+            )  # fmt: skip
+        except WaltzError as error:
+            raise error.with_traceback(None) from None
 
     def _partition_of(self, commands: Sequence[Command[E]]) -> int:
         found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
@@ -521,7 +534,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         locks = tuple(locks)
-        client = self._active_client(self._choose(partition, key, locks))
+        client = self._choose(partition, key, locks)
         body, kind = encoded(payload, self._serializer), checked_kind(kind)
         if idempotency_key is not None:
             own = key_locks(idempotency_key)
@@ -636,7 +649,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         kinds = None if kinds is None else [checked_kind(kind) for kind in kinds]
         each = None if locks is None else [tuple(some) for some in locks]
         flat = [lock for some in each or () for lock in some]
-        client = self._active_client(self._choose(partition, key, flat))
+        client = self._choose(partition, key, flat)
         position = mark_of(client, position, flat)
         return client, position, [encoded(payload, self._serializer) for payload in payloads], kinds, each
 
@@ -676,10 +689,13 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         """The partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
 
-    def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> int:
+    def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> PartitionClient:
         if partition is not None and key is not None:
-            raise BadArgument("name either the partition or the key of a transaction")
-        return partition if partition is not None else self.partition_of(key_of(key, locks))
+            raise BadArgument("a transaction was given both a partition and a key; give one of them")
+        if partition is not None:
+            return self._active_client(partition)
+        key = key_of(key, locks)
+        return self._active_client(self.partition_of(key), key)
 
     async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         (found,) = await self._reader.some(

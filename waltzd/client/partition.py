@@ -317,7 +317,7 @@ class PartitionClient:
             async with asyncio.timeout(self._left(deadline)):
                 await self._is_ready.wait()
         except TimeoutError:
-            raise self._not_sent() from self._trouble
+            raise self._not_sent() from None
         self._check()
         return self.mount.epochs
 
@@ -327,7 +327,7 @@ class PartitionClient:
         try:
             await self._budget.take(rows, self._left(deadline))
         except TimeoutError:
-            raise self._not_sent() from self._trouble
+            raise self._not_sent() from None
 
     def leave(self, rows: int) -> None:
         self._budget.give(rows)
@@ -471,8 +471,8 @@ class PartitionClient:
             return
         try:
             end = self._end_known if position <= self._end_known else await self.confirmed_end(self._left(deadline))
-        except CannotConnect as error:
-            raise self._not_sent() from error
+        except CannotConnect:
+            raise self._not_sent() from None
         if position > end:
             raise BadArgument(
                 f"the position {position} is above the end of partition {self.partition}, whose highest committed id is "

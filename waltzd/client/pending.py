@@ -360,20 +360,25 @@ def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError 
     else:
         size, locks = len(request.payload), len(request.lock_ids)
     if size > limits.payload_bytes_max:
-        return TooLarge(f"a transaction has {size} bytes; the server takes {limits.payload_bytes_max}")
+        return _too_large(f"a payload has {size} bytes", "payload_bytes_max", limits.payload_bytes_max)
     if locks > limits.locks_max:
-        return TooLarge(f"a transaction has {locks} locks; the server takes {limits.locks_max}")
+        return _too_large(f"a transaction has {locks} locks", "locks_max", limits.locks_max)
     if not isinstance(request, AtomicRequest) or request.rows == 1:
         return None
     if format == 0:
         return NeedsBatches(f"a group of {request.rows} transactions needs format 1; this partition writes format 0")
     if request.bytes > limits.frame_bytes_max:
-        return TooLarge(
-            f"a group of {request.rows} transactions has {request.bytes} bytes; the server takes "
-            f"{limits.frame_bytes_max} together",
-            frame_bytes_max=limits.frame_bytes_max,
-        )
+        what = f"an atomic append of {request.rows} transactions has {request.bytes} bytes"
+        return _too_large(what, "frame_bytes_max", limits.frame_bytes_max)
     return None
+
+
+def _too_large(what: str, setting: str, limit: int) -> TooLarge:
+    return TooLarge(
+        f"{what}; the servers allow {limit} (`{setting}`)",
+        next_step=f"send less, or raise `{setting}` in the configuration of every server",
+        **{setting: limit},
+    )
 
 
 def batch_of(requests: Sequence[Request], first_sequence: int, seen_time: int = 0) -> AppendBatch:

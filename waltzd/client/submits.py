@@ -252,7 +252,7 @@ async def _freshen(client: PartitionClient, seconds: float) -> None:
         raise NotSent(
             f"the view of partition {client.partition} is not known to be fresh, so nothing was built: {error.message}",
             partition=client.partition,
-        ) from error
+        ) from None
 
 
 def _wants(command: Command[Any], answer: object) -> bool:

@@ -161,14 +161,14 @@ class AppendBatch:
             if least_mode < _MODES[0] or most_mode > _MODES[1]:
                 raise BadFrame("a lock mode is none of READ, WRITE, APPEND")
         if most_locks > limits.locks_max:
-            raise TooLarge(f"a transaction has {most_locks} locks; {limits.locks_max} are allowed")
+            raise TooLarge(f"a transaction has {most_locks} locks; {limits.locks_max} are allowed (`locks_max`)")
         if most_length > limits.payload_bytes_max:
             raise TooLarge(
-                f"a transaction has {most_length} bytes; {limits.payload_bytes_max} are allowed",
+                f"a transaction has {most_length} bytes; {limits.payload_bytes_max} are allowed (`payload_bytes_max`)",
                 payload_bytes_max=limits.payload_bytes_max,
             )
         if count > 1 and self.bytes > limits.frame_bytes_max:
-            raise TooLarge(f"a batch has {self.bytes} bytes; {limits.frame_bytes_max} are allowed")
+            raise TooLarge(f"a batch has {self.bytes} bytes; {limits.frame_bytes_max} are allowed (`frame_bytes_max`)")
 
 
 _MODES = int(min(Mode)), int(max(Mode))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import re
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +28,9 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
-from waltzd.client.settings import Tls
-from waltzd.client.view import Builder, Transaction
-from waltzd.errors import BadArgument, BadConfig, ClientClosed, NoSuchChannel
+from waltzd.client.settings import ClientSettings, Tls
+from waltzd.client.view import Builder, Command, Transaction
+from waltzd.errors import BadArgument, BadConfig, ClientClosed, NoSuchChannel, NotMounted
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash, read_lock, write_lock
 
@@ -312,3 +314,41 @@ def test_certificates_that_are_not_there_are_missed_when_the_client_is_made(tmp_
             kind("s0:1", tls=tls)
         with pytest.raises(BadArgument, match="either with `tls` or by `connect`"):
             kind("s0:1", tls=tls, connect=FakeCluster().connect)
+
+
+def test_an_uncaught_error_says_what_to_do_and_shows_no_frames_of_the_client() -> None:
+    async def test() -> str:
+        settings = ClientSettings(submit_seconds=0.05, close_seconds=0.05)
+        async with Client("s0:1", connect=FakeCluster(partitions=4).connect, partitions=[0], settings=settings) as client:
+            try:
+                await client.append(b"a", key="b")
+            except NotMounted as error:
+                return "".join(traceback.format_exception(error))
+        return ""
+
+    printed = asyncio.run(test())
+    assert re.search(r"key 'b' belongs to partition [123]; this client has only 0\n", printed), printed
+    assert "\nNot done: the transaction was not sent" in printed
+    assert "\nNext: open the client with partition " in printed
+    assert "`waltzctl errors lookup W2061`" in printed
+
+
+def test_an_error_of_a_submit_leaves_without_the_frames_behind_it() -> None:
+    class Silent(Command):
+        key = "a"
+
+        def build(self, builder: Builder) -> None:  # type: ignore[override]
+            builder.payload = b"a"
+
+    async def test() -> str:
+        async with Client("s0:1", connect=FakeCluster().connect) as client:
+            try:
+                await client.submit(Silent())
+            except BadArgument as error:
+                return "".join(traceback.format_exception(error))
+        return ""
+
+    printed = asyncio.run(test())
+    assert "returned None" in printed
+    assert printed.count("\n  File ") == 3, printed  # the caller, `submit`, and where the call goes on
+    assert "Next: end `build` with `return True`" in printed
