@@ -1,36 +1,36 @@
-"""One partition as its client sees it: where it stands, what it has seen, and what it may do next. Pure.
+"""State of a client in one partition: where it stands, what it has seen, and what it may do next. Pure.
 
-The hard question is what became of a transaction whose answer did not come. Sending it again could append it twice;
-giving it up could call lost what is in the log. Only the log can tell, and three facts say where to look:
+The hard question is what became of a transaction whose answer did not arrive. Sending it again could append it twice;
+giving it up could report a transaction as lost that is in the log. Only the log can tell, by three facts:
 
-1. No sequence number is used twice under one client id, and both stand in the head of the record.
-2. A newer mount displaces the older one: what that sent and has no id by then never gets one. So all that it did get lies
-   at or below the **barrier**, the highest id that was given out when the newer mount came.
-3. Each frame keeps its **floor**, the highest id known to be committed when it left. Its rows got higher ids, if any.
+1. No sequence number is used twice under one client id, and both are in the head of the record.
+2. A newer mount displaces the older one: a transaction of the older one that has no id by then never gets one. So all that
+   got an id lies at or below the **barrier**, the highest id that was assigned when the newer mount was made.
+3. Each frame keeps its **floor**, the highest id known to be committed when it was sent. Ids of its rows are above.
 
 So the committed heads above the oldest undecided floor, up to the barrier, decide everything that is undecided: a request
-found there is committed, any other never will be. Until that is known nothing else is sent, so a mount has one of two jobs:
+found there is committed, any other one never will be. Until then nothing else is sent, so a mount has one of two jobs:
 
              located              nothing undecided
-  LOCATING ──────────► MOUNTING ─────────────────────► READY      sends, hears outcomes, takes the feed
+  LOCATING ──────────► MOUNTING ─────────────────────► READY      sends, receives outcomes and the feed
      ▲                  │    ▲
      │                  ▼    │ all decided: mounted again
      │                 ASKING                                     reads heads up to the barrier
      └── link lost, or refused, in every state
 
-**Timelines.** A position is an id in one history of the log, and an operator may have ended that one at a fork
-(`waltzd.protocol.timelines`). A mount names the timeline of its position, and learns all timelines of the log. Where the
-position is not above the fork, the client goes over to the current timeline; above it the server refuses the mount. What is
-undecided is resolved first, and against the current log only: a request that got an id above the fork is not in there.
+**Timelines.** A position is an id in one history of the log, and an operator may have ended that history at a fork
+(`waltzd.protocol.timelines`). A mount request names the timeline of its position, and the answer names all timelines of
+the log. If the position is not above the fork, the client adopts the current timeline; above it the server refuses the
+mount. Undecided requests are resolved first, against the current log only: an id above the fork is not in it.
 
-`ends` is the exception that saves the question: an owner that hands over in order says which requests it did not take.
+`ends` saves the question: an owner that hands over in order reports which requests it did not take.
 
-Three more rules. A session below one that was seen belongs to an owner that was replaced and has not noticed: it is not
-believed. And what was fed is kept apart from what was applied (`waltzd.client.view`): bytes in the inbox count against the
-credit of the feed, while outcomes need none. So an application that stands still stops its feed, never its outcomes. And
-the highest time that the client has seen goes with what it sends, so that an effect is never earlier than its cause; to an
-owner whose clock is far behind, which refuses it (`ClockAhead`), none goes until its times have caught up: times decide
-nothing.
+Three more rules.
+- A session lower than one that was seen belongs to an owner that was replaced and has not noticed. Its answers are refused.
+- What was fed is kept apart from what was applied (`waltzd.client.view`). Bytes in the inbox use up the credit of the feed;
+  outcomes need no credit. So an application that hangs stops its feed, never its outcomes.
+- The highest time that the client has seen is sent with each batch, so that an effect is never earlier than its cause. An
+  owner whose clock is far behind refuses it (`ClockAhead`); then none is sent until that clock has caught up.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ FINAL = (
     TooLarge,
     Trimmed,
 )
-"""A server that refuses a mount with one of these refuses the next one too."""
+"""Errors of a refused mount that the next attempt would meet again."""
 STORY_EVENTS = 200
 
 
@@ -137,13 +137,13 @@ MOVES: dict[MountState, dict[MountEvent, MountState]] = {
 
 
 class SeenTime:
-    """The highest time of a transaction that a client has seen, in any partition."""
+    """Highest time of a transaction that a client has seen, in any partition."""
 
     def __init__(self) -> None:
         self.time = 0
 
     def note(self, times: I64 | None) -> None:
-        """Times of consecutive transactions, which never fall."""
+        """Note the times of consecutive transactions, which never decrease."""
         if times is not None and len(times):
             self.time = max(self.time, int(times[-1]))
 
@@ -159,46 +159,46 @@ class Mount:
         seen: SeenTime | None = None,
         introduction: Introduction = INTRODUCTION,
     ) -> None:
-        """`seen`: shared by all partitions of a client, as `introduction` is."""
+        """Create an idle mount; `seen` and `introduction` are shared by all partitions of a client."""
         self._instance, self._version = introduction.instance, introduction.version
         self.partition = partition
         self.feed = feed
         self.outbox = outbox
         self.seen = seen or SeenTime()
         self.tells_time = True
-        """False: the clock of this owner is far behind the highest time that was seen."""
+        """Whether the highest time is sent; False while the clock of the owner is far behind it."""
         self.state = MountState.IDLE
         self.client: int | None = None
-        """None: a new client id is needed before the next mount."""
+        """Client id; None if a new one is needed before the next mount."""
         self._token = b""
         self._epoch = 0
         self.received = EMPTY
-        """The highest id that was fed."""
+        """Highest id that was fed."""
         self.known = EMPTY
-        """The highest id that is known to be committed."""
+        """Highest id known to be committed."""
         self.timeline = FIRST
         """Identity of the timeline in which `received` and `known` are ids."""
         self.lineage: Lineage | None = None
-        """Timelines of the log as the owner told them at the last mount; None before the first mount."""
+        """Timelines of the log as the owner reported them at the last mount; None before the first mount."""
         self.number = 0
         self.epochs = 0
-        """How often it became ready."""
+        """Number of times that the mount became ready."""
         self.attempts = 0
-        """Links lost since the last one that brought anything."""
+        """Number of links lost since the last link that received anything."""
         self.place: Place | None = None
         self.mounted: Mounted | None = None
         self.story: deque[str] = deque(maxlen=STORY_EVENTS)
         self._feed_bytes_max = feed_bytes_max
         self._inbox_bytes = 0
-        """Fed, and not yet applied by the application."""
+        """Bytes that were fed and are not applied yet."""
         self._credit = 0
         """Bytes of feed that the server may still send on this mount; its last message may overdraw it."""
         self._asked = EMPTY
-        """While asking: the log was read up to here."""
+        """Id up to which the log was read, while asking."""
         self._is_refused = False
 
     def check(self) -> None:
-        """What is true of the whole mount after every event."""
+        """Assert the invariants of the mount."""
         outbox = self.outbox
         outbox.check()
         assert self.received <= self.known
@@ -226,7 +226,7 @@ class Mount:
     # -- from the application
 
     def activated(self, mark: int) -> None:
-        """The view is at this mark; without a view, the log is."""
+        """Start at a mark: that of the view, or without a view the end of the log."""
         self._move(MountEvent.ACTIVATED, f"mark={mark}")
         self.received = self.known = int(mark)
         self.timeline = timeline_of(mark)
@@ -234,13 +234,13 @@ class Mount:
         self.attempts = 0
 
     def forget(self) -> None:
-        """Without a view, where the log stands is asked anew."""
+        """Forget the position, if there is no view: the next activation asks for the end of the log."""
         assert self.state is MountState.IDLE
         self.received = self.known = EMPTY
         self.timeline = FIRST
 
     def consumed(self, size: int) -> None:
-        """The application has applied so many bytes of feed."""
+        """Give back the credit for `size` bytes of feed that the application has applied."""
         self._inbox_bytes -= size
         assert self._inbox_bytes >= 0
 
@@ -252,7 +252,7 @@ class Mount:
     # -- from the network
 
     def registered(self, registration: Registration) -> None:
-        """A new client id: its sequence numbers start at 0."""
+        """Take a new client id; its sequence numbers start at 0."""
         assert not self.outbox.sent
         assert not self.outbox.undecided
         self.client, self._token, self._epoch = registration.client, registration.token, registration.epoch
@@ -266,7 +266,7 @@ class Mount:
         self.place = place
 
     def request(self, key: UUID) -> MountRequest:
-        """The first frame of a new mount."""
+        """Return the first frame of a new mount."""
         assert self.state is MountState.MOUNTING
         assert self.place is not None
         assert self.client is not None
@@ -296,7 +296,7 @@ class Mount:
         )
 
     def answered(self, frame: Mounted) -> None:
-        """The mount stands."""
+        """Take the answer of the server: the mount is made."""
         if self.mounted is not None and frame.session < self.mounted.session:
             raise NotOwner(
                 f"partition {self.partition} is in session {self.mounted.session}; who answered is still in session "
@@ -313,8 +313,8 @@ class Mount:
             self.epochs += 1
 
     def _follow_timelines(self, frame: Mounted) -> None:
-        """Go over to the current timeline of the log where the position allows it. Raises `OtherTimeline` where it does
-        not, and nothing is undecided: an older server does not look."""
+        """Adopt the current timeline of the log if the position is not above the fork. Else raise `OtherTimeline`,
+        unless something is undecided. An older server does not check the position."""
         try:
             lineage = Lineage(frame.timelines)
         except ValueError as error:
@@ -334,11 +334,12 @@ class Mount:
 
     @property
     def position(self) -> int:
-        """What this client has seen of the log: up to where it was fed, or without a feed what it knows to be committed."""
+        """Highest id that this client has seen of the log: the end of its feed, or without a feed the highest known
+        committed id."""
         return self.known if self.feed is FeedMode.NONE else self.received
 
     def fed(self, first_id: int, last_id: int, size: int) -> None:
-        """Committed transactions came, for the application."""
+        """Take committed transactions that were fed."""
         if self.state is not MountState.READY or self.feed is FeedMode.NONE:
             raise BadFrame(f"the server feeds ids {first_id} to {last_id} that were not asked for")
         if first_id != self.received + 1 or last_id < first_id:
@@ -350,14 +351,14 @@ class Mount:
         self.attempts = 0
 
     def fed_heads(self, heads: HeadArray) -> None:
-        """As `fed`, for `FeedMode.HEADS`."""
+        """Take heads that were fed, for `FeedMode.HEADS`."""
         if self.feed is not FeedMode.HEADS:
             raise BadFrame("the server feeds heads that were not asked for")
         ids = _consecutive(heads, self.received + 1)
         self.fed(int(ids[0]), int(ids[-1]), heads.nbytes)
 
     def told(self, heads: HeadArray) -> None:
-        """Heads came, while asking."""
+        """Take heads that were read while asking."""
         assert self.state is MountState.ASKING
         ids = _consecutive(heads, self._asked + 1)
         own = heads["client"] == self.client
@@ -392,13 +393,13 @@ class Mount:
         self.attempts = 0
 
     def ends(self, untaken: int | None) -> None:
-        """The last word of the server on this mount. It took nothing from the sequence number `untaken` on."""
+        """Take the last word of the server on this mount: it took nothing from the sequence number `untaken` on."""
         self._is_refused = True
         if untaken is not None:
             self.outbox.untaken(untaken)
 
     def refused_time(self) -> None:
-        """The server's clock is far behind the time that it was told."""
+        """Send no time to this owner any more: its clock is far behind the highest time that was seen."""
         self.tells_time = False
 
     def link_lost(self) -> None:
@@ -412,7 +413,7 @@ class Mount:
     # -- what to do next
 
     def take(self) -> list[AppendBatch]:
-        """The next message of transactions; empty when nothing may go now."""
+        """Return the frames of the next message; an empty list if nothing may be sent now."""
         if self.state is not MountState.READY or self._is_refused:
             return []
         mounted, seen_time = self.mounted, self.seen.time if self.tells_time else 0
@@ -424,7 +425,7 @@ class Mount:
         return batches
 
     def credit(self) -> Credit | None:
-        """More credit, when it is worth a frame."""
+        """Return more credit for the server, if there is enough to be worth a frame; else None."""
         if self.state not in (MountState.READY, MountState.ASKING):
             return None
         room = self._room()

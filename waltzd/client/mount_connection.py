@@ -1,6 +1,6 @@
-"""One mount of a line: what is said between a client and the owner of a partition, from the request to the end of the link.
+"""One mount on the network: from the request to the owner of a partition until the end of the link.
 
-`waltzd.client.mount` decides what may be said; here it is sent and heard, in two tasks at most."""
+`waltzd.client.mount` decides what may be sent; this module sends and receives it, in two tasks at most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOING_ON = (MountState.READY, MountState.ASKING)
 
 
 class MountListener(Protocol):
-    """The line, as far as a conversation knows it."""
+    """Partition client that a connection reports to."""
 
     @property
     def mount(self) -> Mount: ...
@@ -31,28 +31,28 @@ class MountListener(Protocol):
 
 
 class _Over(Exception):
-    """What was heard has ended a conversation."""
+    """A received frame has ended the connection."""
 
 
 class MountConnection:
-    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one.
+    """Connection of one mount, from the request to the error that ends it, or until `mount` wants another connection.
 
-    Two tasks read and write. Where the link allows it, what comes is taken as it comes, and what may go leaves without
-    waiting; then the tasks only see the end."""
+    Two tasks read and write. If the link allows it, frames are processed as they arrive and sent without a task switch;
+    then the tasks only notice the end."""
 
     def __init__(self, listener: MountListener, link: MountPort) -> None:
         self._listener = listener
         self._mount = listener.mount
         self._link = link
         self._work = asyncio.Event()
-        """There may be something to send."""
+        """Set when there may be something to send."""
         self._waits = False
-        """Whether everything was sent that may be: what is new may leave at once."""
+        """Whether everything that may be sent was sent, so that new requests may be sent at once."""
         self._failed: Exception | None = None
-        """Why it is over, where that did not come up in one of its tasks."""
+        """Error that ended the connection outside of its tasks."""
 
     async def run(self, key: UUID, seconds: float) -> None:
-        """`seconds`: how long the answer to the request may take."""
+        """Run the mount; `seconds` is the timeout of the answer to the request."""
         try:
             await self._begin(key, seconds)
             if self._mount.state in GOING_ON:
@@ -127,7 +127,7 @@ class MountConnection:
                     self._waits = False
 
     def go_on(self) -> None:
-        """There may be something to send: send it at once, where that needs no waiting."""
+        """Send what may be sent at once, if the link takes it without waiting; else wake the writer."""
         while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in GOING_ON:
             try:
                 frames = self._next()
@@ -141,7 +141,7 @@ class MountConnection:
         self._work.set()
 
     def _next(self) -> list[ClientFrame]:
-        """What may go now."""
+        """Return the frames that may be sent now."""
         frames: list[ClientFrame] = [*self._mount.take()]
         credit = self._mount.credit()
         if credit is not None:

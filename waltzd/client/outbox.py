@@ -1,13 +1,13 @@
-"""What a client has to send to one partition, what it has sent, and what became of each transaction. Pure.
+"""Requests of one partition: waiting, sent, and of unknown outcome. Pure.
 
-Submissions (`waltzd.client.pending`) wait in the order in which they came. `take` makes frames of as many as may travel
-together, and gives them sequence numbers. A frame that left is in `sent` while the present mount can still answer it, and
-in `undecided` after that mount: then only the log can tell, and `found` and `lost` say what it told
-(`waltzd.client.mount`). Nothing is sent twice, unless the server said that it had not taken it (`untaken`).
+Requests (`waltzd.client.pending`) wait in the order in which they were added. `take` packs them into frames and assigns
+sequence numbers. A sent frame is in `sent` while the current mount can still answer it. When the mount is lost, the
+frame moves to `undecided`: then only the log shows whether its transactions were appended, and `found` and `lost`
+settle them (`waltzd.client.mount`). A transaction is sent again only if the server reported that it had not taken it
+(`untaken`).
 
-A group travels in one frame, is decided in one frame, and the log has all of it or nothing. A server that says something
-else is not believed (`BadFrame`).
-"""
+An atomic request is sent in one frame and decided in one frame. A server that decides a part of it is refused with
+`BadFrame`."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST, Lineage
 
 ROWS_MAX = 8192
-"""Of one frame: it holds up those behind it for some ten milliseconds at most."""
+"""Limit of transactions in one frame. A frame of this size delays the frames behind it by about ten milliseconds."""
 WORTH_BYTES = 32 << 10
-"""Less than this waits while another message is in flight, and what comes meanwhile travels with it: handling a message
-costs much more than handling a few small transactions in it."""
+"""Bytes that must wait before a second message is sent beside one in flight. Below that, requests wait and travel
+together: handling a message costs much more than handling a few small transactions in it."""
 TOGETHER_BYTES = 256 << 10
-"""Frames travel together up to this size; a larger message makes nothing faster and holds up those behind it."""
+"""Bytes up to which frames travel in one message. A larger message is not faster, and delays the messages behind it."""
 FRAME_BYTES = 128
-"""What a frame costs besides its transactions."""
+"""Bytes that a frame adds to its transactions."""
 _REASONS = {int(reason): reason for reason in Reason}
 
 
 @dataclass(eq=False)
 class SentFrame:
-    """One frame that left: single requests, or consecutive rows of one batch."""
+    """A frame that was sent: single requests, or consecutive rows of one batch."""
 
     first_sequence: int
     floor: int
-    """Known to be committed before this left: the ids of its rows are above."""
+    """Highest id known to be committed when the frame was sent. All ids of its rows are above."""
     rows: int
     bytes: int
     ticket: int
     message: int
-    """The number of the message with which it travelled."""
+    """Number of the message that carried the frame."""
     requests: Sequence[Request]
     batch: BatchRequest | None = None
     start: int = 0
-    """The first of the batch's rows that is in here."""
+    """First row of the batch that is in this frame."""
 
     @cached_property
     def is_open(self) -> NDArray[np.bool_]:
-        """Which rows are not decided; made when a part of them is."""
+        """Rows that are not decided. The column is made when the first part of the frame is decided."""
         return np.ones(self.rows, np.bool_)
 
     @property
     def is_whole(self) -> bool:
-        """Nothing of it is decided."""
+        """Return whether no row is decided."""
         return "is_open" not in vars(self) or bool(self.is_open.all())
 
     @property
@@ -90,16 +90,22 @@ class Outbox:
     def __init__(
         self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES, partition: int | None = None
     ) -> None:
-        """`messages_max` and `bytes_max`: how much may be in flight. One message always may; another one beside it only
-        when it has at least `worth_bytes`. `partition`: the one that outcomes name."""
+        """Create an empty outbox.
+
+        Args:
+            messages_max: Limit of messages in flight.
+            bytes_max: Limit of bytes in flight. One message may always be in flight.
+            worth_bytes: Bytes that must wait before a second message is sent beside one in flight.
+            partition: Partition that outcomes name.
+        """
         self.partition = partition
         self.timeline = FIRST
-        """Identity of the timeline of the log in which outcomes name ids."""
+        """Identity of the timeline in which outcomes name ids."""
         self.waiting: deque[AnyRequest] = deque()
         self.sent: list[SentFrame] = []
         self.undecided: list[SentFrame] = []
         self.rows = 0
-        """Of everything that is not decided; `bytes` likewise."""
+        """Number of transactions that are not decided. `bytes` is their size."""
         self.bytes = 0
         self.next_sequence = 0
         self.next_ticket = 0
@@ -110,7 +116,7 @@ class Outbox:
         self._worth_bytes = worth_bytes
 
     def check(self) -> None:
-        """What is true of the whole outbox after every event."""
+        """Assert the invariants of the outbox."""
         left = (*self.undecided, *self.sent)
         edges = [edge for sent in left for edge in (sent.first_sequence, sent.first_sequence + sent.rows)]
         assert sorted(edges) == edges, "sequence numbers go out in order, none twice"
@@ -140,22 +146,28 @@ class Outbox:
 
     @property
     def oldest_ticket(self) -> int:
-        """Every request with a lower ticket is settled."""
+        """Lowest ticket that may be unsettled: every request with a lower ticket is settled."""
         for sent in (*self.undecided, *self.sent):
             return sent.ticket
         return self.waiting[0].ticket if self.waiting else self.next_ticket
 
     @property
     def is_exhausted(self) -> bool:
-        """No sequence number is left for what is next; a new client id brings new ones."""
+        """Return whether the next request needs a sequence number that does not exist. A new client id brings new numbers."""
         head = self.waiting[0] if self.waiting else None
         return self.next_sequence + (head.rows if isinstance(head, AtomicRequest) else 1) > SEQUENCE_MAX
 
     # -- out
 
     def take(self, limits: Limits, floor: int, *, format: int = 0, seen_time: int = 0) -> list[AppendBatch]:
-        """The frames of the next message; empty when there is nothing to send, or enough in flight. `format`: what the
-        session writes; `seen_time` goes with each frame."""
+        """Return the frames of the next message; an empty list if nothing waits or enough is in flight.
+
+        Args:
+            limits: Limits of the server.
+            floor: Highest id known to be committed.
+            format: Format that the session writes.
+            seen_time: Highest time that the client saw; it is sent with each frame.
+        """
         assert not self.undecided, "what was sent before is decided before more is sent"
         if self.sent and not self._may_go_beside():
             return []
@@ -170,7 +182,8 @@ class Outbox:
     def _next(
         self, limits: Limits, format: int, room: int, floor: int, seen_time: int, *, is_first: bool
     ) -> AppendBatch | None:
-        """The first frame of a message may be a piece of a batch; what joins it must be whole, and fit into `room`."""
+        """Return the next frame of a message, or None. The first frame may be a piece of a batch. A further frame must
+        hold a whole request and fit into `room` bytes."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
             if head.waiter.done():  # its caller gave up
@@ -187,7 +200,7 @@ class Outbox:
         return None
 
     def _may_go_beside(self) -> bool:
-        """Whether another message may be in flight besides those that are."""
+        """Return whether another message may be sent beside those in flight."""
         return (
             self._waiting_bytes >= self._worth_bytes
             and len({sent.message for sent in self.sent}) < self._messages_max
@@ -268,7 +281,8 @@ class Outbox:
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
     def untaken(self, first_sequence: int) -> None:
-        """The server took nothing from this number on, and never will: it waits again, in front of everything else."""
+        """Put back all transactions from `first_sequence` on, in front of the queue: the server took none of them and
+        never will."""
         at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
         if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
             raise BadFrame("the server decided a transaction that it says it has not taken")
@@ -280,7 +294,7 @@ class Outbox:
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
     def _put_back(self, sent: SentFrame, row: int) -> None:
-        """Its rows from this one on. Those whose caller gave up are forgotten."""
+        """Put back the rows of a frame from `row` on. Forget those whose caller gave up."""
         batch = sent.batch
         count, size = sent.rows - row, sent.bytes_of(np.arange(row, sent.rows))
         gone_rows = gone_bytes = 0
@@ -306,13 +320,13 @@ class Outbox:
         sent.is_open, sent.requests = sent.is_open[:row], sent.requests[:row]
 
     def link_lost(self) -> None:
-        """What was sent may or may not reach the log."""
+        """Move what was sent to `undecided`: it may or may not reach the log."""
         self.undecided += self.sent
         self.sent = []
 
     def found(self, sequences: I64, ids: I64) -> None:
-        """These are in the log. Numbers that are decided already, or that this outbox does not wait for, are skipped. Of a
-        group more may come."""
+        """Settle transactions that were found in the log. Skip numbers that are decided already or belong to no
+        undecided frame. The rest of an atomic request may be found later."""
         for sent in self.undecided:
             inside = _inside(sent, sequences)
             rows, its_ids = sequences[inside] - sent.first_sequence, ids[inside]
@@ -324,7 +338,7 @@ class Outbox:
         self.undecided = [sent for sent in self.undecided if not sent.is_decided]
 
     def lost(self) -> None:
-        """What is still undecided will never be in the log."""
+        """Reject everything that is still undecided: it is not in the log and never will be."""
         if any(sent.atomic and not sent.is_open.all() for sent in self.undecided):
             raise BadFrame("the log has a part of a group")
         for sent in self.undecided:
@@ -338,8 +352,8 @@ class Outbox:
         self.undecided = []
 
     def adopt(self, lineage: Lineage) -> None:
-        """The log has these timelines. What waits and relies on an id that is not in the log is not sent; what was found
-        above a fork is not in the log; and what is undecided may only stand up to it."""
+        """Adopt the timelines of the log. Refuse waiting requests that rely on an id that is not in the log. Reject
+        what was found above a fork. Cap the floor of undecided frames at the fork."""
         shared, self.timeline = lineage.shared_to(self.timeline), lineage.current
         if shared is not None:
             self._forked(shared)
@@ -361,14 +375,15 @@ class Outbox:
         self.undecided = [sent for sent in self.undecided if not sent.is_decided]
 
     def _forget(self, entry: AnyRequest) -> None:
-        """Take out of the queue what is not sent."""
+        """Remove a request from the queue."""
         self.waiting.remove(entry)
         self.rows -= entry.rest_rows
         self.bytes -= entry.rest_bytes
         self._waiting_bytes -= entry.rest_bytes
 
     def _commit_first(self, frame: Committals) -> bool:
-        """The short way, where exactly the requests of the oldest frame are committed; whether that was so."""
+        """Commit the oldest frame if `frame` commits exactly its single requests; return whether it did. This is the
+        fast path."""
         sent = self.sent[0] if self.sent else None
         if sent is None or sent.batch is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
             return False
@@ -382,8 +397,9 @@ class Outbox:
         return True
 
     def _places(self, frames: list[SentFrame], sequences: I64) -> list[tuple[SentFrame, I64, Column]]:
-        """Where these sequence numbers stand: the frame, its rows, and their places in the column. `BadFrame`, before
-        anything is taken from it, when the server decided what was not sent, or decided it twice."""
+        """Return the place of each sequence number: the frame, its rows, and their places in the column. Raise
+        `BadFrame`, before anything is settled, if the server decided a transaction that was not sent, or decided one
+        twice."""
         found, known = [], 0
         for sent in frames:
             inside = _inside(sent, sequences)
@@ -417,12 +433,12 @@ class Outbox:
     # -- giving up
 
     def next_deadline(self) -> float | None:
-        """The first of those whose callers still wait."""
+        """Earliest deadline of the requests whose callers still wait."""
         return min((entry.deadline for entry in self._all() if not entry.waiter.done()), default=None)
 
     def expire(self, now: float, error: WaltzError) -> None:
-        """Settle what has waited too long: what was sent is unknown, what was not sent never will be. Rows that were sent
-        count on until they are decided."""
+        """Settle the requests whose deadline has passed: `Unknown` if they were sent, `error` if not. Rows that were
+        sent are counted until they are decided."""
         for entry in self._all():
             if entry.deadline > now or entry.waiter.done():
                 continue
@@ -436,20 +452,20 @@ class Outbox:
             self._drop_head()
 
     def _cut(self, batch: BatchRequest, error: WaltzError) -> None:
-        """Send no more of it."""
+        """Send no more of a batch."""
         if batch.taken < batch.rows:
             batch.refuse(error)
         batch.settle_as_it_is()
 
     def withdraw(self, error: WaltzError) -> None:
-        """What was not sent never will be."""
+        """Refuse everything that was not sent."""
         while self.waiting:
             head = self.waiting[0]
             self._drop_head()
             head.refuse(error)
 
     def abandon(self) -> None:
-        """The outcome of what was sent will not be found out."""
+        """Settle everything that was sent as unknown: its outcome stays unknown."""
         assert not self.waiting
         for entry in self._all():
             if isinstance(entry, BatchRequest):
@@ -460,7 +476,7 @@ class Outbox:
         self.rows = self.bytes = 0
 
     def _all(self) -> Iterator[AnyRequest]:
-        """Oldest first; a batch once for each of its pieces."""
+        """Yield all requests, oldest first; a batch once for each of its frames."""
         for sent in (*self.undecided, *self.sent):
             if sent.batch is None:
                 yield from sent.requests
@@ -474,5 +490,6 @@ def _inside(sent: SentFrame, sequences: I64) -> Column:
 
 
 def _differ(rows: I64) -> bool:
-    """Whether no number is there twice. Usually they rise, which is quicker to see."""
+    """Return whether no number is there twice. Numbers that increase, the usual case, are checked first because that is
+    cheaper."""
     return bool((rows[1:] > rows[:-1]).all()) or len(np.unique(rows)) == len(rows)

@@ -1,31 +1,31 @@
-"""The line of a client to one partition: finds the owner, mounts, sends, receives, and begins again when the link is lost.
+"""Client of one partition: finds the owner, mounts, sends, receives, and starts again when the link is lost.
 
-`waltzd.client.mount` and `waltzd.client.outbox` decide; here are the tasks around them, from `activate` to `deactivate`:
+`waltzd.client.mount` and `waltzd.client.outbox` decide; this module runs the tasks, from `activate` to `deactivate`:
 
   _live ─┬─ _keep          one mount after the other, with growing pauses
          │   └─ MountConnection ─┬─ _read     outcomes and feed, also while the application takes none of it
-         │   beside it:       └─ _write    what may go, as soon as what went before has left
-         │   Routes.replaced  another server says that the partition has moved
+         │                       └─ _write    what may be sent, as soon as the message before has left
+         │   Routes.replaced  another server reports that the partition has moved
          └─ Follower.run     the feed, to the application
 
-**A link that ends is no end.** `_keep` turns every error into the next attempt, except those that the next attempt would
-meet again (`FINAL`). What came and cannot be right counts as a broken link (`CannotConnect`): it may have been damaged on
-the way. The same code in the server's own words means that it refuses what we sent, and that is final.
+**A lost link is retried.** `_keep` turns every error into the next attempt, except errors that the next attempt would meet
+again (`FINAL`). Damaged frames count as a broken link (`CannotConnect`). The same error code as an answer of the server
+means that the server refuses what was sent, and is final.
 
-**The last word is waited for.** A server that takes no more says why, and what it has not taken (`Refused.untaken`). So
-`_go_on` waits for `_read` when `_write` fails, and `Routes.unless_replaced` for an owner that was replaced: requests that
-are known to be untaken go out again, all others have to be asked for.
+**The last frame of a server is read.** A server that takes no more transactions reports why, and which ones it has not
+taken (`Refused.untaken`). So `_read` gets time to finish when `_write` fails, and when the owner was replaced
+(`Routes.unless_replaced`). Requests that are known to be untaken are sent again. For all others the log is read.
 
-**A waiter is always told.** Whatever ends a line (a final error, an application that parks, `deactivate`, a loop that ends)
-closes the budget, refuses what was not sent, gives what was sent `close_seconds` to be decided while the link is sound, and
-settles the rest as unknown. Until then one timer, for the oldest deadline, tells those who have waited too long.
+**Every waiter is settled.** Whatever stops the client (a final error, a view that stops, `deactivate`, an event loop that
+ends) closes the budget, refuses what was not sent, gives what was sent `close_seconds` to be decided while the link works,
+and settles the rest as unknown. Until then one timer, for the oldest deadline, settles requests that waited too long.
 
-**Another timeline.** Where an operator ended the log below what the client was fed, the server refuses the mount
-(`OtherTimeline`). What was fed and not applied yet is dropped then, and the view is asked again: up to the fork it goes on
-by itself, above it the partition is stopped. Transactions that are given up are lost, whatever was told of them.
+**Forks.** If an operator ended the log below the position of the client, the server refuses the mount (`OtherTimeline`).
+Then transactions that were fed and not applied are dropped, and the view is asked for its position again. Up to the fork
+the client goes on; above it the partition is stopped. Transactions above the fork are lost, whatever their outcome was.
 
-**First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn has
-come, against the newest view. Its bytes are known only afterwards: the limit on bytes lets the one through that exceeds it.
+**First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn comes,
+against the newest view. Its size is known only afterwards, so the transaction that exceeds the limit on bytes still passes.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.wire.budget import Budget
 
 LOOK_SECONDS = 5.0
-"""How often the owner is asked for the end of the log while the view is behind."""
+"""Seconds between two questions to the owner for the end of the log, while the view is behind."""
 LATE_SECONDS = 0.05
-"""How much later than its deadline a caller may be told."""
+"""Seconds after its deadline within which a caller is told."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
 T = TypeVar("T")
 _log = logging.getLogger("waltz.client")
@@ -104,7 +104,7 @@ class PartitionClient:
             introduction=routes.introduction,
         )
         self.stopped: WaltzError | None = ClientClosed(f"partition {partition} is not activated yet")
-        """Why it takes nothing; None while it runs."""
+        """Error that stopped the partition; None while it runs."""
         self._routes = routes
         self._settings = settings
         self._view = view
@@ -115,32 +115,32 @@ class PartitionClient:
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._connection: MountConnection | None = None
-        """The mount that stands."""
+        """Connection of the current mount."""
         self._turn: asyncio.Handle | None = None
-        """The next look for something to send, if one is due."""
+        """Handle of the next check for something to send, if one is scheduled."""
         self._is_ready = asyncio.Event()
-        """Ready, or stopped."""
+        """Set when the partition is ready or stopped."""
         self._supervisor: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Of the last activation."""
+        """Event loop of the last activation."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._trouble: WaltzError | None = None
-        """Why the last link was lost, until the next one is ready."""
+        """Error that lost the last link; None once the next link is ready."""
         self._end = SharedQuestion(self._ask_end)
         self._known: int = EMPTY
-        """Position of the end of the log, as the owner named it when it was asked."""
+        """Position of the end of the log, as the owner reported it when asked."""
         self._timeline = FIRST
         """Identity of the timeline of the log at the last mount."""
         self._is_warm = False
-        """Whether the view has once had everything that was committed when somebody asked, since the activation."""
+        """Whether the view has caught up once since the activation."""
         self.on_stop: Callable[[], None] = lambda: None
-        """Called when it is stopped by an error."""
+        """Called when an error has stopped the partition."""
 
     # -- life
 
     async def activate(self, registration: Registration) -> None:
-        """Ask the view for its position, and begin. What the view raises is raised here."""
+        """Ask the view for its position, and start. Raise what the view raises."""
         if self._supervisor is not None:  # left by a deactivation that was given up
             await asyncio.wait((self._supervisor,))
             self._supervisor = None
@@ -160,8 +160,8 @@ class PartitionClient:
         self._supervisor = asyncio.create_task(self._live(position), name=f"waltz partition {self.partition}")
 
     async def _ask_view(self) -> Position:
-        """Where the view stands. A view that keeps no timelines stands on that in which this line has fed it, where it is
-        still where the line left it; else on the first one."""
+        """Return the position of the view. A view that keeps no timelines is on the timeline in which this client fed
+        it, if it is still where the client left it; else on the first timeline."""
         assert self._view is not None
         position = await ask_position(self._view, self._call, self.partition)
         if not isinstance(position, Position) and self._follower is not None and self._follower.has_left(position):
@@ -181,7 +181,7 @@ class PartitionClient:
         return follower
 
     async def deactivate(self, reason: WaltzError) -> None:
-        """Take nothing more, wait for what is under way, and end. `activate` begins again."""
+        """Take no more transactions, wait for those in progress, and stop. `activate` starts again."""
         supervisor = self._supervisor
         if supervisor is None:
             return
@@ -197,13 +197,13 @@ class PartitionClient:
         self.stopped = reason
 
     async def _live(self, position: Position | None) -> None:
-        """Until one of the tasks fails (neither ends by itself), or this one is cancelled. After a fork of the log below
-        what was fed it begins again, where the view stands below."""
+        """Run until one of the tasks fails (none ends by itself) or this task is cancelled. After a fork of the log
+        below what was fed, start again if the position of the view is not above the fork."""
         while (again := await self._live_once(position)) is not None:
             position = again
 
     async def _live_once(self, position: Position | None) -> Position | None:
-        """Where to begin again; None: it is stopped."""
+        """Run once; return the position to start again from, or None if the partition is stopped."""
         again: Position | None = None
         keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
         tasks, looks = [keep], list[asyncio.Task[None]]()
@@ -250,8 +250,8 @@ class PartitionClient:
                 self._stop()
 
     async def _below(self, error: OtherTimeline, following: Sequence[asyncio.Task[None]]) -> Position | None:
-        """Where the view stands, if that is on the log: what was fed above the fork and not applied is dropped. What was
-        committed above it is not in the log any more, and counts as lost."""
+        """Return the position of the view if it is on the log, else None. Transactions that were fed above the fork and
+        not applied are dropped."""
         fork = error.number("fork")
         if fork is None or self._follower is None:
             return None
@@ -296,8 +296,8 @@ class PartitionClient:
 
     @property
     def position(self) -> int:
-        """What a transaction that is built now may rely on: where the view stands, or without one the log. It carries the
-        timeline, where that is not the first one."""
+        """Position that a transaction built now may rely on: that of the view, or without a view the end of the log as
+        far as it is known. It carries the timeline, unless that is the first one."""
         id_ = self.mount.known if self._follower is None else self._follower.applied
         return id_ if self.mount.timeline == FIRST else Position(id_, self.mount.timeline)
 
@@ -306,13 +306,13 @@ class PartitionClient:
         return self._follower is not None
 
     def _left(self, deadline: float | None) -> float:
-        """The seconds that a caller has; those of one attempt, if it did not say."""
+        """Return the seconds until a deadline; `submit_seconds` if there is none."""
         if deadline is None:
             return self._settings.submit_seconds
         return max(0.0, deadline - asyncio.get_running_loop().time())
 
     async def ready_epoch(self, deadline: float | None = None) -> int:
-        """Wait until it is ready; returns which time that is."""
+        """Wait until the partition is ready; return how often it became ready."""
         try:
             async with asyncio.timeout(self._left(deadline)):
                 await self._is_ready.wait()
@@ -322,7 +322,7 @@ class PartitionClient:
         return self.mount.epochs
 
     async def enter(self, rows: int, deadline: float | None = None) -> None:
-        """Wait for a place for so many transactions. `leave` must follow."""
+        """Wait until `rows` transactions may be added. `leave` must follow."""
         self._check()
         try:
             await self._budget.take(rows, self._left(deadline))
@@ -339,8 +339,8 @@ class PartitionClient:
         late: Late | None = None,
         deadline: float | None = None,
     ) -> asyncio.Future[T]:
-        """Hand in what `make` makes of a waiter and its deadline; returns the waiter. `position`: the highest one that it
-        relies on."""
+        """Add the request that `make` makes of a waiter and a deadline; return the waiter. `position` is the highest
+        one that the request relies on."""
         self._check()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
@@ -365,7 +365,7 @@ class PartitionClient:
         make: Callable[[asyncio.Future[T], float], AnyRequest],
         deadline: float | None = None,
     ) -> T:
-        """Hand it in when there is a place for it; returns what became of it."""
+        """Wait for a place, add the request that `make` makes, and return its outcome."""
         if position > self.mount.known:
             await self.prove(position, deadline)
         await self.enter(rows, deadline)
@@ -377,8 +377,8 @@ class PartitionClient:
         return await waiter
 
     def check_timeline(self, position: int, what: str = "the position of a transaction") -> None:
-        """Raise `OtherTimeline` where a position is on another timeline than the log. A plain integer is taken for an id of
-        the log as it is."""
+        """Raise `OtherTimeline` if a position is on another timeline than the log. A plain integer is an id of the
+        current log."""
         lineage = self.mount.lineage
         if isinstance(position, Position) and lineage is not None:
             lineage.check(
@@ -396,7 +396,7 @@ class PartitionClient:
             )
 
     async def drained(self) -> None:
-        """Until everything that was handed in by now has an outcome."""
+        """Wait until everything that was added before this call has an outcome."""
         ticket = self.outbox.next_ticket
         if self.outbox.oldest_ticket < ticket:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -407,7 +407,7 @@ class PartitionClient:
 
     @property
     def is_cold(self) -> bool:
-        """Whether its view may be far behind, and the caller can wait for it."""
+        """Return whether the view may be far behind and the caller may wait for it."""
         return self._follower is not None and not self._is_warm and not self._follower.is_called_from_here
 
     def check_view(self) -> None:
@@ -416,16 +416,16 @@ class PartitionClient:
             raise BadArgument("this client has no view: give it a view, or wait where the view is")
 
     async def seen(self, id: int, epoch: int, deadline: float | None = None) -> None:
-        """Until the view has applied `id`, or the partition was mounted anew: then the id may never come. Raises
-        TimeoutError when that takes too long."""
+        """Wait until the view has applied `id`, or the partition was mounted again: then the id may never come. Raise
+        TimeoutError at the deadline."""
         assert self._follower is not None
         if self.mount.epochs == epoch:
             async with asyncio.timeout(self._left(deadline)):
                 await self._follower.reached(id)
 
     async def wait_applied(self, id: Position, seconds: float) -> None:
-        """Until the view has applied this id, which is committed or will be. Raises `OtherTimeline` where the transaction
-        is not in the log any more."""
+        """Wait until the view has applied a transaction that is committed or will be. Raise `OtherTimeline` if it is
+        not in the log any more."""
         self.check_view()
         if self.position >= id and id.timeline == self.mount.timeline:
             return
@@ -445,7 +445,7 @@ class PartitionClient:
             raise self._not_applied(id, seconds) from None
 
     async def wait_caught_up(self, seconds: float) -> None:
-        """Until the view has applied all that is committed now."""
+        """Wait until the view has applied everything that is committed now."""
         self.check_view()
         deadline = asyncio.get_running_loop().time() + seconds
         end = await self.confirmed_end(seconds)
@@ -465,7 +465,7 @@ class PartitionClient:
     # -- the end of the log
 
     async def prove(self, position: int, deadline: float | None = None) -> None:
-        """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
+        """Refuse a position above the end of the log: the owner would end the mount, with all its transactions."""
         await self.ready_epoch(deadline)  # a mount begins with the end of the log, and then there is nothing to ask
         if position <= self.mount.known:
             return
@@ -481,7 +481,7 @@ class PartitionClient:
             )
 
     async def _check_id(self, id: int, seconds: float) -> None:
-        """Who waits for what no log has waits in vain: a token of another cluster, or one that is made up."""
+        """Raise `BeyondLog` if no transaction has this id: the token is made up, or of another cluster."""
         if id > max(self.mount.known, self._end_known) and id > (end := await self.confirmed_end(seconds)):
             raise BeyondLog(
                 f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
@@ -490,11 +490,11 @@ class PartitionClient:
 
     @property
     def _end_known(self) -> int:
-        """The highest id that the owner named as committed, in the timeline of the mount."""
+        """Highest committed id that the owner reported, in the timeline of the mount."""
         return self._known if timeline_of(self._known) == self.mount.timeline else EMPTY
 
     async def confirmed_end(self, seconds: float | None = None) -> int:
-        """The highest committed id, at this moment or later."""
+        """Return the highest committed id at this moment or later."""
         limit = self._settings.submit_seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):
@@ -521,7 +521,8 @@ class PartitionClient:
         return self._known
 
     async def _look_at_end(self) -> None:
-        """How far the view is behind is not known from a feed that stands still: the owner is asked now and then."""
+        """Ask the owner now and then for the end of the log: a feed that stands still does not show how far the view is
+        behind."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self.position < self.mount.known:
@@ -540,7 +541,7 @@ class PartitionClient:
         return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
 
     def again(self) -> None:
-        """A submit is about to build its transaction anew."""
+        """Report to the instruments that a submit builds its transaction again."""
         for instrument in self._instruments:
             instrument.again(self.partition)
 
@@ -550,7 +551,8 @@ class PartitionClient:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Look for something to send when the loop has served the others: what they hand in travels with it."""
+        """Check for something to send when the event loop has served its ready tasks, so that their requests travel
+        together."""
         if self._turn is None and self._connection is not None:
             self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -560,13 +562,14 @@ class PartitionClient:
             self._connection.go_on()
 
     async def _drain(self) -> None:
-        """Wait for outcomes, `close_seconds` at most."""
+        """Wait for outcomes, at most `close_seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.close_seconds):
                 await self.drained()
 
     def _expire(self) -> None:
-        """At the first deadline, and then as rarely as is punctual enough: a waiter is never told early."""
+        """Settle the requests whose deadline has passed. Run at the first deadline, then no more often than needed; a
+        waiter is never settled early."""
         loop = asyncio.get_running_loop()
         self.outbox.expire(loop.time(), self._not_sent())
         self.settled()
@@ -586,9 +589,9 @@ class PartitionClient:
     # -- the link
 
     async def _keep(self, position: Position | None) -> None:
-        """Mount, again and again; raises only what the next attempt would meet again."""
+        """Mount again and again; raise only errors that the next attempt would meet again."""
         unanswered = 0
-        """Failures in a row to learn the high-water mark, which `mount.attempts` does not count."""
+        """Consecutive failures to learn the high-water mark, which `mount.attempts` does not count."""
         while True:
             try:
                 if position is None:  # without a view it stands on what is committed now
@@ -652,7 +655,7 @@ class PartitionClient:
             self._follower.release()
 
     def settled(self) -> None:
-        """Something may have been decided."""
+        """Wake the tasks that wait for outcomes: some request may have been decided."""
         oldest = self.outbox.oldest_ticket
         for ticket, done in self._flushes:
             if ticket <= oldest and not done.done():
@@ -662,7 +665,7 @@ class PartitionClient:
         self._go_on()
 
     def fed(self, size: int, content: Run | HeadFeed) -> None:
-        """Records or heads came, checked, and exactly those that are next."""
+        """Take records or heads that were fed, checked, and follow exactly what was fed before."""
         assert self._follower is not None
         if isinstance(content, Run):
             load = partial(transactions_of, content, self.partition, self._serializer, self.mount.lineage)
@@ -675,7 +678,7 @@ class PartitionClient:
     # -- for people
 
     def check(self) -> None:
-        """What is true of it after every event."""
+        """Assert the invariants of the client."""
         self.mount.check()
         if self._follower is not None and self.stopped is None:
             assert self._follower.applied <= self.mount.received

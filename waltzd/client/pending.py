@@ -30,11 +30,11 @@ from waltzd.protocol.timelines import FIRST
 
 LOCK_BYTES = 9
 IS_COMMITTED, IS_UNKNOWN = 0, 255
-"""In the column of reasons, beside the numbers of `Reason`."""
+"""Values in the column of reasons, beside the numbers of `Reason`."""
 
 
 class Waiter(Protocol):
-    """Where the outcome goes; a future of asyncio is one."""
+    """Receiver of an outcome, such as a future of asyncio."""
 
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
@@ -44,9 +44,9 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What `append_many` returns: the outcomes of many transactions, as numpy columns with a row for each payload.
+    """Outcomes of `append_many`, as numpy columns with a row for each payload.
 
-    `len(outcomes)` is the number of rows, and `outcomes[row]` makes a `Committed`, `Rejected` or `Unknown` of one.
+    `len(outcomes)` is the number of rows. `outcomes[row]` returns the `Committed`, `Rejected` or `Unknown` of a row.
 
     Example:
         ```python
@@ -57,21 +57,21 @@ class Outcomes:
     """
 
     ids: I64
-    """The ids of those that are committed, -1 elsewhere."""
+    """Ids of the committed transactions, -1 in other rows."""
     reasons: U8
-    """0 for committed, 255 for unknown, else the `Reason` of the rejection."""
+    """0 for a committed transaction, 255 for an unknown one, else the `Reason` of the rejection."""
     conflict_ids: I64
-    """As of `Rejected`, where a transaction was rejected."""
+    """`Rejected.conflict_id` of a rejected transaction, -1 in other rows."""
     locks: U64
-    """The hash of the lock that failed; 0 for none."""
+    """Hash of the lock that failed; 0 if none did."""
     partition: int | None = None
-    """The partition that all of them are in."""
+    """Partition of all the transactions."""
     timeline: UUID = FIRST
-    """The timeline of its log in which they have these ids."""
+    """Timeline of the log in which the transactions have these ids."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:
-        """So many rows without an outcome."""
+        """Return `count` rows with an unknown outcome."""
         nothing = np.full(count, EMPTY, np.int64)
         return Outcomes(nothing, np.full(count, IS_UNKNOWN, np.uint8), nothing.copy(), np.zeros(count, np.uint64))
 
@@ -80,7 +80,7 @@ class Outcomes:
 
     @property
     def committed(self) -> int:
-        """How many are in the log."""
+        """Number of committed transactions."""
         return int(np.count_nonzero(self.reasons == IS_COMMITTED))
 
     def __getitem__(self, row: int) -> AppendOutcome:
@@ -92,18 +92,18 @@ class Outcomes:
         return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
 
     def copy(self) -> Outcomes:
-        """The same rows in columns of their own."""
+        """Return a copy with its own columns."""
         columns = (self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
         return Outcomes(*columns, self.partition, self.timeline)
 
 
 Late: TypeAlias = Callable[[AppendOutcome], object]
-"""MountListener the outcome of what was sent when its waiter was cancelled before it came."""
+"""Function that is called with the outcome of a sent request, if its waiter was cancelled before the outcome came."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One transaction."""
+    """One transaction that waits for its outcome."""
 
     mark: int
     payload: bytes
@@ -147,20 +147,20 @@ class Request:
             late(outcome)
 
     def refuse(self, error: WaltzError) -> None:
-        """It was not sent."""
+        """Settle the waiter with an error: the request was not sent."""
         if not self.waiter.done():
             self.waiter.set_exception(copy(error))  # each waiter raises its own
 
 
 class BatchRequest:
-    """Many transactions, each for itself. They go out in pieces, in order."""
+    """Many independent transactions. They are sent in pieces, in order."""
 
     partition: int | None = None
-    """Where it is handed in."""
+    """Partition of the outbox that holds the request."""
     timeline: UUID = FIRST
     """Identity of the timeline in which `marks` are ids."""
     told_in: UUID = FIRST
-    """Identity of the timeline in which its transactions have ids."""
+    """Identity of the timeline in which the transactions have ids."""
     late: Late | None = None
 
     def __init__(
@@ -172,7 +172,7 @@ class BatchRequest:
         waiter: Waiter,
         deadline: float,
     ) -> None:
-        """`marks`: one for all of them, or one for each."""
+        """Create a request; `marks` is one mark for all transactions, or one for each."""
         count = len(payloads)
         each = locks if locks is not None else [()] * count
         assert count > 0
@@ -195,13 +195,13 @@ class BatchRequest:
         self.ends = _ends(self.lengths + OVERHEAD_BYTES + LOCK_BYTES * self.lock_counts)
         self.bytes = int(self.ends[-1])
         self.taken = 0
-        """Rows that were sent."""
+        """Number of rows that were sent."""
         self._undecided = count
         self._outcomes = Outcomes.unknown(count)
 
     @property
     def rest_rows(self) -> int:
-        """Those that were not sent; `rest_bytes` likewise."""
+        """Number of rows that were not sent."""
         return self.rows - self.taken
 
     @property
@@ -243,7 +243,7 @@ class BatchRequest:
         self._decided(len(self._outcomes.ids[rows]))
 
     def forked(self, shared: int) -> None:
-        """The log ends behind the id `shared`, and goes on otherwise: what was committed above is not in it."""
+        """Reject what was committed above the id `shared`, where the log forked: it is not in the log any more."""
         gone = self._outcomes.ids > shared
         self._outcomes.ids[gone], self._outcomes.reasons[gone] = EMPTY, int(Reason.NOT_IN_LOG)
 
@@ -256,30 +256,30 @@ class BatchRequest:
         return replace(self._outcomes, partition=self.partition, timeline=self.told_in)
 
     def refuse(self, error: WaltzError) -> None:
-        """What was not sent never will be: an error when that is all of it, else those rows are lost."""
+        """Refuse what was not sent: raise `error` if nothing was sent, else reject the remaining rows."""
         if self.taken:
             self.lost(slice(self.taken, None))
         elif not self.waiter.done():
             self.waiter.set_exception(copy(error))  # each waiter raises its own
 
     def settle_as_it_is(self) -> None:
-        """Tell what is known by now; later outcomes are not told."""
+        """Settle the waiter with the outcomes known now; ignore later ones."""
         if not self.waiter.done():
             self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition, timeline=self.told_in))
 
 
 class AtomicRequest(BatchRequest):
-    """Many transactions with one outcome. They go out in one frame, and stay together everywhere."""
+    """Many transactions with one outcome. They are sent in one frame and stay together everywhere."""
 
     place: int | None = None
-    """Its first id, as far as one of its ids is known."""
+    """First id of the request, once any of its ids is known."""
 
     def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
         assert (start, stop) == (0, self.rows), "a group is never split"
         return replace(super().piece(start, stop, first_sequence), follows=np.arange(self.rows) > 0)
 
     def check_places(self, rows: I64, ids: I64) -> None:
-        """Its ids are in a row, in its own order."""
+        """Raise `BadFrame` if the ids are not consecutive, in the order of the request."""
         places = set((ids - rows).tolist()) | ({self.place} if self.place is not None else set())
         if len(places) > 1:
             raise BadFrame(f"a group of {self.rows} transactions has ids that are not in a row")
@@ -331,7 +331,7 @@ class Built(Protocol):
 
 
 def request(mark: int, payload: bytes, header: int, locks: Sequence[Lock]) -> Callable[[Waiter, float], Request]:
-    """All but who waits for it, and until when; the others likewise."""
+    """Return a function that makes a request of a waiter and a deadline."""
     return partial(
         Request, mark, payload, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
     )
@@ -354,7 +354,7 @@ def _ends(sizes: I64) -> I64:
 
 
 def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError | None:
-    """Why the server would refuse the whole frame because of it, in a session that writes this format."""
+    """Return why a server whose session writes `format` would refuse a frame with this request; None if it would not."""
     if isinstance(request, BatchRequest):
         size, locks = int(request.lengths.max()), int(request.lock_counts.max())
     else:
