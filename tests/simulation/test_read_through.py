@@ -250,7 +250,7 @@ async def test_one_flipped_bit_is_named_by_its_range_and_the_rest_of_the_log_is_
         store.objects[name].data = data[:900] + bytes([data[900] ^ 1]) + data[901:]
         check(c, await read_all(pipeline.session, 0))  # from the replica that still has it
         c.trim(sealed(c.made)[6][0])
-        with pytest.raises(ArchiveDamaged, match=r"wrong are the ids \d+ to \d+ \(bytes \d+ to \d+\)") as caught:
+        with pytest.raises(ArchiveDamaged, match=r"damaged: the ids \d+ to \d+ \(bytes \d+ to \d+\)") as caught:
             await read_all(pipeline.session, 0)
         bad = caught.value.number("first_id")
         assert bad is not None

@@ -1,28 +1,28 @@
-"""What an archive of a partition consists of, and what proves it. Pure.
+"""Manifests: the objects that name everything that the archive holds of a partition. Pure.
 
-A manifest is an object with a number, made where none of that number was, and never changed; the newest counts. It names
-all that the archive has of one partition, in the order of ids and without a gap: *pieces*, which are sealed segments, and
-*chunks*, which are objects that name 64 pieces, or 64 smaller chunks. So an upload writes few names again, however long the
-log is, and the newest manifest proves every byte below it: each entry carries the SHA-256 of its object, and the CRC-32 of
-its records, which joins to that of the whole partition, the same as that of an export of these ids.
+A manifest is a numbered object that is created once and never changed; the newest one counts. It names everything that the
+archive has of one partition, in the order of ids and without a gap: *pieces*, which are sealed segments, and *chunks*,
+which are objects that name 64 pieces or 64 smaller chunks. So an upload rewrites few names, however long the log is. The
+newest manifest proves every byte below it: each entry carries the SHA-256 of its object and the CRC-32 of its records.
+These checksums combine to that of the whole partition, which is equal to the checksum of an export of the same ids.
 
     <store>/archive.json                                                      the label: which archive of which cluster
     <store>/partition-<n>/segment/<first>-<last>-<hash>                       a segment as on the disk, its index behind it
     <store>/partition-<n>/chunk/<level>-<first>-<last>-<hash>.json            64 entries of the level below
     <store>/partition-<n>/manifest/<number>.json                              from 1 on
-    <store>/partition-<n>/tail/<slot>                                         what no segment above has yet, see `unsealed`
+    <store>/partition-<n>/tail/<slot>                                         unsealed records, see `unsealed`
     <store>/partition-<n>/tail.json                                           which slots count
-    <store>/partition-<n>/timeline/<identity>/begin.json                      what a later timeline takes over
+    <store>/partition-<n>/timeline/<identity>/begin.json                      segments that a later timeline takes over
     <store>/partition-<n>/timeline/<identity>/manifest/<number>.json          its manifests from there on
-    <store>/partition-<n>/timeline/<identity>/tail.json, tail/<slot>          its tail
+    <store>/partition-<n>/timeline/<identity>/tail.json, tail/<slot>          its unsealed records
     <store>/metadata/<number>.json                                            the documents of the cluster, see `metadata`
 
-The first timeline of a log has its manifests and its tail in the folder of the partition, each later one in a folder of
-its own (`waltzd.protocol.timelines`). Segments and chunks have their names from their bytes, so timelines share them.
-`begin.json` is a manifest: the whole segments up to the fork, which the timeline takes over from its ancestors. All
-manifests and the tail of a later timeline name the whole lineage, so the store alone tells the tree.
+The first timeline of a log has its manifests and its unsealed records in the folder of the partition, each later timeline
+in a folder of its own (`waltzd.protocol.timelines`). Segments and chunks are named by their content, so timelines share
+them. `begin.json` is a manifest of the whole segments up to the fork, which the timeline takes over from its ancestors. All
+manifests of a later timeline, and its `tail.json`, name the whole lineage, so the store alone describes the tree.
 
-What lies there besides is no part of the archive.
+Other objects in the store are no part of the archive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LABEL = "archive.json"
 FAN_OUT = 64
 LEVEL_MAX = 8
 MANIFEST_BYTES_MAX = 256 << 10
-"""More than the largest manifest or chunk has."""
+"""Limit of the size of a manifest or chunk."""
 MaybeSha256: TypeAlias = Annotated[
     str, Rule(f"{IS_SHA256.what}, or nothing", lambda value: value == "" or IS_SHA256.holds(value))
 ]
@@ -57,21 +57,21 @@ MaybeSha256: TypeAlias = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Document):
-    """A piece, or a chunk: an object that holds the ids from a first to a last one."""
+    """The entry of a piece or a chunk: an object that holds the ids from `first` to `last`."""
 
     level: Annotated[int, whole(0, LEVEL_MAX)]
-    """0: a piece."""
+    """0 for a piece, 1 for a chunk of pieces, and so on."""
     first: int
     last: int
     record_bytes: int
-    """Bytes of the records, without what stands around them."""
+    """Bytes of the records alone, without headers, batch heads, locks and footers."""
     segments: int
     stored_bytes: int
     """Bytes of all segments with their indexes."""
     size: int
     """Bytes of the object."""
     index_bytes: int
-    """Bytes of the index, which is the end of a piece."""
+    """Bytes of the index, which is the end of the object of a piece."""
     crc: Crc
     """CRC-32 of the records."""
     sha256: Sha256
@@ -97,7 +97,7 @@ COLUMNS = tuple(column.name for column in fields(Entry))
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """What entries hold together."""
+    """Totals of several entries."""
 
     first: int = 0
     last: int = -1
@@ -124,7 +124,7 @@ def total_of(entries: Sequence[Entry]) -> Total:
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveObject(Document):
-    """An object of the archive that is a JSON text: its fields in their order, and what they add up to, for people."""
+    """An object of the archive in JSON: its fields in their order, and totals for people."""
 
     kind: ClassVar[str]
     """The member `kind` of the text."""
@@ -141,7 +141,7 @@ class ArchiveObject(Document):
         for one in fields(self):
             part = getattr(self, one.name)
             if ADDED in one.metadata and not getattr(self, "timelines", ()):
-                continue  # a log that never forked is as it was before there were timelines
+                continue  # logs that never forked are written as before timelines existed
             if isinstance(part, tuple):
                 part = [list(_members(row).values()) for row in part]
             elif isinstance(part, Mapping):
@@ -170,7 +170,7 @@ class ArchiveObject(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Label(ArchiveObject):
-    """The first object of an archive: a store that has none, or another one, is not the archive that was meant."""
+    """The first object of an archive. Without this label, a store is not the archive that is wanted."""
 
     kind = "label"
     archive: UUID
@@ -179,7 +179,7 @@ class Label(ArchiveObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk(ArchiveObject):
-    """Entries of one level, in an object of their own."""
+    """Entries of one level in an object of their own."""
 
     kind = "chunk"
     columns = COLUMNS
@@ -192,7 +192,7 @@ class Chunk(ArchiveObject):
         return _gap(self.entries)
 
     def entry(self) -> Entry:
-        """What names this chunk."""
+        """Return the entry that names this chunk."""
         text, total = self.text, total_of(self.entries)
         return Entry(
             level=self.entries[0].level + 1, first=total.first, last=total.last, record_bytes=total.record_bytes,
@@ -209,16 +209,16 @@ class Manifest(ArchiveObject):
     cluster: UUID
     partition: int
     shared: int = field(default=0, metadata={ADDED: True})
-    """Number of the manifest with which this timeline begins (`begin.json`), which is the number of segments that it takes
-    over from its ancestors. 0 for the first timeline."""
+    """Number of the manifest in `begin.json`, which is the number of segments that this timeline takes over from its
+    ancestors. 0 for the first timeline."""
     timelines: tuple[Annotated[Timeline, ROW], ...] = field(default=(), metadata={ADDED: True})
-    """Timelines of the log behind the first one; the manifest is of the last one."""
+    """Timelines of the log after the first one. The manifest belongs to the last of them."""
     number: int = 0
-    """0 is the empty one, which is in no store."""
+    """Number from 1 on; 0 for the empty manifest, which is not stored."""
     before: MaybeSha256 = ""
-    """SHA-256 of the manifest before."""
+    """SHA-256 of the manifest before; "" for the first one."""
     entries: tuple[Annotated[Entry, ROW], ...] = ()
-    """Large chunks first: levels never rise, and ids follow each other."""
+    """Entries in order of ids, without a gap. Levels never rise: large chunks come first."""
 
     def mistake(self) -> tuple[str, str] | None:
         if (mistake := lineage_mistake(self.timelines)) is not None:
@@ -239,7 +239,7 @@ class Manifest(ArchiveObject):
 
     @property
     def is_begin(self) -> bool:
-        """Whether it is the one with which a later timeline begins."""
+        """Whether this is the manifest with which a later timeline begins."""
         return self.timeline != FIRST and self.number == self.shared
 
     @cached_property
@@ -264,15 +264,15 @@ class Manifest(ArchiveObject):
         return sha256_of(self.text)
 
     def begun(self, lineage: Lineage, fetch: Callable[[Entry], Chunk]) -> Manifest:
-        """The manifest with which the newest timeline of `lineage` begins: of the segments here those that are whole up to
-        where both are the same log. `fetch` gives the chunk that an entry names."""
+        """Return the manifest with which the newest timeline of `lineage` begins: the segments here that end at or below
+        the last id that both timelines share. `fetch` returns the chunk that an entry names."""
         shared = lineage.shared_to(self.timeline)
         entries = self.entries if shared is None else tuple(_up_to(self.entries, shared, fetch))
         count = total_of(entries).segments
         return replace(self, number=count, before="", entries=entries, timelines=lineage.later, shared=count)
 
     def extended(self, piece: Entry) -> tuple[Manifest, tuple[Chunk, ...]]:
-        """The next manifest, with this piece behind all others, and the chunks that have to be in the store before it."""
+        """Return the next manifest, with this piece as its last, and the new chunks, which have to be stored before it."""
         assert piece.level == 0
         assert piece.first == self.last + 1, f"{piece.first} follows {self.last}"
         entries, chunks = [*self.entries, piece], []
@@ -284,11 +284,11 @@ class Manifest(ArchiveObject):
 
     @property
     def _hash(self) -> str:
-        """What the next manifest calls the one before; nothing for the empty one that is in no store."""
+        """SHA-256 that the next manifest states as `before`; "" for the empty manifest."""
         return self.sha256 if self.number or self.is_begin else ""
 
     def follows(self, before: Manifest) -> bool:
-        """Whether it can be what `before` became by more pieces."""
+        """Return whether this can be the manifest that followed `before`."""
         is_next = self.number == before.number + 1 and self.before == before._hash
         is_same = self._place == before._place
         return is_next and is_same and self.last > before.last
@@ -299,8 +299,8 @@ class Manifest(ArchiveObject):
 
 
 def _up_to(entries: Sequence[Entry], last_id: int, fetch: Callable[[Entry], Chunk]) -> Iterator[Entry]:
-    """Those whose ids all are up to this one; of a chunk that goes on behind it, its entries. This is how the entries stood
-    when they were as many."""
+    """Yield the entries up to an id, with a chunk that goes beyond it replaced by its own entries. These are the entries of
+    the manifest that ended there."""
     for entry in entries:
         if entry.last <= last_id:
             yield entry
@@ -346,7 +346,7 @@ def _gap(entries: Sequence[Entry]) -> tuple[str, str] | None:
 
 
 def opened(entry: Entry, text: bytes, partition: int, where: str) -> Chunk:
-    """The chunk that an entry names, once it is proven to be that one."""
+    """Decode the chunk that an entry names; raise `ArchiveDamaged` if it is not that chunk."""
     if sha256_of(text) != entry.sha256:
         raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
     found = Chunk.decode(text, where)
@@ -356,7 +356,7 @@ def opened(entry: Entry, text: bytes, partition: int, where: str) -> Chunk:
 
 
 def pieces_of(entries: Sequence[Entry], fetch: Callable[[Entry], Chunk]) -> Iterator[Entry]:
-    """All pieces below these entries, in order. `fetch` gives the chunk that an entry names."""
+    """Yield all pieces below these entries, in order. `fetch` returns the chunk that an entry names."""
     for entry in entries:
         if entry.level == 0:
             yield entry

@@ -1,12 +1,11 @@
-"""Committed records out of an archive: blocking code over a store, through a bounded cache on disk.
+"""Reads committed records from an archive, through a bounded cache on disk. All calls block.
 
-The unit is the piece, as in the archive: it is fetched whole, in steps, and not one byte of it is used before its SHA-256
-is the one that the manifest states. Then it is a file in the cache, and every read of that file proves what it gives by
-the checksums of the records themselves: a cache that rots costs one more fetch, and gives nothing that is wrong.
+Archived segments are fetched whole, in steps. No byte of a segment is used before its SHA-256 was compared with the
+manifest. It is then a file in the cache, and every read of that file checks the checksums of the records. So a damaged
+cache costs another fetch, and never returns wrong records.
 
-Files in the cache have no name: whatever ends the process ends them, so nothing is left behind, and nothing old is ever
-taken for the archive. A piece that leaves the cache stays as long as a reader holds it.
-"""
+Files in the cache are unlinked when they are created, so they vanish with the process, and no old file is ever taken for
+the archive. A segment that is evicted from the cache lives as long as a reader holds it."""
 
 from __future__ import annotations
 
@@ -37,25 +36,25 @@ from waltzd.format.span import Span
 from waltzd.protocol.descriptions import Archived
 
 STEP_BYTES = 8 << 20
-"""Of one request: as much of a piece is in memory at a time."""
+"""Bytes of one request, which limits how much of a segment is in memory at a time."""
 ATTEMPTS = 3
-"""A piece that came with wrong bytes is fetched again: the fault may have been on the way."""
+"""Number of attempts to fetch a segment with the right bytes: the fault may be on the network."""
 PARTITIONS_MAX, CHUNKS_MAX, TIMES_MAX = 256, 256, 4096
-"""Newest manifests, chunks and times of pieces that are kept in memory."""
+"""Numbers of newest manifests, of chunks, and of times of segments that are kept in memory."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class CachedSegmentDamaged(Exception):
-    """Bytes of a piece in the cache are not what was fetched."""
+    """Bytes of a segment in the cache differ from those that were fetched."""
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
 class _UnnamedFile:
-    """A file without a name. It is gone with the last reference to it."""
+    """An unlinked temporary file, which is freed with the last reference to it."""
 
     def __init__(self, directory: str | None, path: str) -> None:
         self.path = path
@@ -78,7 +77,7 @@ class _UnnamedFile:
             raise _cache_failed(self._directory, error) from error
 
     def cut(self, size: int) -> None:
-        """Only the first bytes are looked at: those of the segment, without the index behind it."""
+        """Treat the first `size` bytes as the whole file: the segment without the index that follows it."""
         self._size = size
 
     def size(self) -> int:
@@ -116,7 +115,7 @@ class CachedSegment:
         self._file = file
         file.cut(entry.size - entry.index_bytes)
         self._next = entry.first, HEADER_BYTES
-        """An id of format 0, and where it begins: readers go on where they stopped."""
+        """In format 0, the id after the last read, and its offset: most reads are consecutive."""
         self._footer: Footer | None = None
         try:
             version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
@@ -128,7 +127,8 @@ class CachedSegment:
                 raise CachedSegmentDamaged(file.path)
 
     def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
-        """Sound records from `first_id` on, up to `last_id`, to the end of the piece and to `bytes_max`, at least one."""
+        """Return sound records from `first_id` on, up to `last_id`, the end of the segment and `bytes_max`; at least
+        one."""
         assert self.entry.first <= first_id <= self.entry.last
         last_id = min(last_id, self.entry.last)
         if self._footer is None:
@@ -137,7 +137,7 @@ class CachedSegment:
         return records_of(found, first_id, last_id, bytes_max, with_locks=with_locks)
 
     def first_since(self, time: int) -> int:
-        """The first id whose time is `time` or later; the one behind the piece where none is."""
+        """Return the first id whose time is `time` or later; the id after the segment if there is none."""
         if self._footer is None:
             return self.entry.last + 1
         places = self._footer.batches
@@ -153,7 +153,7 @@ class CachedSegment:
         return head
 
     def _batches(self, footer: Footer, first_id: int, bytes_max: int) -> list[Batch]:
-        """From the batch on that holds this id, up to `bytes_max`, at least one."""
+        """Return the batches from the one that holds `first_id` on, up to `bytes_max` bytes, at least one."""
         places = footer.batches
         at = bisect_right(places, first_id, key=lambda place: self._head(place).first_id) - 1
         place, fits = int(places[at]), int(places.searchsorted(places[at] + bytes_max, "right")) - 1
@@ -173,7 +173,7 @@ class CachedSegment:
         offset, end = self._place_of(first_id), self._file.size()
         raw = memoryview(self._file.read(offset, min(bytes_max, end - offset)))
         bounds = walk(raw)
-        if len(bounds) == 1:  # one that is larger
+        if len(bounds) == 1:  # the record is larger than bytes_max
             head = self._file.read(offset, min(OVERHEAD_BYTES, end - offset))
             size = OVERHEAD_BYTES + id_and_length(head)[1] if len(head) == OVERHEAD_BYTES else 0
             if not OVERHEAD_BYTES <= size <= end - offset:
@@ -189,7 +189,8 @@ class CachedSegment:
         return run
 
     def _place_of(self, id_: int) -> int:
-        """By where the last reader stopped, or the index, if a sound record says the same; else by all records in front."""
+        """Return the offset of a record: where the last read ended, or where the index says, if a sound record starts
+        there; else by a scan of all records before it."""
         end, known = self._file.size(), self._next
         if known[0] == id_:
             return known[1]
@@ -219,7 +220,7 @@ class SegmentCache:
     was fetched last stays, however large. May be used by several threads."""
 
     def __init__(self, bytes_max: int, directory: str | None = None) -> None:
-        """`directory`: None for that of the system for temporary files."""
+        """`directory`: directory of the files; None for the temporary directory of the system."""
         self.bytes = 0
         self._bytes_max = bytes_max
         self._directory = directory
@@ -234,11 +235,11 @@ class SegmentCache:
             return found
 
     def holds(self, size: int) -> bool:
-        """Whether so much fits, all else left out."""
+        """Return whether `size` bytes fit into the empty cache."""
         return size <= self._bytes_max
 
     def begin(self, entry: Entry, path: str) -> _UnnamedFile:
-        """A file for a piece. There is room for it."""
+        """Create the file of a segment, after evicting others to make room for it."""
         with self._lock:
             while self._pieces and self.bytes + entry.size > self._bytes_max:
                 self._take_out(next(iter(self._pieces)))
@@ -268,23 +269,23 @@ class SegmentCache:
 
 @dataclass
 class ReadCounters:
-    """Since the process began."""
+    """Counters since the start of the process."""
 
     fetched_bytes: int = 0
-    """Of pieces, from the store."""
+    """Bytes of segments that were fetched from the store."""
     pieces: int = 0
-    """That were fetched to their end."""
+    """Number of segments that were fetched completely."""
     hits: int = 0
     misses: int = 0
-    """How often a piece was in the cache, and how often it was not."""
+    """Reads that found their segment in the cache, above, and reads that did not."""
     failures: int = 0
-    """Reads that the store or the cache has kept from being made."""
+    """Reads that failed because of the store or the cache."""
     cached_bytes: int = 0
-    """At this moment."""
+    """Current size of the cache in bytes."""
 
 
 class ArchiveReader:
-    """The archives of the partitions of one cluster, in one store. May be used by several threads."""
+    """Reader of all partitions of one cluster in one store. Threads may share it."""
 
     def __init__(self, store: Store, cluster: UUID, cache: SegmentCache) -> None:
         self.counters = ReadCounters()
@@ -298,14 +299,14 @@ class ArchiveReader:
         self._lock = threading.Lock()
 
     def told(self) -> ReadCounters:
-        """What was counted, and what is in the cache now."""
+        """Return the counters, with the current size of the cache."""
         return replace(self.counters, cached_bytes=self.cache.bytes)
 
     def read(
         self, partition: int, known: Archived, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False
     ) -> Run:
-        """Records from `first_id` on, which `known` reaches; up to `last_id`, to the end of their piece and to
-        `bytes_max`, at least one."""
+        """Return records from `first_id` on, which the manifest `known` holds, up to `last_id`, the end of their segment
+        and `bytes_max`; at least one."""
         for _ in range(ATTEMPTS):
             piece = self.piece(partition, self.entry(partition, known, first_id))
             try:
@@ -317,7 +318,7 @@ class ArchiveReader:
     # -- by id
 
     def entry(self, partition: int, known: Archived, id_: int) -> Entry:
-        """The piece that holds this id."""
+        """Return the manifest entry of the segment that holds this id."""
         assert 0 <= id_ <= known.last_id
         archive = self._archive(partition, known)
         entries = archive.manifest(known.number, known.sha256).entries
@@ -326,7 +327,7 @@ class ArchiveReader:
         return found
 
     def at_hand(self, partition: int, known: Archived, id_: int) -> CachedSegment | None:
-        """The piece that holds this id, where it takes no question to the store."""
+        """Return the segment that holds this id if no call to the store is needed; else None."""
         archive = self._archives.get((partition, known.timeline))
         manifest = None if archive is None else archive.known(known)
         if manifest is None:
@@ -340,7 +341,7 @@ class ArchiveReader:
         return self.cache.get(found)
 
     def piece(self, partition: int, entry: Entry) -> CachedSegment:
-        """From the cache, or else from the store."""
+        """Return a segment from the cache, or else from the store."""
         found = self.cache.get(entry)
         if found is not None:
             self.counters.hits += 1
@@ -363,7 +364,7 @@ class ArchiveReader:
         return FileHeader(created_ms=0, key=self._cluster, partition=partition, first_id=entry.first)
 
     def _fetch(self, partition: int, entry: Entry, file: _UnnamedFile) -> str:
-        """What is wrong with it; empty for nothing."""
+        """Fetch a segment into `file`; return what is wrong with its bytes, or "" for nothing."""
         hashing, name = sha256(), entry.name(partition)
         while file.size() < entry.size:
             try:
@@ -383,13 +384,13 @@ class ArchiveReader:
         return "" if hashing.hexdigest() == entry.sha256 else "it has other bytes than were written there"
 
     def rotten(self, partition: int, entry: Entry, trouble: str = "", file: _UnnamedFile | None = None) -> ArchiveDamaged:
-        """What is told of a piece that does not prove itself, by range."""
+        """Return the error about a segment whose records fail their checks, with the damaged ranges."""
         bad = _bad_ids(file, entry, self._header(partition, entry)) if file is not None else []
         where = ", ".join(f"the ids {first} to {last} (bytes {start} to {end})" for first, last, start, end in bad[:8])
         first_id, last_id = (bad[0][0], bad[-1][1]) if bad else (entry.first, entry.last)
         return ArchiveDamaged(
             f"{self._store.place}: {entry.name(partition)}, which has the ids {entry.first} to {entry.last}: "
-            f"{trouble or 'its records do not prove themselves'}; wrong are {where or 'no records by themselves'}",
+            f"{trouble or 'its records fail their checks'}; damaged: {where or 'no record by itself'}",
             not_done="nothing of it was given to a reader",
             partition=partition,
             first_id=first_id,
@@ -399,8 +400,8 @@ class ArchiveReader:
     # -- by time
 
     def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`.
-        Those of format 0 have none, and count as earlier than any."""
+        """Return the highest id before the first transaction whose time is `time` or later, among the ids up to `last_id`.
+        Transactions of format 0 have no time and count as earlier than any."""
         archive = self._archive(partition, known)
         entries = archive.manifest(known.number, known.sha256).entries
         while (at := bisect_left(entries, time, key=lambda entry: self._last_time(archive, entry))) < len(entries):
@@ -419,7 +420,7 @@ class ArchiveReader:
         raise self.rotten(partition, found)
 
     def times_of(self, partition: int, piece: Entry) -> tuple[int, int]:
-        """The first and the last time of a piece, by its footer alone; `NO_TIME` for both in format 0."""
+        """Return the first and the last time of a segment by its footer alone; `NO_TIME` for both in format 0."""
         found = self._times.get(piece.sha256)
         if found is None:
             found = self._read_times(partition, piece)
@@ -475,12 +476,12 @@ def _holder(entries: Sequence[Entry], id_: int) -> Entry:
 
 
 def _bad_ids(file: _UnnamedFile, entry: Entry, header: FileHeader) -> list[tuple[int, int, int, int]]:
-    """Which records of a piece do not prove themselves: ids and bytes, as far as a reader of bytes can tell."""
+    """Return the damaged ranges of a segment, as (first id, last id, first byte, last byte)."""
     end = min(file.size(), entry.size - entry.index_bytes)
     try:
         version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
         found = survey(file, first_id=entry.first, end=end, version=version, id_limit=entry.last + 1)  # type: ignore[arg-type]
-    except (WaltzError, CachedSegmentDamaged):  # whatever is wrong with its header
+    except (WaltzError, CachedSegmentDamaged):  # its header is wrong
         return [(entry.first, entry.last, 0, HEADER_BYTES - 1)]
     bad = [(gap.first_id, gap.last_id, gap.first_byte, gap.last_byte) for gap in found.gaps]
     if found.next_id <= entry.last:

@@ -1,15 +1,15 @@
-"""Signatures of what proves an archive: whoever can only write to its store cannot replace the log.
+"""Signatures of archive objects, so that write access to the store is not enough to forge a log.
 
-Manifests, the label, `tail.json` and the saved documents name everything else by its SHA-256. Each of them ends with a line
-of its own, an HMAC-SHA256 over its name and its content with a key of the cluster. The key is in a file that storages,
-servers and people have, and never in the store.
+Manifests, the label, `tail.json` and the saved metadata name everything else by its SHA-256. Each of these objects ends
+with a signature line: an HMAC-SHA256 over its name and its content with a key of the cluster. The key is in a file of
+storages, servers and operators, and never in the store.
 
-`SignedStore` stands in front of a store: what is written is signed, and what is read is checked and comes without its
-line, so nothing else in this room knows of signatures. Without a key nothing is checked or signed. An archive that is older
-than its key is readable where `accepts_unsigned` says so, and is signed by `waltzctl archive sign`.
+`SignedStore` wraps a store: it signs objects that are written, checks objects that are read, and strips the signature line.
+Nothing else in this package handles signatures. Without a key nothing is checked or signed. With `accepts_unsigned`,
+objects from before the key existed are readable; `waltzctl archive sign` signs them.
 
-A signature proves what was written, and not that it is the newest: whoever can write to the store can delete from it, or
-put an older manifest, tail or document back in the place of its successor.
+A signature proves that an object was written by the cluster, not that it is the newest: with write access, an attacker can
+delete objects, or replace an object by an older version of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadConfig, ObjectExists, UnsignedArchive
 
 VARIABLE = "WALTZ_ARCHIVE_KEY"
-"""Of the environment of people and tools: the file with the key."""
+"""Environment variable of commands with the path of the key file."""
 KEY_BYTES = 32
 _KEY = re.compile(rb"waltz-archive-key:([0-9a-f]{64})\n?")
 _LINE = re.compile(rb'\{"signature":"([0-9a-f]{64})"\}\n\Z')
@@ -37,25 +37,25 @@ LINE_BYTES = len(b'{"signature":""}\n') + 64
 
 
 def is_signed(name: str) -> bool:
-    """Whether objects of this name carry a signature. Chunks, segments and slots need none: something signed has their
-    hash."""
+    """Return whether objects of this name carry a signature. Chunks, segments and slots have none, because a signed object
+    states their hash."""
     return name.endswith(".json") and "/chunk/" not in name
 
 
 def new_key() -> bytes:
-    """The content of a file with a new key."""
+    """Return the content of a key file with a new key."""
     return b"waltz-archive-key:" + secrets.token_bytes(KEY_BYTES).hex().encode() + b"\n"
 
 
 def read_key(path: str | Path) -> bytes:
-    """The key in a file that only its owner reads; `BadConfig` when it is not one."""
+    """Read the key in a file; raise `BadConfig` if it holds no key, or if other users can read it."""
     try:
         with open(path, "rb") as file:
             mode, found = os.fstat(file.fileno()).st_mode, _KEY.fullmatch(file.read(200))
     except OSError as error:
         raise BadConfig(f"{path}: the key of the archive cannot be read: {error.strerror}") from error
     if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadConfig(f"{path} can be read by other users of this machine, and is a key: chmod 600 {path}")
+        raise BadConfig(f"{path} holds a key and is readable by other users of this machine: chmod 600 {path}")
     if found is None:
         raise BadConfig(f"{path} holds no key of an archive; `waltzctl archive sign --new-key FILE` makes one")
     return bytes.fromhex(found[1].decode())
@@ -68,12 +68,12 @@ def key_of_environment() -> bytes | None:
 
 class SignedStore:
     def __init__(self, store: Store, key: bytes | None, *, accepts_unsigned: bool = False) -> None:
-        """`accepts_unsigned`: an object without a signature is read all the same, one with a wrong signature never is."""
+        """`accepts_unsigned`: read objects without a signature. A wrong signature is always an error."""
         self._store = store
         self._key = key
         self._accepts_unsigned = accepts_unsigned or key is None
         self.seen: Counter[str] = Counter()
-        """Objects that were read: `verified`, `unsigned`, or `unchecked`, which are signed and nobody gave the key."""
+        """Numbers of objects that were read: `verified`, `unsigned`, or `unchecked` (signed, but no key was given)."""
 
     @property
     def place(self) -> str:
@@ -81,7 +81,7 @@ class SignedStore:
 
     @property
     def inner(self) -> Store:
-        """The store itself."""
+        """The wrapped store."""
         return self._store
 
     def put_new(self, name: str, data: Buffer) -> str:
@@ -91,8 +91,9 @@ class SignedStore:
         return self._store.put_if(name, self._signed(name, data), tag)
 
     def get_range(self, name: str, offset: int, size: int) -> bytes:
-        """Of a signed object no part comes without the whole: it is read up to where this range ends, and a line more. One
-        that goes on behind that is larger than its kind, which the caller sees, and comes as it is."""
+        """Read a range of an object. A signed object is read from its start to the end of the range, and one signature line
+        more, to check it. If it is longer than that, it exceeds the limit of its kind: the bytes are returned unchecked,
+        and the caller rejects them by their length."""
         if not is_signed(name):
             return self._store.get_range(name, offset, size)
         wanted = offset + size + LINE_BYTES
@@ -146,7 +147,7 @@ def _signature(key: bytes, name: str, text: bytes) -> str:
 
 
 def unsigned_among(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
-    """Those of these objects that carry no signature. `UnsignedArchive` for one that another key has signed."""
+    """Return the names of the objects without a signature; raise `UnsignedArchive` if another key signed one."""
     signing, found = SignedStore(store, key, accepts_unsigned=True), []
     for name in names:
         before = signing.seen["unsigned"]
@@ -156,8 +157,8 @@ def unsigned_among(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
 
 
 def sign_all(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
-    """Sign the objects with these names that carry no signature, and return which they were. Nothing says that they are
-    what was written: whoever calls this vouches for it. One that a daemon replaces meanwhile is signed by the daemon."""
+    """Sign those of the objects that have no signature, and return their names. Their content is not checked: the caller
+    has to trust the store. An object that a daemon replaces meanwhile is skipped, because the daemon signs it."""
     signing, made = SignedStore(store, key), []
     for name in names:
         listed = store.head(name)
