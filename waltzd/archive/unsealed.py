@@ -1,16 +1,17 @@
-"""The tail of a partition in its archive: what is committed, and in no segment that a manifest names.
+"""Unsealed records in an archive: committed records that are in no archived segment yet.
 
-A segment is large, so each round uploads only what is new: records as the disk has them, into *slots*, objects that are
-written over when what they held is archived. One small object, `tail.json`, says which slots count, with the hash of each,
-and up to which moment all that was committed is there. Beside a manifest that reaches to `since`, it leaves no gap.
+Segments are large, so each round uploads only new records, as they are on disk, into *slots*: objects that are overwritten
+once their records are in an archived segment. One small object, the index `tail.json`, lists the valid slots with their
+hashes, and states up to which time all committed records are in the archive. The slots and the newest manifest leave no
+gap.
 
-The order of a round: the slot, read back, then `tail.json`. A slot is written over only by who has read, in `tail.json`, a
-tag that it still has; and only where `tail.json` does not count it, or a manifest holds all its ids. So whatever is killed,
-and however many write at once, `tail.json` never names what is not there, except where a manifest covers it meanwhile. A
-reader that meets other bytes in a slot reads manifest and `tail.json` again.
+A round writes the slot, reads it back, and then writes `tail.json`. A writer overwrites a slot only if the slot still has
+the tag that the writer read in `tail.json`, and only if `tail.json` does not list the slot or a manifest holds all its ids.
+So with crashes and several writers, `tail.json` never lists a slot that is not there, unless a manifest holds its ids by
+then. A reader that finds other bytes in a slot reads manifest and `tail.json` again.
 
-Behind its records a slot has 16 bytes that no other upload has, because some stores make the tag of an object from its
-bytes: the same records, uploaded twice, have to have two tags.
+The last 16 bytes of a slot are unique to its upload, because some stores derive the tag of an object from its bytes: equal
+records that are uploaded twice must get two tags.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
 SLOTS_MAX = 64
 UNIQUE_BYTES = 16
-"""At the end of a slot."""
+"""Number of unique bytes at the end of a slot."""
 READS_MAX = 10
-"""So often a reader begins again, when an upload came between."""
+"""Number of attempts to read slots while uploads overwrite them."""
 
 
 def unsealed_index_name(partition: int, timeline: UUID = FIRST) -> str:
@@ -52,22 +53,22 @@ def slot_name(partition: int, slot: int, timeline: UUID = FIRST) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot(Document):
-    """What one slot holds: records of one segment, in its format."""
+    """The entry of one slot, which holds records of one segment in the format of that segment."""
 
     slot: int
     first: int
     last: int
     format: int
     record_bytes: int
-    """Of the records, without what stands around them."""
+    """Bytes of the records alone."""
     size: int
-    """Of the object."""
+    """Bytes of the object."""
     time: int
-    """Of its last batch, in microseconds since 1970; 0 in format 0."""
+    """Time of the last batch, in microseconds since 1970; 0 in format 0."""
     crc: Crc
     """CRC-32 of the records."""
     sha256: Sha256
-    """Of the object."""
+    """SHA-256 of the object."""
 
     def mistake(self) -> tuple[str, str] | None:
         if self.first > self.last:
@@ -81,7 +82,7 @@ class Slot(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class UnsealedIndex(ArchiveObject):
-    """Which slots count. The slots follow each other without a gap, and the first one begins at `since` or before."""
+    """The object `tail.json`. Its slots follow each other without a gap, and the first begins at `since` or before."""
 
     kind = "tail"
     columns = tuple(column.name for column in fields(Slot))
@@ -89,17 +90,18 @@ class UnsealedIndex(ArchiveObject):
     cluster: UUID
     partition: int
     timelines: tuple[Annotated[Timeline, ROW], ...] = field(default=(), metadata={ADDED: True})
-    """Timelines of the log behind the first one; the tail is of the last one."""
+    """Timelines of the log after the first one. The index belongs to the last of them."""
     number: int
-    """Of the writes, so that a reader sees which is newer."""
+    """Number of the write, from 1 on."""
     session: int
-    """The highest in which an owner had it written."""
+    """Highest session in which an owner requested a write."""
     since: int
-    """The first id that no manifest had."""
+    """First id that was in no manifest."""
     moment: int
-    """All that was committed at this time is here or in a manifest: microseconds since 1970, by an owner's clock."""
+    """Time up to which all committed records are here or in a manifest: microseconds since 1970, by the clock of an
+    owner."""
     tags: Mapping[int, AnyText] = field(default_factory=dict)
-    """The tag of each slot that was ever written, as far as it is known."""
+    """Last known tag of each slot that was ever written."""
     slots: tuple[Annotated[Slot, ROW], ...] = ()
 
     def mistake(self) -> tuple[str, str] | None:
@@ -120,7 +122,7 @@ class UnsealedIndex(ArchiveObject):
 
     @property
     def last(self) -> int:
-        """All ids up to this one are here or in a manifest."""
+        """Id up to which all records are here or in a manifest."""
         return self.slots[-1].last if self.slots else self.since - 1
 
 
@@ -129,14 +131,14 @@ class UnsealedIndex(ArchiveObject):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotRecords:
-    """The records of a slot whose hash is the one that `tail.json` says."""
+    """The records of a slot whose hash was compared with `tail.json`."""
 
     slot: Slot
     data: memoryview
     where: str
 
     def content(self) -> Content:
-        """Its records, each proven: a run of format 0, or whole batches."""
+        """Check and return the records: a run of format 0, or whole batches."""
         found = self._batches() if self.slot.format == BATCHES else self._run()
         runs, crc = runs_of(found), 0
         for run in runs:
@@ -170,7 +172,7 @@ class SlotRecords:
 
 
 def unsealed_index_at(store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> UnsealedIndex | None:
-    """What `tail.json` of this timeline says; None where there is none."""
+    """Read `tail.json` of a timeline; return None if there is none."""
     name = unsealed_index_name(partition, timeline)
     where = f"{store.place}: {name}"
     try:
@@ -185,16 +187,16 @@ def unsealed_index_at(store: Store, label: Label, partition: int, timeline: UUID
 
 
 def read_unsealed(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, UnsealedIndex | None, list[SlotRecords]]:
-    """The newest manifest, from one that is known on; and what is behind its last id, in order, from `tail.json` and the
-    slots that it names. The first part may begin within the manifest; nothing is missing between the two. The index is None
-    where there is none, and it has no part where the manifest holds all of it."""
+    """Return the newest manifest, starting from a known one, `tail.json`, and the records of its slots that go beyond the
+    manifest. The first slot may begin within the manifest; no id is missing between the two. The index is None if there is
+    none."""
     for _ in range(READS_MAX):
         index = unsealed_index_at(archive.store, archive.label, archive.partition, archive.timeline)
         known = archive.newest_after(known)
         if index is None:
             return known, None, []
         if index.since > known.last + 1:
-            continue  # a manifest was made between two looks
+            continue  # a manifest was created between the two reads
         parts, wrong = [], ""
         for slot in index.slots:
             if slot.last > known.last:
@@ -217,7 +219,7 @@ def read_unsealed(archive: PartitionArchive, known: Manifest) -> tuple[Manifest,
 
 
 def _part(archive: PartitionArchive, slot: Slot) -> tuple[SlotRecords | None, str]:
-    """Or what is wrong with it."""
+    """Read a slot; return its records, or None and what is wrong with it."""
     name = slot_name(archive.partition, slot.slot, archive.timeline)
     where = f"{archive.store.place}: {name}"
     try:

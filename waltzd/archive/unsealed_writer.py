@@ -1,9 +1,7 @@
-"""One round of the upload of unsealed records, plain code over a store. A crash between any two steps does no harm. The
-format is in `unsealed`.
+"""Uploads of unsealed records, in the format of `unsealed`. A crash between any two steps does no harm.
 
-Records come from the replica at hand. Small slots are merged as they grow old: a slot is uploaded again together with the
-one behind it until it has some megabytes, so a byte is uploaded a few times, and a segment needs some dozens of slots.
-"""
+Records are read from the local replica. Small slots are merged: a slot is uploaded again together with the following
+records until it has some megabytes. So each byte is uploaded a few times, and a segment needs some dozens of slots."""
 
 from __future__ import annotations
 
@@ -27,18 +25,18 @@ from waltzd.protocol.peers import Content, runs_of
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 SLOT_BYTES = 8 << 20
-"""A slot of more is not uploaded again."""
+"""Size above which a slot is not merged any more."""
 CROWD = 16
-"""With each so many slots they may have twice as many bytes: 64 of them hold a gigabyte."""
+"""Number of slots after which the size limit doubles, so that 64 slots hold a gigabyte."""
 TRIES_MAX = 20
 
 Read: TypeAlias = Callable[[int, int, int], Content]
-"""Records as the disk has them, from an id on, of up to so many bytes and at least one. None behind the second id, but in
-the last batch."""
+"""Function (first id, last id, bytes) that reads records from disk: at least one, up to a number of bytes, and none after
+the last id, except in the batch that holds it."""
 
 
 class _Moved(Exception):
-    """Another writer was at it, or this one when an answer was lost: it begins again with what is there."""
+    """Another writer changed an object, or this one did and the answer was lost: the round starts again."""
 
 
 @dataclass
@@ -58,13 +56,13 @@ class _Piece:
         return sum(map(len, self.parts))
 
     def is_behind(self, slot: Slot, size_max: int) -> bool:
-        """Whether it is worth to upload that slot again together with this piece."""
+        """Return whether that slot is small enough to be merged with this piece."""
         is_small = slot.size < 2 * self.size and slot.size + self.size <= size_max
         return is_small and slot.format == self.format and slot.last + 1 == self.first
 
 
 class UnsealedWriter:
-    """What one archive has of the tail of one partition, on its current timeline. Another timeline has another tail."""
+    """Writer of the unsealed records of one partition, on one timeline."""
 
     def __init__(
         self,
@@ -81,13 +79,13 @@ class UnsealedWriter:
         self.partition = partition
         self._known: UnsealedIndex | None = None
         self._tag: str | None = None
-        """Of `tail.json`, which the next write replaces; None where there is none."""
+        """Tag of `tail.json`, which the next write replaces; None if there is none."""
 
     def add(self, *, session: int, since: int, last: int, moment: int, read: Read) -> UnsealedIndex:
-        """The tail with all committed records up to `last`, once it is in the store. `since`: the first id that no manifest
-        in the store has. `moment`: all that was committed by then is not behind `last`."""
+        """Upload committed records up to `last`, and return the new index. `since`: the first id that is in no stored
+        manifest. `moment`: time up to which all committed records have ids up to `last`."""
         for _ in range(TRIES_MAX):
-            stored, self._known = self._known or self._load(), None  # where this ends midway, it is read again
+            stored, self._known = self._known or self._load(), None  # after an error it is read again
             try:
                 found = self._add(stored, session, max(since, stored.since), last, moment, read)
             except _Moved:
@@ -96,13 +94,13 @@ class UnsealedWriter:
             return found
         raise ObjectExists(
             f"{self._where(self._index_name)} was changed by another writer again and again",
-            next_step="nothing, if two owners were at it; otherwise find out who else writes to this store",
+            next_step="none, if the partition changed its owner; otherwise find out what else writes to this store",
         )
 
     def _load(self) -> UnsealedIndex:
         name = self._index_name
         try:
-            self._tag = self.store.head(name).tag  # first: what is written then is written over nothing newer
+            self._tag = self.store.head(name).tag  # read first, so that a newer version is never overwritten
         except ObjectAbsent:
             self._tag = None
             self._check_label()
@@ -113,10 +111,10 @@ class UnsealedWriter:
             text = read_object(self.store, name, MANIFEST_BYTES_MAX)
             if text != read_object(self.store, name, MANIFEST_BYTES_MAX):
                 raise
-        return self._empty()  # it has rotted, and names nothing any more
+        return self._empty()  # it is damaged, and names nothing any more
 
     def _check_label(self) -> None:
-        """Where nothing of this tail is, the store may have been emptied: nothing is begun there then."""
+        """Raise `ForeignArchive` if the label is gone: the store was emptied, and must not be filled again."""
         try:
             found = Label.decode(read_object(self.store, LABEL, MANIFEST_BYTES_MAX), self._where(LABEL))
         except ObjectAbsent:
@@ -132,14 +130,14 @@ class UnsealedWriter:
         )  # fmt: skip
 
     def _add(self, stored: UnsealedIndex, session: int, since: int, last: int, moment: int, read: Read) -> UnsealedIndex:
-        if session < stored.session:  # a newer owner is at it, and knows more
+        if session < stored.session:  # a newer owner has written
             return stored
         kept = [slot for slot in stored.slots if slot.last >= since]
         reached = kept[-1].last if kept else since - 1
         if last <= stored.last and moment <= stored.moment and stored.number:
             return stored
         taken = {slot.slot for slot in kept}
-        """Slots that nobody writes over: `tail.json` counts them, and no manifest has their ids."""
+        """Slots that must not be overwritten: `tail.json` lists them, and no manifest has their ids."""
         tags = dict(stored.tags)
         for piece in self._pieces(kept, reached, last, read):
             slot = next(slot for slot in range(2 * SLOTS_MAX) if slot not in taken)
@@ -161,7 +159,7 @@ class UnsealedWriter:
         return said
 
     def _pieces(self, kept: list[Slot], reached: int, last: int, read: Read) -> Iterator[_Piece]:
-        """What is behind `reached`, in pieces for one slot each. Slots that the first one takes in leave `kept`."""
+        """Yield the records after `reached`, in pieces for one slot each. Slots that are merged are removed from `kept`."""
         while reached < last and len(kept) < SLOTS_MAX:
             size_max = SLOT_BYTES << len(kept) // CROWD
             piece = _collected(read, reached + 1, last, size_max)
@@ -173,7 +171,7 @@ class UnsealedWriter:
             yield piece
 
     def _with(self, slot: Slot, piece: _Piece, read: Read) -> _Piece:
-        """Both as one. What the slot holds is read from the replica."""
+        """Merge a slot and the piece after it. The records of the slot are read from the replica."""
         again = _collected(read, slot.first, slot.last, slot.size)
         if again is None or (again.last, again.crc) != (slot.last, slot.crc):
             raise ArchiveDamaged(
@@ -186,7 +184,7 @@ class UnsealedWriter:
     # -- writing
 
     def _put(self, stored: UnsealedIndex, slot: int, data: bytes) -> str:
-        """Its new tag, once the bytes were seen there."""
+        """Write a slot, read it back, and return its new tag."""
         name = self._slot_name(slot)
         try:
             if slot in stored.tags:
@@ -201,8 +199,8 @@ class UnsealedWriter:
         return tag
 
     def _learn(self, stored: UnsealedIndex, slot: int) -> None:
-        """Another writer was there, and may be about to count it. Once `tail.json` has the tag, that one cannot any more,
-        as it would write over what it has not read."""
+        """Save the new tag of a slot that another writer overwrote and may be about to list. Its write of `tail.json` then
+        fails, because `tail.json` has changed since that writer read it."""
         tags = {known: tag for known, tag in stored.tags.items() if known != slot}
         with suppress(ObjectAbsent):
             tags[slot] = self.store.head(self._slot_name(slot)).tag
@@ -230,7 +228,7 @@ class UnsealedWriter:
 
 
 def _collected(read: Read, first: int, last: int, bytes_max: int) -> _Piece | None:
-    """Records of one format from `first` on, as many as fit. None where no whole batch ends at `last` or before."""
+    """Read records of one format from `first` on, up to `bytes_max`; return None if no whole batch ends by `last`."""
     found: _Piece | None = None
     size = 0
     while first <= last and size < bytes_max:

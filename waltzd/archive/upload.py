@@ -1,10 +1,9 @@
-"""One more piece for the archive of a partition: plain code over a store, which any step may end.
+"""Uploads of segments to the archive of a partition. A crash after any step does no harm.
 
-The order is all of it: the object, read back; the chunks, read back; the manifest that names them. Until the manifest is
-there, what was uploaded is an orphan and nothing more; from then on everything that it names was seen in the store. Each
-step can be done again: an object that is there already is compared, and a manifest that another storage made first is taken
-over where it proves the same log.
-"""
+The order of the steps ensures this: the object, which is read back; the chunks, which are read back; the manifest that
+names them. Before the manifest exists, uploaded objects are orphans; once it exists, everything that it names was seen in
+the store. Each step is idempotent: an object that exists is compared, and a manifest that another storage created first is
+adopted if it proves the same log."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ from waltzd.protocol.timelines import FIRST, Lineage
 
 STEP_BYTES = 1 << 20
 READ_BYTES = 256 << 20
-"""Of an object at once: a segment in one request, and one that is larger in a few."""
+"""Bytes of one request when an object is read back: one request for most segments, a few for larger ones."""
 
 
 def label_in(store: Store, cluster: UUID, fresh_id: Callable[[], UUID], wanted: UUID | None) -> Label:
-    """The label of the archive in this store. One is made where there is none and none is known."""
+    """Return the label of the archive in this store. Create it if there is none and the cluster knows no archive."""
     try:
         text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
     except ObjectAbsent:
@@ -63,7 +62,7 @@ def label_in(store: Store, cluster: UUID, fresh_id: Callable[[], UUID], wanted: 
 
 
 class PartitionArchive:
-    """What one archive has of one timeline of one partition."""
+    """The archive of one timeline of one partition."""
 
     def __init__(self, store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> None:
         self.store = store
@@ -71,17 +70,17 @@ class PartitionArchive:
         self.partition = partition
         self.timeline = timeline
         self._newest: Manifest | None = None
-        """The one that was read or made last."""
+        """Newest manifest that was read or created; None before."""
         self._begin: Manifest | None = None
-        """The one with which the timeline begins, once it was read or made."""
+        """Manifest with which the timeline begins; None before it was read or created."""
         self._last_footer: tuple[str, bytes] | None = None
-        """SHA-256 of a piece, and the hash of its footer, for the piece behind it."""
+        """SHA-256 of the last piece, and the hash of its footer, which the next footer has to name."""
 
     # -- reading
 
     def begin(self) -> Manifest | None:
-        """The manifest with which this timeline begins: the empty one for the first timeline; None where the store has
-        nothing of this timeline."""
+        """Return the manifest with which this timeline begins: an empty one for the first timeline; None if the store has
+        no `begin.json` of a later one."""
         if self._begin is None and self.timeline == FIRST:
             self._begin = Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
         elif self._begin is None:
@@ -97,14 +96,14 @@ class PartitionArchive:
         return self._begin
 
     def start(self) -> Manifest:
-        """The manifest with which this timeline begins. Raises `ArchiveDamaged` where the store does not have it."""
+        """Return the manifest with which this timeline begins; raise `ArchiveDamaged` if the store does not have it."""
         found = self.begin()
         if found is None:
             raise ArchiveDamaged(f"{self._where(begin_name(self.partition, self.timeline))} is not in the store")
         return found
 
     def manifest(self, number: int, sha256: str) -> Manifest:
-        """By its number and hash. Number 0 of the first timeline is the empty one."""
+        """Return the manifest with this number and hash. Number 0 of the first timeline is the empty manifest."""
         begin = self.start()
         if number == 0 and self.timeline == FIRST:
             return begin
@@ -120,7 +119,7 @@ class PartitionArchive:
         return found
 
     def known(self, wanted: Archived) -> Manifest | None:
-        """The manifest that is wanted, where it is the one that was read last."""
+        """Return the wanted manifest if it was the last one that was read; else None."""
         newest = self._newest
         is_it = newest is not None and (newest.number, newest.sha256) == (wanted.number, wanted.sha256)
         return newest if is_it else None
@@ -132,7 +131,7 @@ class PartitionArchive:
         return manifest_name(self.partition, number, self.timeline)
 
     def manifest_at(self, number: int) -> Manifest | None:
-        """What stands under this number, proven by itself only; None where nothing does."""
+        """Return the manifest with this number, which only its own digest proves; None if there is none."""
         if self.timeline != FIRST and (begin := self.begin()) is not None and begin.number == number:
             return begin
         name = manifest_name(self.partition, number, self.timeline)
@@ -143,7 +142,7 @@ class PartitionArchive:
         return self._checked(Manifest.decode(text, self._where(name)), name, number)
 
     def _checked(self, found: Manifest, name: str, number: int | None = None) -> Manifest:
-        """A manifest, once it is of this archive, partition and timeline and has the number that its name says."""
+        """Return the manifest; raise an error unless it belongs to this archive, partition, timeline and number."""
         where = self._where(name)
         if (found.archive, found.cluster) != (self.label.archive, self.label.cluster):
             raise ForeignArchive(f"{where} belongs to the archive {found.archive} of the cluster {found.cluster}")
@@ -155,7 +154,7 @@ class PartitionArchive:
         return found
 
     def newest(self, known: Archived) -> Manifest:
-        """From a manifest that is known on, as far as manifests follow each other."""
+        """Return the newest manifest, by following numbers from a known one."""
         return self.newest_after(self.manifest(known.number, known.sha256))
 
     def newest_after(self, found: Manifest) -> Manifest:
@@ -171,15 +170,15 @@ class PartitionArchive:
         return opened(entry, text, self.partition, self._where(name))
 
     def bytes_of(self, piece: Entry, offset: int, size: int) -> bytes:
-        """Some bytes of an object, or all; nothing is proven by them alone."""
+        """Read a range of the object of a piece, unchecked."""
         return self.store.get_range(piece.name(self.partition), offset, size)
 
     def where(self, piece: Entry) -> str:
         return self._where(piece.name(self.partition))
 
     def footer(self, piece: Entry) -> Footer | None:
-        """The footer of a piece in the store; None where it is of format 0. Raises `ArchiveDamaged` where it has neither
-        a sound footer nor a header of format 0."""
+        """Read the footer of a piece; return None if the segment has format 0. Raise `ArchiveDamaged` if it has neither a
+        sound footer nor a header of format 0."""
         return footer_of(lambda offset, size: self.bytes_of(piece, offset, size), piece, self.where(piece))
 
     def _where(self, name: str) -> str:
@@ -188,8 +187,9 @@ class PartitionArchive:
     # -- writing
 
     def begin_timeline(self, lineage: Lineage, ancestors: Iterable[Manifest]) -> Manifest:
-        """Have the store name what this timeline, the current one of `lineage`, takes over from its ancestors: the most
-        segments that one of these manifests has up to where it is the same log. What another storage made first counts."""
+        """Create `begin.json` of this timeline, the current one of `lineage`, and return it. It takes over the manifest of
+        an ancestor that shares the most segments with this timeline. If another storage created it first, that one
+        counts."""
         assert lineage.current == self.timeline != FIRST
         found = self.begin()
         if found is not None:
@@ -209,8 +209,8 @@ class PartitionArchive:
         return made
 
     def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
-        """The manifest that has this piece behind all that `known` has, once all of it is in the store. `data`: of the
-        whole object."""
+        """Upload a piece, and return the new manifest, which has this piece after everything in the manifest `known`.
+        `data`: the bytes of the object."""
         assert piece.size == len(data)
         before = self.manifest(known.number, known.sha256) if known.number else self.start()
         if not before.last == known.last_id == piece.first - 1:
@@ -231,7 +231,7 @@ class PartitionArchive:
         return following
 
     def _check_chain(self, before: Manifest, piece: Entry, data: Buffer) -> None:
-        """The footer of the new piece has to name that of the last one: else the two are not of one log."""
+        """Raise `ArchiveDamaged` if the footer of the new piece does not name the footer of the last piece."""
         mine = footer_in(data, piece)
         if mine is None or not before.entries:
             return
@@ -241,21 +241,21 @@ class PartitionArchive:
             self._last_footer = last.sha256, NO_HASH if theirs is None else theirs.hash
         if mine.before != self._last_footer[1]:
             raise ArchiveDamaged(
-                f"{self.where(last)} is not what the segment of the ids {piece.first} to {piece.last} of this replica "
-                "names as the one in front of it: they are not of one log",
+                f"the segment of the ids {piece.first} to {piece.last} of this replica does not name {self.where(last)} as "
+                "the segment in front of it: they do not belong to one log",
                 not_done="nothing was uploaded",
                 next_step="find out which is the log: `waltzctl partition compare` holds replicas against each other",
             )
         self._last_footer = piece.sha256, mine.hash
 
     def put_back(self, entry: Entry, data: Buffer) -> None:
-        """What a manifest names, where the store has lost it, or has other bytes under its name."""
-        assert sha256_of(data) == entry.sha256, "only what is proven to be the object"
+        """Restore an object that a manifest names, and that the store lost or damaged."""
+        assert sha256_of(data) == entry.sha256, "the bytes have the hash of the object"
         self._put(entry.name(self.partition), data)
 
     def _of_another(self, before: Manifest, piece: Entry) -> Manifest:
-        """The manifest that is there, made by another storage, or by this one when the answer was lost. It is taken over
-        where it adds the records of this piece."""
+        """Return the manifest that exists under the new number: another storage created it, or this one did and the answer
+        was lost. Raise an error unless it adds exactly the records of this piece."""
         found = self.manifest_at(before.number + 1)
         if found is None or not found.follows(before):
             raise ArchiveDamaged(f"{self._where(self.name_at(before.number + 1))} does not follow upon "
@@ -264,7 +264,7 @@ class PartitionArchive:
         if (theirs.first, theirs.last) != (piece.first, piece.last):
             raise ObjectExists(
                 f"{self._where(found.name)} ends at id {theirs.last}, and the segment of this replica at id {piece.last}",
-                next_step="one whose segments end where those in the archive do can go on; the owner asks each replica",
+                next_step="none: the owner asks a replica whose segments end where those of the archive end",
             )
         if (theirs.crc, theirs.record_bytes) != (piece.crc, piece.record_bytes):
             raise ArchiveDamaged(
@@ -280,8 +280,8 @@ class PartitionArchive:
         return entry
 
     def _put(self, name: str, data: Buffer) -> None:
-        """Written once, and seen there. Other bytes, under a name that has the hash of these, have rotted: they are
-        replaced."""
+        """Create an object, and read it back. If the name exists with other bytes, these are damaged, because the name
+        holds the hash of `data`: replace them."""
         try:
             self.store.put_new(name, data)
         except ObjectExists:
@@ -293,7 +293,7 @@ class PartitionArchive:
 
 
 def has(store: Store, name: str, data: Buffer) -> bool:
-    """Whether an object has these bytes and no more: read back, up to one byte more."""
+    """Return whether an object has exactly these bytes. One more byte is requested, to detect a longer object."""
     whole, offset = memoryview(data).cast("B"), 0
     while offset < len(whole):
         wanted = whole[offset : offset + READ_BYTES]
@@ -305,7 +305,7 @@ def has(store: Store, name: str, data: Buffer) -> bool:
 
 
 def _are_same(found: bytes, wanted: memoryview) -> bool:
-    """A piece at a time, as arrays: memory views are compared item by item, and bytes would be copied before."""
+    """Compare as arrays in steps: memory views are compared item by item, which is slow, and bytes would be copied."""
     if len(found) != len(wanted):
         return False
     one, other = np.frombuffer(found, np.uint8), np.frombuffer(wanted, np.uint8)

@@ -1,9 +1,8 @@
-"""What a store holds of an archive, and whether that is so: without a cluster, by the store alone.
+"""Checks of an archive by its store alone, without a cluster.
 
-The newest manifest of each partition counts, and everything that it names is looked for. What no manifest names is an
-*orphan* where its ids are archived already: nothing will ever name it. What lies behind the last archived id is *pending*:
-an upload that is under way, or was cut short and is gone on with.
-"""
+The newest manifest of each partition counts, and everything that it names is checked. An object that no manifest names is
+an *orphan* if its ids are archived already: no manifest will ever name it. If its ids follow the last archived id it is
+*pending*: its upload is running, or was interrupted and will be continued."""
 
 from __future__ import annotations
 
@@ -32,17 +31,17 @@ _OBJECT = re.compile(
 )
 _TAIL = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}tail(\.json|/(?:0|[1-9][0-9]{{0,2}}))")
 CHECK_PIECES = 32
-"""Looked for at once, as uploads wait meanwhile."""
+"""Number of segments that one check looks for, because uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flaw:
-    """An object that is not what it has to be."""
+    """An object that is missing or wrong."""
 
     name: str
     partition: int | None = None
-    """None where it is of no partition."""
+    """Partition of the object; None if it belongs to none."""
     first: int | None = None
     last: int | None = None
     detail: str
@@ -56,25 +55,25 @@ class Flaw:
 class Survey:
     label: Label
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """The newest of the current timeline of each partition, as far as it can be read."""
+    """Newest readable manifest of the current timeline of each partition."""
     older: list[Manifest] = field(default_factory=list)
-    """The newest of each timeline that is not the current one of its partition."""
+    """Newest readable manifests of all earlier timelines."""
     pieces: dict[int, list[Entry]] = field(default_factory=dict)
-    """All segments that a timeline of the partition names, each once, in the order of ids."""
+    """Segments that any timeline of the partition names, each once, in order of ids."""
     flaws: list[Flaw] = field(default_factory=list)
     orphans: list[Listed] = field(default_factory=list)
     pending: list[Listed] = field(default_factory=list)
     unsealed: list[Branch] = field(default_factory=list)
-    """Timelines that have one."""
+    """Timelines that have a `tail.json`."""
     metadata: list[int] = field(default_factory=list)
-    """Numbers of the objects that hold the documents of the cluster."""
+    """Numbers of the objects with cluster metadata."""
     strange: list[Listed] = field(default_factory=list)
-    """Objects that no archive has."""
+    """Objects whose name is no name of an archive object."""
 
 
 def survey(store: Store) -> Survey:
-    """All but the segments themselves. `ForeignArchive` where there is no archive."""
-    listed = store.list("")  # before any manifest: what is written meanwhile is no orphan
+    """Read all objects except segments and slots. Raise `ForeignArchive` if there is no archive."""
+    listed = store.list("")  # before any manifest is read: later objects are no orphans
     found = Survey(label=label_of(store, not_done="nothing was checked"))
     named: set[str] = {LABEL}
     for (partition, timeline), number in sorted(highest_numbers(listed).items()):
@@ -98,7 +97,7 @@ def survey(store: Store) -> Survey:
 
 
 def _newest(archive: PartitionArchive, partition: int, number: int, flaws: list[Flaw]) -> Manifest | None:
-    """From the highest one that is listed: up, as a list may lag, and down to one that is sound."""
+    """Return the newest sound manifest: from the highest listed number upwards, as a list may lag, else downwards."""
     found: Manifest | None = None
     highest = number
     if archive.timeline != FIRST:
@@ -151,13 +150,14 @@ def _sort(one: Listed, found: Survey) -> None:
         return
     known = [one.last for one in (*found.manifests.values(), *found.older) if one.partition == int(match[1])]
     is_behind = int(match[4]) > max(known, default=-1)
-    # Where a chunk cannot be read, nobody knows what it names.
+    # If a chunk cannot be read, it is unknown what it names.
     is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
     (found.pending if is_behind or is_unknown else found.orphans).append(one)
 
 
 def chain_flaws(archive: PartitionArchive, pieces: Sequence[Entry]) -> Iterator[Flaw]:
-    """Pieces whose footer does not name that of the piece in front. What cannot be read is another check's finding."""
+    """Yield the pieces whose footer does not name the footer of the piece in front. Unreadable pieces are skipped: another
+    check reports them."""
     front: Footer | None = None
     before: Entry | None = None
     for piece in pieces:
@@ -169,19 +169,21 @@ def chain_flaws(archive: PartitionArchive, pieces: Sequence[Entry]) -> Iterator[
         named = NO_HASH if front is None else front.hash
         if footer is not None and footer.before != named and (before is not None or piece.first == 0):
             where = "nothing" if before is None else before.name(archive.partition)
-            yield Flaw.of(piece, archive.partition, f"does not go on from {where}: its footer names another one in front")
+            yield Flaw.of(
+                piece, archive.partition, f"does not continue {where}: its footer names another footer in front of it"
+            )
         front, before = footer, piece
 
 
 def branch_flaws(store: Store, label: Label, manifest: Manifest) -> list[Flaw]:
-    """What is wrong with the order of the segments of one timeline, as far as they can be read."""
+    """Return what is wrong with the chain of footers of one timeline. Unreadable segments are skipped."""
     archive = PartitionArchive(store, label, manifest.partition, manifest.timeline)
     pieces = list(_walk(archive, manifest.partition, manifest.entries, set(), []))
     return list(chain_flaws(archive, pieces))
 
 
 def check_from(store: Store, archive: PartitionArchive, known: Archived, first_id: int) -> ArchiveCheck:
-    """Whether the store still has a few of the pieces that a manifest names, from an id on: by their names and sizes."""
+    """Check by name and size whether the store still has the next few pieces of a manifest, from an id on."""
     last_id = first_id - 1
     try:
         manifest = archive.manifest(known.number, known.sha256)
@@ -197,7 +199,7 @@ def check_from(store: Store, archive: PartitionArchive, known: Archived, first_i
 
 
 def pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id: int) -> Iterator[Entry]:
-    """In order, from the one on that holds this id. Only chunks that lead to them are fetched."""
+    """Yield the pieces in order, from the one that holds `first_id` on. Chunks before it are not fetched."""
     for entry in entries:
         if entry.last >= first_id and entry.level == 0:
             yield entry
@@ -206,7 +208,7 @@ def pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id:
 
 
 def check_unsealed(store: Store, found: Survey, partition: int, timeline: UUID = FIRST) -> Flaw | None:
-    """Whether all that the tail of this partition counts is there, record for record."""
+    """Check the unsealed records of a timeline, record by record; return what is wrong, or None."""
     archive = PartitionArchive(store, found.label, partition, timeline)
     known = [one for one in (found.manifests.get(partition), *found.older) if one is not None]
     try:
@@ -220,7 +222,8 @@ def check_unsealed(store: Store, found: Survey, partition: int, timeline: UUID =
 
 
 def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_quick: bool) -> Flaw | None:
-    """Whether a segment is there, byte for byte and record for record; quickly: whether it is there."""
+    """Check a segment byte by byte and record by record; return what is wrong, or None. `is_quick`: compare only its
+    size."""
     name = piece.name(partition)
     try:
         if is_quick:
@@ -240,6 +243,6 @@ def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_
         return Flaw.of(piece, partition, error.message)
     if len(data) != piece.size or sha256_of(data) != piece.sha256:
         return Flaw.of(
-            piece, partition, f"its records are whole, and its index of {piece.index_bytes} bytes is not what it was"
+            piece, partition, f"has sound records, and its index of {piece.index_bytes} bytes differs from the archived one"
         )
     return None if again == piece else Flaw.of(piece, partition, "holds other records than its manifest says")

@@ -357,7 +357,7 @@ def test_segments_that_are_not_of_one_log_are_not_restored() -> None:
     mine.archive.store.put_new(foreign.name(0), other.objects[foreign.name(0)].data)
     mixed_up = ArchivedLog(mine.archive, replace(mine.manifest, entries=pieces), mine.rest)
     disk = blank_disk()
-    with pytest.raises(ArchiveDamaged, match="its footer names another one in front"):
+    with pytest.raises(ArchiveDamaged, match="its footer names another footer in front"):
         restore(disk, mixed_up, 13)
     assert not disk.exists(f"{ROOT}/0.new")
     restore(disk, ArchivedLog(mine.archive, replace(mine.manifest, entries=pieces[:1])), 2)

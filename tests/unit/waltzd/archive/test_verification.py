@@ -179,7 +179,7 @@ def test_a_segment_of_another_log_is_not_added_and_is_found_where_it_stands(monk
         data, footer = segment_raw(own, key=KEY, footer_before=footer)
     expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=own[0].first_id)
     piece = segment_entry(data, b"", expected=expected, last_id=own[-1].last_id, path="here")
-    with pytest.raises(ArchiveDamaged, match="are not of one log"):
+    with pytest.raises(ArchiveDamaged, match="do not belong to one log"):
         writer.add(known, piece, data)
     assert survey(store).manifests[0].number == 2
     monkeypatch.setattr(PartitionArchive, "_check_chain", lambda *_: None)  # as an older version added it
