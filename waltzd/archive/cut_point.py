@@ -1,16 +1,16 @@
-"""Where the logs of a store may end so that together they are one moment of a cluster.
+"""Cut points: where the logs in a store may end so that a restored cluster is consistent.
 
-A cut is a mark for each partition: its log ends there. Partitions that are cut at one time are consistent: times are a
-hybrid clock, an effect is never earlier than its cause, and so the cause of whatever is in the cut is in it as well. That
-holds as far as a partition is *complete*: nothing that was committed up to the time is missing in the store. What was saved
-says up to which time that is. Without such a word the last batch does: a later one may have the same time, so it is a
-microsecond less.
+A cut is a mark for each partition, at which its log ends. Partitions that are cut at one time are consistent: times come
+from a hybrid clock, so an effect is never earlier than its cause, and the cause of everything in the cut is in the cut as
+well. This holds if each partition is *complete* up to that time: the store lacks nothing that was committed until then. The
+index of unsealed records states up to which time that is. Without it, it is a microsecond before the time of the last
+batch, because a later batch may have the same time.
 
-In format 1 a log is cut behind a batch, never in it, so a group of transactions is whole or absent. Records of format 0
-have no times: they can be cut at any id, and at no time.
+In format 1 a log is cut after a batch, never within it, so a group of transactions is whole or absent. Records of format 0
+have no times: they can be cut at any id, but not at a time.
 
-`common_moment` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of
-the archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched."""
+`common_moment` and the `cut_…` functions decide. `ArchivedLog` finds a cut point by few small reads, whatever the size of
+the archive. The heads and footers that it reads carry checksums; all other bytes are checked when they are fetched."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 
 APART = 1_000_000
-"""So many microseconds may the clocks of servers differ. What was committed after the moment of a backup may have a time
-before it, which its owner gave it; but what it caused has a later one, by a clock that may be so much behind."""
+"""Largest difference between the clocks of servers, in microseconds. A record that was committed after a backup may have a
+time before it, by the clock of its owner."""
 AHEAD = 60_000_000
-"""Microseconds: a client may pass on a time that is so far ahead, and an owner's clock less."""
+"""Microseconds by which a time that a client passes on, or the clock of an owner, may be ahead."""
 _TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnsealedRecords:
-    """What was saved of a log behind its sealed segments, in one format: records or batches back to back, each proven."""
+    """Checked records of a log after its sealed segments, in one format: records or batches back to back."""
 
     first: int
     last: int
@@ -54,42 +54,42 @@ class UnsealedRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class CutPoint:
-    """An end that a log may have: behind this id."""
+    """A possible end of a log, after the id `mark`."""
 
     mark: int = NO_MARK
     time: int | None = None
-    """Of the batch that ends there; None in format 0, and where nothing is in front."""
+    """Time of the batch that ends there; None in format 0, and for an empty log."""
     session: int = 0
-    """In which that batch was written."""
+    """Session in which that batch was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How far the store reaches in one partition."""
+    """How far the store covers one partition."""
 
     partition: int
     end: CutPoint
     complete_to: int | None
-    """Nothing that was committed up to this time is missing; None where no time can be told."""
+    """Time up to which no committed record is missing; None if unknown."""
 
 
 # -- deciding: pure ----------------------------------------------------------------------------------------------------
 
 
 def common_moment(coverages: Sequence[Coverage]) -> int | None:
-    """The latest time to which every partition is complete; None where one is complete to no time that is known."""
+    """Return the latest time up to which every partition is complete; None if it is unknown for one of them."""
     times = [coverage.complete_to for coverage in coverages]
     known = [time for time in times if time is not None]
     return min(known) if known and len(known) == len(times) else None
 
 
 def incomplete_at(coverages: Sequence[Coverage], time: int) -> list[Coverage]:
-    """The partitions of which something may be missing that was committed up to this time."""
+    """Return the partitions that may lack records that were committed up to this time."""
     return [coverage for coverage in coverages if coverage.complete_to is None or coverage.complete_to < time]
 
 
 def format_time(time: int | None) -> str:
-    """A time in microseconds for people, which can be typed as one."""
+    """Format a time in microseconds in a form that commands accept."""
     if time is None:
         return "no time"
     return datetime.fromtimestamp(time / 1e6, UTC).isoformat(timespec="microseconds")
@@ -99,7 +99,7 @@ def format_time(time: int | None) -> str:
 
 
 class _SegmentInStore:
-    """A sealed segment in the store, or what was saved behind all of them."""
+    """A sealed segment in the store, or, in a subclass, the unsealed records after all segments."""
 
     def __init__(self, first: int, last: int, size: int, where: str, read: Callable[[int, int], bytes]) -> None:
         self.first, self.last, self.size = first, last, size
@@ -112,7 +112,7 @@ class _SegmentInStore:
 
     @cached_property
     def places(self) -> Sequence[int]:
-        """Where its batches stand."""
+        """Offsets of the batches."""
         size = footer_bytes(self._read(self.size - END_BYTES, END_BYTES))
         raw = b"" if size is None else self._read(self.size - size, size)
         footer = Footer.decode(raw)
@@ -131,7 +131,7 @@ class _SegmentInStore:
         return None if self.version != BATCHES else self.head(0).time
 
     def point(self, number: int) -> CutPoint:
-        """Behind this batch."""
+        """Return the cut point after this batch."""
         head = self.head(number)
         return CutPoint(mark=head.last_id, time=head.time, session=head.session)
 
@@ -157,7 +157,7 @@ class _UnsealedPart(_SegmentInStore):
 
 
 def batch_places(data: Buffer, at: int, where: str) -> list[int]:
-    """Where the batches stand that fill the data from a place on."""
+    """Return the offsets of the batches that fill `data` from `at` on."""
     found = list[int]()
     while at < len(data):
         head = Head.decode(data, at)
@@ -169,7 +169,7 @@ def batch_places(data: Buffer, at: int, where: str) -> list[int]:
 
 
 class ArchivedLog:
-    """The log of one partition, as a store has it."""
+    """The log of one partition in a store."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class ArchivedLog:
         session: int = 0,
         tree: Lineage = NEVER_FORKED,
     ) -> None:
-        """`rest`: what stands behind the manifest. `complete_to`: no batch of this time or an earlier one is missing.
-        `session`: the highest that is known of. `tree`: all timelines that the store knows of, the log's own among them."""
+        """`rest`: the unsealed records after the manifest. `complete_to`: no batch up to this time is missing; None if
+        unknown. `session`: highest known session. `tree`: all timelines in the store, including that of this log."""
         self.tree = tree
         self.archive = archive
         self.manifest = manifest
@@ -218,13 +218,13 @@ class ArchivedLog:
 
     @property
     def session(self) -> int:
-        """The highest that the store knows of."""
+        """Highest session that the store knows of."""
         return max(self._session, self.end.session)
 
     @property
     def ahead_from(self) -> CutPoint | None:
-        """The last end in front of times that stand ahead because a clock was wrong: they are later than the moment at
-        which all of this was saved. None where no time does, or nothing says when it was saved."""
+        """Cut point before the first batch whose time is ahead because a clock was wrong: later than the moment of the
+        save. None if there is no such batch, or if the moment is unknown."""
         moment, time = self._complete_to, self.end.time
         if moment is None or time is None or time <= moment + 2 * APART + AHEAD:
             return None
@@ -232,7 +232,7 @@ class ArchivedLog:
 
     @cached_property
     def coverage(self) -> Coverage:
-        if self.ahead_from is not None:  # its times say nothing about what is missing
+        if self.ahead_from is not None:  # its times are wrong, and do not show what is missing
             return Coverage(partition=self.partition, end=self.end, complete_to=self._complete_to)
         times = [self._complete_to, None if self.end.time is None else self.end.time - 1]
         known = [time for time in times if time is not None]
@@ -240,16 +240,17 @@ class ArchivedLog:
 
     @property
     def has_batches(self) -> bool:
-        """It has gone over to format 1: its end says so."""
+        """Whether the end of the log has format 1."""
         return self.end.time is not None
 
     @cached_property
     def first_time(self) -> int | None:
-        """Of the first batch; None where there is none."""
+        """Time of the first batch; None without batches."""
         return next((time for part in self._parts if (time := part.first_time) is not None), None)
 
     def at_time(self, time: int) -> CutPoint:
-        """Behind the last batch of this time or an earlier one. `NoTimes` where that is among records without times."""
+        """Return the cut point after the last batch up to this time. Raise `NoTimes` if it falls among records of format
+        0."""
         at = bisect_right(range(len(self._parts)), time, key=lambda number: self._time_in_front(number))
         if at == 0:
             return CutPoint()
@@ -263,12 +264,12 @@ class ArchivedLog:
         return part.point(number - 1)
 
     def _time_in_front(self, number: int) -> int:
-        """Records without a time are in front of all times."""
+        """Return the first time of a part; -1 if its records have no times."""
         time = self._parts[number].first_time
         return -1 if time is None else time
 
     def at_mark(self, mark: int) -> CutPoint:
-        """Behind this id, or in front of the batch that goes on behind it."""
+        """Return the cut point after this id, or before the batch that contains both this id and later ones."""
         if mark > self.last:
             raise CutImpossible(f"partition {self.partition} ends at id {self.last} in the store; {mark} was asked for")
         at = bisect_right(range(len(self._parts)), mark, key=lambda number: self._parts[number].first)
@@ -284,7 +285,7 @@ class ArchivedLog:
 
 
 def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = None) -> ArchivedLog:
-    """All that the store has of it, from a manifest that is known on."""
+    """Return the log of a partition in the store, starting from a known manifest."""
     tree = known.lineage if tree is None else tree
     manifest, index, parts = read_unsealed(archive, known)
     rest = list[UnsealedRecords]()
@@ -308,8 +309,8 @@ def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = No
 def logs_in(
     store: Store, label: Label, partitions: int | None, chosen: Mapping[int, int] | None = None
 ) -> dict[int, ArchivedLog]:
-    """Of all partitions that the store has something of, and of so many where their number is known: the log of the newest
-    timeline, or of the one with the number that is `chosen` for the partition."""
+    """Return the logs of all partitions in the store, and of all numbers below `partitions`: the newest timeline of each,
+    or the timeline with the number in `chosen`."""
     listed = store.list("")
     numbers = {(number, FIRST): 0 for number in range(partitions or 0)}
     numbers |= {(int(match[1]), FIRST): 0 for one in listed if (match := _TAIL.fullmatch(one.name))}
@@ -341,13 +342,13 @@ def _with_number(archives: Sequence[PartitionArchive], tree: Lineage, partition:
 
 
 def empty_log(store: Store, label: Label, partition: int) -> ArchivedLog:
-    """Of a partition of which the store has nothing."""
+    """Return the log of a partition that is not in the store."""
     archive = PartitionArchive(store, label, partition)
     return ArchivedLog(archive, archive.manifest(0, ""))
 
 
 def label_of(store: Store) -> Label:
-    """`ForeignArchive` where there is no archive."""
+    """Return the label of the archive; raise `ForeignArchive` if there is none."""
     try:
         text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
     except ObjectAbsent:
@@ -364,20 +365,20 @@ def label_of(store: Store) -> Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where the log of each partition ends."""
+    """A cut of all partitions."""
 
     points: Mapping[int, CutPoint]
     time: int | None = None
-    """The moment at which all of them are cut."""
+    """Time at which all partitions are cut; None for a cut by marks, or at the end of each partition."""
     ahead: Mapping[int, int] = field(default_factory=dict)
-    """Partitions whose times stand ahead, because a clock was wrong, and the last id in front of these. Such a log is taken
-    to its end: by its times, all that follows would be left out."""
+    """Partitions with times that are ahead, because a clock was wrong, and the last id before these times. Such a log is
+    taken to its end, because a cut by time would leave out everything after."""
     given: Mapping[int, int] = field(default_factory=dict)
-    """The marks that were asked for, where these are others: in front of a batch that goes on behind the mark."""
+    """Requested marks that fell within a batch. The cut is before that batch."""
 
 
 def cut_at_time(logs: Mapping[int, ArchivedLog], time: int, *, now: int, is_each: bool = False) -> Cut:
-    """All partitions at one moment. `is_each`: also those of which something may be missing that came before it."""
+    """Cut all partitions at one time. `is_each`: include partitions that may lack records before that time."""
     if time > now:
         raise CutImpossible(f"{format_time(time)} is in the future: it is {format_time(now)} now")
     short = [] if is_each else incomplete_at([log.coverage for log in logs.values()], time)
@@ -398,10 +399,10 @@ def cut_at_time(logs: Mapping[int, ArchivedLog], time: int, *, now: int, is_each
 
 
 def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut:
-    """The newest moment to which all partitions are complete; or each where it ends."""
+    """Cut at the newest time up to which all partitions are complete; with `is_each`, cut each partition at its end."""
     if not any(log.last > NO_MARK for log in logs.values()):
         raise CutImpossible("the store has no transaction")
-    if is_each or len(logs) == 1:  # alone, it is consistent wherever it ends
+    if is_each or len(logs) == 1:  # one partition alone is consistent at any end
         return Cut(points={number: log.end for number, log in logs.items()})
     for log in logs.values():
         if log.last > NO_MARK and log.first_time is None:
@@ -422,7 +423,7 @@ def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut
 
 
 def cut_at_marks(logs: Mapping[int, ArchivedLog], marks: Mapping[int, int]) -> Cut:
-    """Each at the mark that was asked for it."""
+    """Cut each partition at its given mark."""
     if left := logs.keys() - marks:
         raise CutImpossible(f"the marks do not say where partition {min(left)} ends")
     if strange := marks.keys() - logs:
@@ -444,8 +445,8 @@ def _describe(coverages: Sequence[Coverage]) -> str:
 
 
 def place_of(data: Buffer, version: int, places: Sequence[int] | None, mark: int, where: str) -> int | None:
-    """Where the first record or batch behind the mark stands in a segment that was proven; None where no batch begins
-    there. `places`: where records are by an index, which is not believed; of batches by the footer."""
+    """Return the offset of the first record or batch after the mark in a checked segment; None if no batch begins there.
+    `places`: offsets of records by an index, which are only hints, or of batches by the footer."""
     if version != BATCHES:
         for at in places or ():
             if id_and_length(bytes(memoryview(data)[at : at + OVERHEAD_BYTES]))[0] == mark + 1:

@@ -1,10 +1,9 @@
-"""Objects that only name others, made again where they are gone or have rotted: the label, manifests and chunks.
+"""Rebuilds objects that only name other objects: the label, manifests and chunks.
 
-All of them follow from the rest of the archive, to the byte. Each manifest says which archive of which cluster it belongs
-to, which is all of the label; and a manifest, with the chunks that were made for it, is the one before it with one piece
-more. So nothing is believed of what has rotted, and what was made again has to fit to whatever else tells of it. Where two
-pieces could be the one that was added, nothing is made.
-"""
+All of them follow from the rest of the archive, byte by byte. Each manifest states the archive and the cluster, which is
+all of the label. A manifest, with the chunks that were created for it, is the manifest before it with one piece more.
+Damaged objects are not used at all, and a rebuilt object has to agree with every other object that refers to it. If two
+pieces could be the added one, nothing is rebuilt."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent)
 
 
 def rebuilt_objects(store: Store) -> dict[str, bytes]:
-    """What each of these objects has to be that is not what it was, by name; what cannot be made again is left out."""
+    """Return the right bytes of missing and damaged objects, by name. Objects that cannot be rebuilt are left out."""
     listed = store.list("")
     numbers = highest_numbers(listed)
-    for branch in [branch for branch in numbers if branch[1] != FIRST]:  # what it began with may have been the first one's
+    for branch in [branch for branch in numbers if branch[1] != FIRST]:  # `begin.json` may come from the first timeline
         numbers.setdefault((branch[0], FIRST), 0)
     found: dict[str, bytes] = {}
     label = _label(store, numbers, found)
@@ -61,7 +60,7 @@ def _label(store: Store, numbers: Mapping[Branch, int], found: dict[str, bytes])
 
 
 class _Partition:
-    """One timeline of one partition of an archive whose label is known."""
+    """Repair of one timeline of one partition."""
 
     def __init__(
         self,
@@ -79,8 +78,8 @@ class _Partition:
         self._segments = [one.name for one in listed if one.name.startswith(folder)]
 
     def _begin_again(self, store: Store, found: dict[str, bytes]) -> Manifest | None:
-        """The manifest with which the timeline begins. One that has rotted is made again: the manifest behind it has its
-        hash, and those of the timelines before have its entries. None where it cannot be."""
+        """Return the manifest with which the timeline begins. If it is damaged, rebuild it: the next manifest states its
+        hash, and manifests of earlier timelines have its entries. Return None if that fails."""
         archive = self._archive
         with suppress(*_WRONG):
             return archive.start()
@@ -117,7 +116,7 @@ class _Partition:
         return again[0]
 
     def _again(self, number: int) -> tuple[Manifest, tuple[Chunk, ...]] | None:
-        """The manifest of this number, and the chunks that were made for it: the one before, with one piece more."""
+        """Rebuild the manifest with this number, and its new chunks, from the manifest before and one more piece."""
         before = self._manifest(number - 1)
         if before is None:
             return None
@@ -128,12 +127,12 @@ class _Partition:
             following = self._archive.manifest_at(number + 1)
         if following is not None:
             possible = [one for one in possible if following.follows(one[0])]
-        elif len(names) > 1:  # one of them may have rotted, and be the one
+        elif len(names) > 1:  # an unreadable one may be the right one
             return None
         return possible[0] if len(possible) == 1 else None
 
     def _walk(self, entries: tuple[Entry, ...], count: int) -> None:
-        """`count`: pieces in front of these entries; as many manifests were made for them."""
+        """Rebuild the damaged chunks below these entries. `count`: number of pieces, and so of manifests, before them."""
         for entry in entries:
             if entry.level:
                 chunk = self._chunk(entry, count + entry.segments)
@@ -151,11 +150,12 @@ class _Partition:
         return chunk
 
     def _names_behind(self, last_id: int) -> list[str]:
-        """Of the segments that begin behind this id: one, but in format 0, where another storage may have left another."""
+        """Return the names of the segments that begin after this id: one, or more in format 0 if storages raced."""
         return [name for name in self._segments if name.rpartition("/")[2].startswith(f"{last_id + 1:019d}-")]
 
     def _piece(self, name: str) -> Entry | None:
-        """A sound one under its right name: with its index, or, where its end is none, without."""
+        """Return the entry of a sound segment under its right name, with its index, or without if it has none; else
+        None."""
         match = _SEGMENT.fullmatch(name.rpartition("/")[2])
         if match is None:
             return None
@@ -175,7 +175,7 @@ class _Partition:
 
 
 class RepairedStore:
-    """A store as it is once some objects were put back. Nothing is written by it."""
+    """A store as it would be with some objects repaired. Writes fail."""
 
     def __init__(self, store: Store, objects: Mapping[str, bytes]) -> None:
         self._store = store
@@ -209,7 +209,7 @@ class RepairedStore:
 
 
 def put_back(store: Store, name: str, data: bytes) -> None:
-    """Where other bytes stand, or nothing does."""
+    """Write an object, over other bytes or where there is none, and read it back."""
     try:
         store.put_new(name, data)
     except ObjectExists:

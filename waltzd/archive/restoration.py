@@ -1,17 +1,16 @@
-"""From a store to the files of one replica: fetched, proven, given the key of their cluster, and cut.
+"""Restores the files of one replica from an archive: fetch, check, set the key of the cluster, and cut at a mark.
 
-The files come to be in a folder of their own, beside the replicas, and are no replica: whoever gives the folder its name
-writes the promise in it first (`waltzd.storage.replica.restored`). So nothing counts before all of it is there. What a run
-that was killed has left is proven again, record by record, and kept; the last segment, which may be cut, is always written
-again.
+Files are written to a folder of their own, which becomes a replica only when a promise is written into it and it is renamed
+(`waltzd.storage.replica.restored`). So nothing counts before everything is there. Segments that a killed run left are
+checked again, record by record, and kept; the last segment, which may be cut, is always written again.
 
-Each object is compared with the SHA-256 that the manifest names, which was made from bytes that had been looked at record
-by record. So no record has to be looked at again. A new key changes the header of each file, with it the digest in the
-footer, and with that the chain of footers; batches and records carry no key and stay what they are.
+Each object is compared with the SHA-256 in the manifest, which was computed from checked records, so the records are not
+checked again. A new key changes the header of each file, so the digest in its footer and the chain of footers change as
+well. Batches and records carry no key and stay equal.
 
-Whole segments go into their files while they are fetched, a few beside each other. They are finished in their order, by
-footer, flush and index. A segment without an index was not finished, whatever its bytes are. What is given takes plain
-calls on threads, by a function that runs them.
+Whole segments are written to their files while they are fetched, a few concurrently. They are finished in order: footer,
+flush, index. A segment without an index is not finished, whatever its bytes are. The caller passes a function that runs
+blocking calls on threads.
 """
 
 from __future__ import annotations
@@ -49,52 +48,53 @@ from waltzd.format.layout import (
 from waltzd.format.scan import scan
 
 AHEAD = 3
-"""So many objects are fetched beside each other."""
+"""Number of objects that are fetched concurrently."""
 READ_BYTES = 8 << 20
-"""Of an object at once: fewer are more requests, and more come into memory that is made anew each time."""
+"""Bytes of one request: fewer mean more requests, more mean larger buffers that are allocated each time."""
 STEP_BYTES = 1 << 20
-"""Hashed twice and written one after the other, while caches of the processor have them."""
+"""Bytes that are hashed twice and written before the next ones, while they are in the caches of the processor."""
 OnBytes = Callable[[int], None]
-"""Called with the bytes of the store that were dealt with since the last call."""
+"""Callback with the number of bytes of the store that were restored since the last call."""
 T = TypeVar("T")
 
 
 class Running(Protocol):
-    """Runs a plain call on a thread, or at once."""
+    """Function that runs a blocking call on a thread, or at once."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What the files of one partition hold."""
+    """The restored files of one partition."""
 
     last_id: int
     newest: int
-    """The first id of the newest segment."""
+    """First id of the newest segment."""
     segments: int
     kept: int = 0
-    """Segments that an earlier run had left, and that were proven again."""
+    """Number of segments that an earlier run left, and that were checked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Copy:
-    """A segment as it is to be written. Its footer stands behind the data, but for the hash of the one in front."""
+    """A segment that is to be written. The hash of the footer before is not in `footer` yet."""
 
     header: FileHeader
     last_id: int
     data: Sequence[Buffer] | None
-    """None where they are in the file already."""
+    """Bytes of the file without the footer; None if they are in the file already."""
     index: Sequence[Buffer]
     footer: Footer | None
     stored: int
-    """Bytes in the store."""
+    """Size of the segment in the store."""
 
 
 async def build(
     disk: Disk, log: ArchivedLog, mark: int, *, key: UUID, folder: str, run: Running, on_bytes: OnBytes = lambda _: None
 ) -> Built:
-    """All segments of the log up to the mark, at which it can be cut; durably, but for the name of the folder."""
+    """Restore all segments of a log up to a mark at which it can be cut. Everything but the name of the folder is
+    flushed."""
     await run(check_chain, log, mark)
     if not disk.exists(folder):
         disk.make_directory(folder)
@@ -103,7 +103,7 @@ async def build(
     front, kept, newest, segments = NO_HASH, 0, 0, 0
     ahead: deque[asyncio.Task[_Copy]] = deque()
     place = 0
-    while place < len(pieces):  # what an earlier run has left is in front
+    while place < len(pieces):  # an earlier run has finished the first segments
         found = await run(_kept, disk, log, pieces[place], mark, key, folder, front)
         if found is None:
             break
@@ -144,19 +144,19 @@ async def build(
 
 
 def check_chain(log: ArchivedLog, mark: int) -> None:
-    """Raise `ArchiveDamaged` where the segments up to the mark are not of one log: a footer does not name the one in front
-    of it."""
+    """Raise `ArchiveDamaged` if the segments up to the mark do not belong to one log: a footer names another footer than
+    that of the segment in front of it."""
     pieces = [piece for piece in log.pieces if piece.first <= mark]
     for flaw in chain_flaws(log.archive, pieces):
         raise ArchiveDamaged(
             f"{flaw.name} {flaw.detail}",
             not_done="nothing was restored",
-            next_step="`waltzctl archive verify` names all such segments; restore to an id in front of the first one",
+            next_step="list such segments with `waltzctl archive verify`, and restore to an id before the first of them",
         )
 
 
 def _clear(disk: Disk, folder: str, pieces: Sequence[Entry], mark: int) -> None:
-    """Remove files that this log will not have, and the last segment: another cut may have been made there."""
+    """Remove files that do not belong to the restored log, and the last segment, which may have been cut elsewhere."""
     whole = [piece for piece in pieces if piece.last <= mark][: len(pieces) - 1]
     names = {name(piece.first) for piece in whole for name in (segment_name, index_name)}
     for name in disk.names(folder):
@@ -168,7 +168,7 @@ def _clear(disk: Disk, folder: str, pieces: Sequence[Entry], mark: int) -> None:
 
 
 def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, folder: str, front: bytes) -> bytes | None:
-    """The hash of its footer, where an earlier run has finished this segment: its index took its name last."""
+    """Return the hash of the footer of a segment that an earlier run finished; None if it is missing or wrong."""
     data, index = (opened(disk, join(folder, name(piece.first))) for name in (segment_name, index_name))
     try:
         if data is None or index is None or index.size() != index_offset(piece.last - piece.first + 1):
@@ -183,12 +183,12 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
         footer = read_footer(data) if FileHeader.decode(raw, data.path).version == BATCHES else None
         if footer is not None and footer.before != front:
             return None
-        data.flush()  # a run that was killed before it did so has left the same bytes
+        data.flush()  # a killed run may have written the bytes without a flush
         index.flush()
         return NO_HASH if footer is None else footer.hash
     except FlushFailed:
         raise
-    except WaltzError:  # half of a file, or one of another log
+    except WaltzError:  # an incomplete file, or one of another log
         return None
     finally:
         for file in (data, index):
@@ -200,7 +200,7 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
 
 
 def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
-    """The segment, written to its file as it is fetched; as much of it as is in front of the cut comes back as bytes."""
+    """Fetch a segment and write it to its file; if it is cut, return its bytes up to the cut instead."""
     if mark < piece.last or not piece.index_bytes:
         return _fetched(log, piece, mark, key)
     where, size = _where(log, piece), piece.size - piece.index_bytes
@@ -209,7 +209,7 @@ def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, 
     try:
         header = _header(log, piece, first, key, where)
     except WaltzError:
-        for _ in steps:  # where it has other bytes than the manifest says, that is what is wrong
+        for _ in steps:  # raises another error if the object has a wrong hash
             pass
         raise
     footer_size = footer_bytes(log.archive.bytes_of(piece, size - END_BYTES, END_BYTES)) if header.version == BATCHES else 0
@@ -244,10 +244,10 @@ def _where(log: ArchivedLog, piece: Entry) -> str:
 
 
 def _steps(log: ArchivedLog, piece: Entry, where: str) -> Iterator[memoryview]:
-    """The bytes of an object, proven when the last of them have come."""
+    """Yield the bytes of an object; raise `ArchiveDamaged` at the end if their hash is wrong."""
     hashing, at = sha256(), 0
     while at < piece.size:
-        try:  # one byte more than there should be in the end
+        try:  # at the end one byte more, to detect a longer object
             read = memoryview(log.archive.bytes_of(piece, at, min(READ_BYTES, piece.size + 1 - at)))
         except ObjectAbsent as error:
             raise ArchiveDamaged(f"{where} is not there") from error
@@ -271,7 +271,7 @@ def _header(log: ArchivedLog, piece: Entry, data: memoryview, key: UUID, where: 
 
 
 def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
-    """The segment, or as much of it as is in front of the cut."""
+    """Fetch a segment up to the cut into memory."""
     where = _where(log, piece)
     raw = memoryview(b"".join(_steps(log, piece, where)))
     size = piece.size - piece.index_bytes
@@ -305,7 +305,7 @@ def _copy(header: FileHeader, records: Buffer, entries: Buffer, footer: Footer |
 
 
 def _end(header: FileHeader, footer: Footer | None, data: memoryview, index: memoryview, mark: int, where: str) -> int:
-    """Where the first byte behind the mark stands."""
+    """Return the offset of the first byte after the mark."""
     if footer is not None:
         found = place_of(data, BATCHES, footer.batches.tolist(), mark, where)
         if found is None:
@@ -318,12 +318,12 @@ def _end(header: FileHeader, footer: Footer | None, data: memoryview, index: mem
 
 
 def _entries(header: FileHeader, data: Buffer, last_id: int, where: str) -> bytes:
-    """A new index, where the store has none."""
+    """Return the entries of a new index, for a segment without an index in the store."""
     return _places(header, data, last_id, where).astype(">i8").tobytes()
 
 
 def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The index entries of all records up to an id."""
+    """Return the index entries of all records up to an id."""
     found = [np.zeros(0, np.int64)]
 
     scan(
@@ -345,7 +345,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
 
 
 def _behind(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> list[_Copy]:
-    """Segments of what was saved behind the sealed ones, up to the mark. Batches say where a segment ends."""
+    """Build segments from unsealed records up to the mark. The last batch of a segment is flagged."""
     if rest.first > mark:
         return []
     where = f"what was saved of partition {log.partition} behind its segments"
@@ -395,7 +395,7 @@ def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[
 
 
 def _write(disk: Disk, folder: str, copy: _Copy, front: bytes) -> bytes:
-    """Both files, flushed; the hash of the footer. The index takes its name last."""
+    """Write and flush both files of a segment, the index last; return the hash of the footer."""
     first_id, after = copy.header.first_id, NO_HASH
     path = join(folder, segment_name(first_id))
     with closing(disk.create(path) if copy.data is not None else disk.open(path, write=True)) as file:
