@@ -28,7 +28,8 @@ from tests.bench.curves import bench, many, series_of
 from tests.bench.storage import Line, copy_rate, machine, show
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd.archive.archived_segment import segment_entry
-from waltzd.archive.cut_point import label_of, logs_in
+from waltzd.archive.cut_point import logs_in
+from waltzd.archive.listing import label_of
 from waltzd.archive.local import LocalStore
 from waltzd.archive.restoration import build
 from waltzd.archive.upload import PartitionArchive, label_in
@@ -140,7 +141,7 @@ def bench_restores(home: Path, segments: int, megabytes: int, rounds: int) -> li
 
 def _restore(store_at: Path, target: Path) -> None:
     store = LocalStore(str(store_at))
-    log = logs_in(store, label_of(store), 1)[0]
+    log = logs_in(store, label_of(store, not_done=""), 1)[0]
     asyncio.run(build(RealDisk(), log, log.last, key=OTHER_KEY, folder=str(target), run=asyncio.to_thread))
 
 

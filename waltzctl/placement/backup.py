@@ -13,7 +13,8 @@ from typer import Option
 
 from waltzctl.shell import moment
 from waltzctl.shell.options import From, Misused
-from waltzd.archive.cut_point import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, label_of, logs_in
+from waltzd.archive.cut_point import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, logs_in
+from waltzd.archive.listing import label_of
 from waltzd.archive.location import open_archive
 from waltzd.archive.manifest import Label
 from waltzd.archive.metadata import metadata_at, newest_metadata
@@ -202,7 +203,7 @@ def source_at(place: str, chosen: Mapping[int, int] | None = None) -> Source:
     """All but the segments. Blocks until the store has answered. `chosen`: partitions of which an older timeline is taken,
     and its number."""
     store = open_archive(place)
-    label = label_of(store)
+    label = label_of(store, not_done="nothing was changed")
     found = newest_metadata(store)
     newest = None if found is None else _saved(found[1], found[0])
     if newest is not None and newest.meta.key != label.cluster:

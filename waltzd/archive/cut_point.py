@@ -22,12 +22,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from waltzd.archive.listing import highest_numbers, rank
-from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
-from waltzd.archive.store import Store, read_object
+from waltzd.archive.manifest import Entry, Label, Manifest, pieces_of
+from waltzd.archive.store import Store
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes, ObjectAbsent
+from waltzd.errors import ArchiveDamaged, CutImpossible, NoTimes
 from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.footer import END_BYTES, Footer, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION, FileHeader
@@ -345,19 +345,6 @@ def empty_log(store: Store, label: Label, partition: int) -> ArchivedLog:
     """Return the log of a partition that is not in the store."""
     archive = PartitionArchive(store, label, partition)
     return ArchivedLog(archive, archive.manifest(0, ""))
-
-
-def label_of(store: Store) -> Label:
-    """Return the label of the archive; raise `ForeignArchive` if there is none."""
-    try:
-        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
-    except ObjectAbsent:
-        raise ForeignArchive(
-            f"{store.place} holds no archive: there is no {LABEL}",
-            not_done="nothing was changed",
-            next_step="name the store as the storages do, in `archive` of their configuration",
-        ) from None
-    return Label.decode(text, f"{store.place}: {LABEL}")
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

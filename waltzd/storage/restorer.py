@@ -13,7 +13,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol, TypeVar
 
-from waltzd.archive.cut_point import ArchivedLog, label_of, log_of
+from waltzd.archive.cut_point import ArchivedLog, log_of
+from waltzd.archive.listing import label_of
 from waltzd.archive.location import open_store
 from waltzd.archive.restoration import build
 from waltzd.archive.store import Store
@@ -189,7 +190,7 @@ class Restorer:
     def _read(self, order: RestoreOrder) -> ArchivedLog:
         """On a thread."""
         store = self._open_store(order.store)
-        label = label_of(store)
+        label = label_of(store, not_done="nothing was changed")
         if (label.archive, label.cluster) != (order.archive, order.cluster):
             raise ForeignArchive(
                 f"{store.place}, as this storage sees it, holds the archive {label.archive} of the cluster "

@@ -22,10 +22,10 @@ from waltzd.archive.cut_point import (
     empty_log,
     format_time,
     incomplete_at,
-    label_of,
     log_of,
     logs_in,
 )
+from waltzd.archive.listing import label_of
 from waltzd.archive.manifest import Label
 from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, UnsealedIndex, slot_name, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
@@ -202,7 +202,7 @@ def test_what_was_saved_behind_the_segments_belongs_to_the_log() -> None:
     """Also where it begins within them. Its moment counts, but for what clocks may differ."""
     log, batches = log_at([TIME, TIME + 5, TIME + 9], cuts=[1], store=(store := FaultyStore()))
     with_tail(store, batches[1:], since=4, moment=LATE)
-    label = label_of(store)
+    label = label_of(store, not_done="")
     archive = PartitionArchive(store, label, 0)
     found = log_of(archive, archive.manifest(0, ""))
     assert (found.last, found.session, found.coverage.complete_to) == (5, 9, LATE - APART)
@@ -223,7 +223,7 @@ def test_a_gap_between_segments_and_what_is_behind_them_is_damage() -> None:
 
 def test_a_store_without_an_archive_is_refused() -> None:
     with pytest.raises(ForeignArchive, match="holds no archive"):
-        label_of(FaultyStore())
+        label_of(FaultyStore(), not_done="")
 
 
 def test_a_footer_or_a_head_that_is_wrong_is_damage() -> None:
