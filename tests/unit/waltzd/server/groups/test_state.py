@@ -145,7 +145,7 @@ def test_every_flipped_bit_is_refused_or_another_state() -> None:
 
 def test_counts_are_not_believed_before_the_bytes_are_there() -> None:
     head = struct.pack(">BBqqIIIH", 1, 1, 1, 5, 0xFFFFFFFF, 0, 0, 0)
-    with pytest.raises(GroupStateDamaged, match="ends in the middle"):
+    with pytest.raises(GroupStateDamaged, match="is cut off"):
         GroupState.of(head)
 
 
