@@ -1,7 +1,7 @@
-"""Which gRPC calls stand in the audit log of a daemon, as their declarations say it.
+"""Recording gRPC calls in the audit log of a daemon, as their declarations say.
 
-A call that is not declared is noted, without its arguments: a new one is rather told of than forgotten. Mounts and append
-streams are noted where they are served: they have a begin and an end.
+A call that is not declared is recorded without its arguments. Mounts and append streams are recorded where they are
+served, because they have a begin and an end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from waltzd.wire.grpc import caller_of, peer_of
 
 
 class Heard:
-    """What is known of one call while it runs."""
+    """Request and reply of a call while it runs."""
 
     request: Any = None
     reply: Any = None
@@ -34,7 +34,7 @@ def name_of(identity: Identity | None) -> str:
 
 @contextmanager
 def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Heard]:
-    """Notes the call that runs inside, when it has ended, however it ended."""
+    """Record the call that runs inside when it has ended, whatever its result."""
     # Who calls is asked before the call runs: of one that has ended gRPC knows it no more, and ends the process.
     caller, peer = caller_of(context), peer_of(context)
     heard, code, is_gone = Heard(), None, False
@@ -80,6 +80,7 @@ def _about(method: str, request: Any) -> About:
 
 
 def _refused_in(reply: Any, code: str | None, partitions: Iterable[int]) -> tuple[str | None, Iterable[int]]:
-    """Where each partition has a result of its own: those that were refused, and why the first of them was."""
+    """Return the partitions that were refused and the code of the first refusal, if the reply has a result for each
+    partition. Else return what was given."""
     refused = [one for one in getattr(reply, "results", ()) if one.HasField("error")]
     return (refused[0].error.code, [one.partition for one in refused]) if refused else (code, partitions)

@@ -1,8 +1,8 @@
-"""So many bytes may be under way; a taker of more waits its turn.
+"""A bound in bytes on what is in flight; a taker that would exceed it waits for its turn.
 
-This is how back pressure is made: a receiver takes from a budget before it keeps anything, and does not receive more while
-it waits. One thing that is larger than the whole budget passes when nothing else is under way, so that no waiter waits for
-ever. A budget may be a part of another one: it never takes more than its own size, and leaves the rest to the others.
+It provides back pressure: a receiver takes from the budget before it keeps anything, and receives nothing while it
+waits. A size larger than the whole budget passes once nothing else is in flight, so no taker waits for ever. A budget
+may be part of another one: it takes at most its own size and leaves the rest to other parts.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Budget:
         within: Budget | None = None,
         beside: Callable[[], tuple[int, bool]] = lambda: (0, True),
     ) -> None:
-        """`beside`: what is under way without having been taken here, and whether more may come; after a change of it,
-        `admit`."""
+        """Make a budget of `most` bytes. `beside` returns the bytes in flight that were not taken here, and whether
+        more may be taken; call `admit` after it changed."""
         self.most = most
         self.used = 0
         self._within = within
         self._beside = beside
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._parts: dict[Budget, None] = {}
-        """Those of them that have takers waiting."""
+        """Parts of this budget that have waiting takers."""
 
     @property
     def waiting(self) -> int:
-        """How many takers wait."""
+        """Return the number of waiting takers."""
         return len(self._queue)
 
     async def take(self, size: int, seconds: float | None = None) -> None:
-        """TimeoutError when the turn does not come in time."""
+        """Take bytes; wait until they fit. Raise TimeoutError if that takes longer than `seconds`."""
         if not self._queue and self.fits(size):
             self._add(size)
             return
@@ -66,7 +66,7 @@ class Budget:
             self._within.admit_parts()
 
     def admit(self) -> None:
-        """Let in the waiting takers that fit now, in the order in which they came."""
+        """Admit the waiting takers that fit now, in the order of their arrival."""
         while self._queue:
             size, turn = self._queue[0]
             if not turn.done():  # else it was given up, and its task has not run since
@@ -79,12 +79,12 @@ class Budget:
             self._within._parts.pop(self, None)
 
     def admit_parts(self) -> None:
-        """Where it may be more than before."""
+        """Admit waiting takers of all parts, after bytes were returned."""
         for part in list(self._parts):
             part.admit()
 
     def close(self, error: Exception) -> None:
-        """None of those that wait is admitted any more."""
+        """Raise an error in all waiting takers."""
         queue, self._queue = self._queue, deque()
         for _, turn in queue:
             if not turn.done():

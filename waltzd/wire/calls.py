@@ -1,11 +1,11 @@
 """Every call of the gRPC services, declared once.
 
-A row says which messages a call has, what its reply is as a plain value, which roles may make it, and what the audit log
-notes of it. Three generic classes use the rows: the calling side (`grpc.Caller`) packs a request and unpacks the reply, the
-answering side (`servicer`) does the opposite, and a transport within one process hands request and value over unpacked. The
-names of the methods and their messages are those of `wire.proto`. There is no call without a row, and no row without roles.
+A row names the messages of a call, its reply as a plain value, the roles that may make it, and its line in the audit
+log. Three generic classes use the rows: the calling side (`grpc.Caller`) packs requests and unpacks replies, the
+answering side (`servicer`) does the opposite, and a transport within one process passes values without packing. Names
+of methods and messages are those of `wire.proto`. There is no call without a row, and no row without roles.
 
-In `about` never stand a payload, a token or a secret.
+`about` never contains a payload, a token or a secret.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from waltzd.wire.groups import delivery_frames, delivery_message
 
 R = TypeVar("R")
 About: TypeAlias = tuple[Iterable[int], str]
-"""Partitions that a request names, and what else of it stands in the audit log."""
+"""Partitions of a request, and other text of it for the audit log."""
 
 
 class Audit(enum.Enum):
-    """When a call stands in the audit log, beside every refusal for want of a right."""
+    """When a call is recorded in the audit log. A call that is denied for lack of a right is always recorded."""
 
     CHANGE = "always"
     READ = "where an operator reads payloads: to servers and applications it is daily work"
@@ -84,13 +84,14 @@ class Call(Generic[R]):
     request: type[Message]
     reply: type[Message]
     pack: Callable[[R], Any]
-    """The reply as a message."""
+    """Function from the value of the reply to its message."""
     unpack: Callable[[Any, Any, str], R]
-    """The value of a reply, given the reply, the request and the address that answered. Raises `BadFrame`."""
+    """Function from reply, request and address of the answering side to the value of the reply. Raises `BadFrame` if
+    the reply is malformed."""
     roles: frozenset[Role]
     audit: Audit
     about: Callable[[Any], About]
-    """Of the request."""
+    """Function from the request to its part of the audit log."""
 
     @property
     def path(self) -> str:
@@ -98,7 +99,7 @@ class Call(Generic[R]):
 
 
 CALLS: dict[str, Call[Any]] = {}
-"""By path."""
+"""All calls by path."""
 
 
 def _call(
@@ -135,14 +136,14 @@ def _field(path: str, roles: frozenset[Role], field: str, kind: Callable[[Any], 
 
 
 def _nothing(path: str, roles: frozenset[Role], *note: Any) -> Call[None]:
-    """Declare a call whose reply says only that it is done."""
+    """Declare a call whose reply is empty."""
     made: Call[None] = _call(path, roles, lambda _: made.reply(), lambda *_: None, *note)
     return made
 
 
 def _about(form: str, partition: str = "") -> Callable[[Any], About]:
-    """What the audit log notes of a request: `form`, filled in with the message as `said`, and its partition or partitions,
-    by the path of that field."""
+    """Return a function that describes a request for the audit log. `form` is formatted with the message as `said`;
+    `partition` is the path of the field with its partition or partitions."""
 
     def about(said: Any) -> About:
         found = operator.attrgetter(partition)(said) if partition else ()
@@ -152,15 +153,15 @@ def _about(form: str, partition: str = "") -> Callable[[Any], About]:
 
 
 class Transport(ABC):
-    """How calls get to the other side. The proxies of storages and servers are written against it."""
+    """Way of calls to the other side. The clients of storages and servers are written against it."""
 
     @abstractmethod
     async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
-        """Make a call and return its value. `seconds`: for a call that may take longer than others."""
+        """Make a call and return its value. `seconds` is for a call that may take longer than others."""
 
     @abstractmethod
     def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
-        """Make a call that is answered by a stream. A reader that may stop early closes it."""
+        """Make a call that is answered by a stream, and yield its values. A reader that may stop early closes it."""
 
 
 # -- who may call what -------------------------------------------------------------------------------------------------
@@ -168,24 +169,24 @@ class Transport(ABC):
 
 _SERVERS = frozenset({Role.SERVER})
 _READERS = frozenset({Role.SERVER, Role.OPERATOR})
-"""Of what is committed. The storage refuses a call of an operator that carries a session."""
+"""Roles that may read committed records. The storage refuses a call of an operator that carries a session."""
 _OPERATORS = frozenset({Role.OPERATOR})
 _LOOKING = frozenset({Role.OPERATOR, Role.OBSERVER})
-"""Observers see no payload and no digest of one."""
+"""Roles that may inspect a daemon. Observers see no payload and no digest of one."""
 _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
 _USERS = _APPLICATIONS | _SERVERS
-"""Of a log. Servers, of the group log alone."""
+"""Roles that may use a log. Servers may use only the group log."""
 
 RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/Check": _APPLICATIONS | _LOOKING | _SERVERS,
     "/grpc.health.v1.Health/Watch": _APPLICATIONS | _LOOKING | _SERVERS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
 }
-"""Who may make the calls that gRPC itself defines. They only look."""
+"""Roles that may make the calls that gRPC itself defines. Those only read."""
 
 
 def allowed(method: str) -> frozenset[Role]:
-    """Return the roles that may make a call; none for one that is not declared."""
+    """Return the roles that may make a call; none if it is not declared."""
     return CALLS[method].roles if method in CALLS else RIGHTS_OF_TOOLS.get(method, frozenset())
 
 
@@ -199,7 +200,7 @@ def roles_at(*services: str) -> frozenset[Role]:
 
 
 def _opened_message(opened: tuple[ReplicaStatus, int]) -> wire.ReplicaStatus:
-    """Where the replica stands, and the port of the storage for streams."""
+    """Pack the status of a replica and the port of the storage for streams."""
     reply = to_message(wire.ReplicaStatus, opened[0])
     reply.stream_port = opened[1]
     return reply
@@ -218,7 +219,7 @@ def _content_message(content: Content) -> wire.RunFrame:
 
 
 def _content(reply: wire.RunFrame, request: wire.ReadRequest, address: str) -> Content:
-    """Records are checked here, too: what the network did to them shows."""
+    """Unpack records and verify their checksums, because the network may have damaged them."""
     if request.form != wire.READ_FORM_WHOLE:
         return checked_run(reply, address)
     pieces = checked_pieces(reply, address)
@@ -270,7 +271,7 @@ SAVE_METADATA = _field(
 
 
 def _results_message(results: Mapping[int, WaltzError | str]) -> wire.PartitionsReply:
-    """For each partition its error, or the directory that was set aside."""
+    """Pack for each partition its error, or the directory that was set aside."""
     reply = wire.PartitionsReply()
     for number, found in results.items():
         if isinstance(found, WaltzError):
@@ -371,7 +372,7 @@ GET_GROUP = _value("Log/GetGroup", _APPLICATIONS | _LOOKING, MadeGroup, Audit.LO
 MOUNT: Call[Sequence[ServerFrame]] = _call(
     "Log/Mount", _USERS, server_message, lambda reply, *_: server_frames(reply), Audit.LOOK
 )
-"""Noted where it is served, as append streams are: it has a begin and an end."""
+"""Recorded in the audit log where it is served, because it has a begin and an end."""
 ATTEND: Call[Sequence[DeliveryFrame]] = _call(
     "Log/Attend", _APPLICATIONS, delivery_message, lambda reply, *_: delivery_frames(reply), Audit.LOOK
 )

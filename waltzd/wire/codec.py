@@ -1,11 +1,11 @@
-"""Values of Waltz as protobuf messages and back.
+"""Conversion between values of Waltz and protobuf messages.
 
-Plain values (what daemons say of themselves, findings, where things are) and their messages declare the same names, so one
-plan for each kind, made from both declarations, carries them over. Frames of clients and servers are hot: their columns are
-carried by hand, and nothing here makes an object for each transaction.
+Plain values (descriptions, findings, positions) and their messages declare the same names. So one generic plan for each
+type, made from both declarations, converts them. Frames of clients and servers are hot: their columns are converted by
+hand, without an object for each transaction.
 
-Only the form is checked: columns hold whole numbers and belong together, and values have a meaning. The receiver checks
-the contents.
+Only the form is checked here: columns hold whole numbers and have equal lengths, and enumerations have known values.
+The receiver checks the contents.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 _ERRORS = tree()
 LOCK_ROWS_MAX = 10_000_000
-"""Of one answer about locks: what it says is not believed before it is seen."""
+"""Largest number of records in one answer about locks; a larger claim is rejected before memory is allocated for it."""
 
 
 def key_of(raw: bytes) -> UUID:
@@ -102,7 +102,8 @@ def unpacked_error(raw: Buffer) -> WaltzError:
 
 
 def error_of_detail(detail: ErrorDetail) -> WaltzError:
-    """The same class as on the other side; an unknown code (a newer Waltz) keeps its text, also when it is passed on."""
+    """Return the error of the other side in its own class. An unknown code, of a newer Waltz, keeps its text, also when
+    it is passed on."""
     cls = _ERRORS.get(detail.code)
     is_told = cls is not None or detail.code == WaltzError.code
     message = detail.message if is_told else f"{detail.code}, which this version does not know: {detail.message}"
@@ -115,13 +116,13 @@ def error_of_detail(detail: ErrorDetail) -> WaltzError:
 
 
 def to_message(kind: type[M], value: Any) -> M:
-    """A message field by field; what is None stays absent."""
+    """Convert a value to a message field by field. Fields that are None stay absent."""
     found = ((field, getattr(value, field.attribute)) for field in _plan(type(value), kind))
     return kind(**{field.name: field.pack(held) for field, held in found if held is not None})
 
 
 def to_value(kind: type[T], message: Message) -> T:
-    """A value field by field; an `optional` scalar that is absent has the default of the value, or is None."""
+    """Convert a message to a value field by field. An absent `optional` scalar gets the default of the value, or None."""
     plan = _plan(kind, type(message))
     return kind(**{field.attribute: field.take(message) for field in plan if not field.is_left_out(message)})
 
@@ -129,9 +130,9 @@ def to_value(kind: type[T], message: Message) -> T:
 @dataclass(frozen=True)
 class _Field:
     attribute: str
-    """Of the value."""
+    """Name of the attribute of the value."""
     name: str
-    """Of the message's field: the same, or without `is_`."""
+    """Name of the field of the message: that of the attribute, or without `is_`."""
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
     is_optional: bool
@@ -152,7 +153,7 @@ _PLANS: dict[tuple[type[Any], type[Message]], tuple[_Field, ...]] = {}
 
 
 def _plan(kind: type[Any], message: type[Message]) -> tuple[_Field, ...]:
-    """How values of a kind become messages and back, from the names and types that both declare; made once."""
+    """Return how values of a type are converted, made once from the names and types that value and message declare."""
     if (kind, message) not in _PLANS:
         _PLANS[kind, message] = tuple(_fields(kind, message))
     return _PLANS[kind, message]
@@ -169,7 +170,7 @@ def _fields(kind: type[Any], message: type[Message]) -> Iterator[_Field]:
 
 
 def _converters(hint: Any, field: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """From a value's attribute to a message's field, and back."""
+    """Return the functions from an attribute to a field of the message, and back."""
     hint = getattr(hint, "__supertype__", hint)
     if get_origin(hint) is tuple:
         pack, unpack = _converters(get_args(hint)[0], field)
@@ -218,7 +219,7 @@ def timelines_of(lineage: Lineage) -> list[wire.Timeline]:
 
 @dataclass(frozen=True)
 class _Column:
-    """Numbers that a message holds big-endian, and a value as the machine has them."""
+    """A column of numbers: big-endian in the message, native in the value."""
 
     name: str
     sent: np.dtype[Any]
@@ -253,7 +254,7 @@ def fill(message: Any, frame: Any, *columns: _Column) -> None:
 
 
 def taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
-    """Columns that belong together: one row for each of the same things."""
+    """Return columns of equal length from a message; raise `BadFrame` if their lengths differ."""
     found: dict[str, NDArray[Any]] = {}
     sizes: set[int] = set()
     for column in columns:
@@ -269,7 +270,7 @@ def taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
 
 
 def bytes_of(run: Run) -> bytes:
-    """The bytes of a run for a message; not copied where they are the whole of a buffer."""
+    """Return the bytes of a run for a message, without a copy if they are a whole buffer."""
     whole = run.data.obj
     return whole if isinstance(whole, bytes) and len(whole) == len(run.data) else bytes(run.data)
 
@@ -278,7 +279,7 @@ def bytes_of(run: Run) -> bytes:
 
 
 def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
-    """At most one frame of each kind, but batches."""
+    """Pack frames of a client: at most one of each kind, except batches."""
     message = wire.ClientFrame()
     for frame in frames:
         match frame:
@@ -292,7 +293,8 @@ def client_message(frames: Sequence[ClientFrame]) -> wire.ClientFrame:
 
 
 def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
-    """In the order in which they are to be taken. Credit comes before a batch, which may have to wait for room."""
+    """Unpack frames of a client in the order in which they are handled. Credit comes before a batch, which may have to
+    wait for room."""
     frames: list[ClientFrame] = []
     if message.HasField("mount"):
         frames.append(to_value(MountRequest, message.mount))
@@ -305,7 +307,7 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
 
 
 def _fill_batch(message: wire.AppendBatch, batch: AppendBatch) -> None:
-    """In place: a message that is made first and put in then would copy all payloads once more."""
+    """Fill a message in place: to build and insert one would copy all payloads once more."""
     message.first_sequence = batch.first_sequence
     fill(message, batch, *_ROWS)
     if len(batch.lock_ids):
@@ -336,7 +338,7 @@ def _batch_of(message: wire.AppendBatch) -> AppendBatch:
 
 
 def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
-    """At most one frame of each kind."""
+    """Pack frames of a server: at most one of each kind."""
     message = wire.ServerFrame()
     for frame in frames:
         match frame:
@@ -360,7 +362,7 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
 
 
 def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
-    """In the order in which they are to be taken."""
+    """Unpack frames of a server in the order in which they are handled."""
     frames: list[ServerFrame] = []
     if message.HasField("mounted"):
         frames.append(to_value(Mounted, message.mounted))
@@ -411,7 +413,7 @@ def _fill_run(message: wire.RunFrame, run: Run) -> None:
 
 
 def _fill_beside(message: wire.RunFrame, frame: Run | HeadFeed) -> None:
-    """What records do not say of themselves. Times come in stretches: one for each batch."""
+    """Pack what records do not contain themselves. Times are run-length encoded: one for each batch."""
     times = frame.times
     if times is not None and len(times):
         starts = np.concatenate(([0], np.flatnonzero(times[1:] != times[:-1]) + 1, [len(times)]))
@@ -447,7 +449,7 @@ def _run_of(message: wire.RunFrame) -> Run:
 
 
 def pieces_message(pieces: Sequence[Piece]) -> wire.RunFrame:
-    """One run, or batches behind each other, as they are stored."""
+    """Pack one run, or batches as they are stored."""
     if isinstance(pieces[0], Run):
         return run_message(pieces[0])
     batches = [piece for piece in pieces if isinstance(piece, Batch)]
@@ -460,7 +462,7 @@ def pieces_message(pieces: Sequence[Piece]) -> wire.RunFrame:
 
 
 def checked_pieces(message: wire.RunFrame, address: str) -> Sequence[Piece]:
-    """The same again, with every checksum compared."""
+    """Unpack what `pieces_message` packs, and verify every checksum."""
     if not message.are_batches:
         return (checked_run(message, address),)
     lengths = np.frombuffer(message.lengths[: len(message.lengths) // 4 * 4], ">u4").astype(np.int64)
@@ -488,7 +490,7 @@ def lock_history_of(message: wire.LocksReply) -> LockHistory | None:
 
 
 def checked_run(message: wire.RunFrame, address: str) -> Run:
-    """With every checksum compared: what the network did to a record shows."""
+    """Unpack a run and verify every checksum, because the network may have damaged records."""
     run = _run_of(message)
     bad = first_bad(run)
     if bad is not None:

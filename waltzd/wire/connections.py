@@ -1,12 +1,12 @@
-"""How many connections one port takes, from whom, and for how long without a call.
+"""Limits on the connections of a port: how many, from whom, and how long without a call.
 
-A port has room for some thousand connections. Each holder has a share: a holder is the URI in a certificate, or the address
-where there are no certificates. A holder may have four connections for each one that is free, so that one holder alone
-leaves a fifth of them to others.
+A port takes some thousand connections, and each holder has a share of them. A holder is the URI in a certificate, or an
+address if there are no certificates. A holder may have four connections for each free one, so a single holder leaves a
+fifth of them to others.
 
-gRPC accepts connections by itself and shows a caller only with its first call. So `GrpcConnections` asks gRPC's channelz,
-which lists the connections of a server with the certificate of each, and closes those that may not stay: it shuts down the
-socket of this process that has the same peer. Work on what is new only: a connection is read once.
+gRPC accepts connections by itself and shows a caller only with its first call. `GrpcConnections` therefore asks gRPC's
+channelz, which lists the connections of a server with their certificates. It closes those that may not stay by shutting
+down the socket of this process with the same peer. A connection is examined only once after it was accepted.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from waltzd.wire.tls import Tls
 
 CONNECTIONS_MAX = 8192
 SHARE = 4
-"""Connections that a holder may have for each one that is free."""
+"""Number of connections that a holder may have for each free one."""
 
 T = TypeVar("T")
 _Peer: TypeAlias = tuple[str, int, int]
-"""Address and port of the other side, and the port of ours."""
+"""Address and port of the other side, and our own port."""
 
 
 class ConnectionShares:
-    """The connections of one port, counted for each holder."""
+    """The connections of one port, counted by holder."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
 
     def take(self, holder: str) -> bool:
-        """Count one more connection of this holder; False if it has its share, or the port is full."""
+        """Count one more connection of a holder; return False if its share is used up or the port is full."""
         free = self._most - self._held.total()
         if free <= 0 or self._held[holder] >= SHARE * free:
             return False
@@ -65,25 +65,25 @@ class _Standing:
 
     peer: _Peer
     holder: str | None
-    """Whose share it is part of; None if it was over that share, and is to be closed."""
+    """Holder of the connection; None if it exceeded the share and must be closed."""
     has_right: bool
-    """Whether its role may make any call at this port."""
+    """True if the role of the holder may make any call at this port."""
     calls: int
-    """Calls that were made on it when it was looked at last."""
+    """Number of calls on the connection at the last look."""
 
 
 class GrpcConnections:
     def __init__(self, tls: Tls | None, roles: frozenset[Role], most: int = CONNECTIONS_MAX) -> None:
-        """`roles`: those that may make at least one call at this port."""
+        """Watch a port. `roles` may make at least one call there."""
         self._tls = tls
         self._roles = roles
         self._shares = ConnectionShares(most)
         self._servers: list[int] = []
         self._standing: dict[int, _Standing] = {}
-        """By channelz's number, which rises with each connection of the process."""
+        """Connections by their number in channelz, which rises with each connection of the process."""
 
     def opened(self, make: Callable[[], T]) -> T:
-        """Make a server with `make`, and look after its connections from now on."""
+        """Make a server with `make`, and watch its connections from now on."""
         before = set(_servers())
         made = make()
         self._servers += [server for server in _servers() if server not in before]
@@ -92,8 +92,10 @@ class GrpcConnections:
     def look(self) -> int:
         """Close each connection that may not stay; return how many.
 
-        A connection over the share of its holder is closed at once. One whose role may call nothing here has until the next
-        look to be told so in the answer to its call, and is closed then, unless a call runs or was made meanwhile."""
+        A connection over the share of its holder is closed at once. A connection whose role may call nothing here stays
+        until the next look, so that its call is answered with a refusal. It is closed then, unless a call runs or was
+        made meanwhile.
+        """
         listed = self._listed()
         for number in [number for number in self._standing if number not in listed]:
             gone = self._standing.pop(number)
@@ -174,7 +176,7 @@ def _peer(about: dict[str, Any]) -> _Peer | None:
 
 
 def _plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An IPv4 address that an IPv6 socket shows is one of IPv4."""
+    """Return the IPv4 address that an IPv6 socket shows in mapped form."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -187,15 +189,15 @@ def _identity(about: dict[str, Any]) -> Identity | None:
 
 
 def _calls(about: dict[str, Any]) -> tuple[int, int]:
-    """How many calls were made on a connection, and how many of them run."""
+    """Return how many calls were made on a connection, and how many of them run."""
     data = about["data"]
     made = int(data["streamsStarted"])
     return made, made - int(data["streamsSucceeded"]) - int(data["streamsFailed"])
 
 
 def _shut_down(peers: Iterable[_Peer]) -> None:
-    """End the connections of this process with these peers. Each is looked at through a copy of its descriptor: the number
-    itself may be another connection's a moment later."""
+    """Shut down the connections of this process with these peers. Each is examined through a copy of its descriptor,
+    because the number itself may be reused at any moment."""
     wanted = set(peers)
     if not wanted:
         return

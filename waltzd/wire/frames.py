@@ -1,11 +1,11 @@
-"""Frames over a plain connection, a length, a kind and bytes each.
+"""Frames over a plain connection: each is a length, a kind and bytes.
 
-gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A large
-frame is received straight into memory of its own, and sent without being copied. There is no flow control besides that of
+gRPC costs some hundred microseconds for each message, which is more than a storage needs to write it; a frame costs a
+tenth. A large frame is received straight into its own buffer and sent without a copy. The only flow control is that of
 the connection: an end that does not take frames stops reading, and the sender waits.
 
-A quiet connection is asked for a heartbeat, and lost when none comes: a process that was stopped keeps its connections, and
-a cable that was cut is silent.
+A silent connection is probed with a heartbeat and closed if there is no answer. A process that was stopped keeps its
+connections open, and a cut cable is silent.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from waltzd.wire.tls import CERTIFIED_SECONDS, Tls, certificate_of, check_peer, 
 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
-"""Frames up to this size share a buffer; what is larger has one of its own."""
+"""Largest frame that is received into the shared buffer; a larger one gets its own."""
 WAITING_MAX = 1 << 20
-"""So many bytes may wait to be taken before nothing more is read; one frame always may."""
+"""Bytes of frames not taken yet at which reading stops. One frame is always allowed."""
 FRAME_COST = 100
-"""What a frame that waits costs beside its content: a flood of empty ones is bounded, too."""
+"""Bytes counted for each waiting frame beside its content, so that a flood of empty frames is bounded."""
 TURN_BYTES = 64 << 10
-"""After so much was sent others on the loop have their turn: a connection that takes everything holds none of them up."""
+"""Bytes sent after which other tasks run, so that one fast connection does not block the loop."""
 QUIET_SECONDS = 5.0
-"""After so long without a word a heartbeat is asked for, and after twice that the connection is lost."""
+"""Seconds of silence after which a heartbeat is requested. After twice that the connection is lost."""
 
 
 class Kind(enum.IntEnum):
     HELLO = 1
-    """Who calls, and will append; the first frame, and only the first."""
+    """First frame of an append stream: identity of the caller. It is sent once."""
     RECORDS = 2
     BATCHES = 3
     MARK = 4
     REFUSED = 5
-    """The last frame: why."""
+    """Last frame: the error that ends the stream."""
     ASKED = 6
-    """A heartbeat is asked for,"""
+    """Request for a heartbeat."""
     ALIVE = 7
-    """and given."""
+    """Heartbeat."""
     FETCH = 8
-    """In the place of HELLO: the caller wants a segment file."""
+    """First frame of a stream that fetches a segment file."""
     INSTALL = 9
-    """In the place of HELLO: the caller sends a segment file."""
+    """First frame of a stream that sends a segment file."""
     GO_ON = 10
-    """From the receiver of a segment file: one more piece may come."""
+    """Credit of the receiver of a segment file: one more piece may be sent."""
     PIECE = 11
-    """Of a segment file."""
+    """Piece of a segment file."""
     WHOLE = 12
-    """All pieces were sent."""
+    """End of a segment file: all pieces were sent."""
     STATUS = 13
-    """The last frame: what the replica is with the file in its place."""
+    """Last frame after a segment file was installed: status of the replica."""
     MOUNT = 14
-    """At a server, in the place of HELLO: a client that mounts a partition."""
+    """First frame at a server: a client mounts a partition."""
     CLIENT = 15
-    """What a client says in its mount: one message of the gRPC service,"""
+    """Frames of a client in its mount: one message of the gRPC service."""
     SERVER = 16
-    """and what the server says."""
+    """Frames of a server in a mount: one message of the gRPC service."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end. Frames come out of `receive` in their order; `send` waits while the connection is full."""
+    """One end of a connection. `receive` returns frames in order; `send` waits while the connection is full."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Connection(asyncio.BufferedProtocol):
         quiet_seconds: float = QUIET_SECONDS,
         tells_when_full: bool = False,
     ) -> None:
-        """`tells_when_full`: an end that does not read, because what came was not taken yet, gives its heartbeat unasked.
-        `bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
-        first frame before the other side is let in (`admit`). `on_made` is called when the connection stands."""
+        """Make an end. `bytes_max` bounds one frame. `first_max` bounds the first frame of a caller that is not
+        authenticated: nothing is read behind it until `admit`. `on_made` is called once the connection is established.
+        With `tells_when_full`, an end that has stopped reading sends heartbeats unasked."""
         self._bytes_max = bytes_max
         self._quiet_seconds = quiet_seconds
         self._tells_when_full = tells_when_full
@@ -93,14 +93,14 @@ class Connection(asyncio.BufferedProtocol):
         self._limit = bytes_max if first_max is None else first_max
         self._is_stranger = first_max is not None
         self._is_held = False
-        """Behind the first frame of a stranger."""
+        """True behind the first frame of an unauthenticated caller."""
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray((SMALL_BYTES if first_max is None else first_max) + HEAD.size)
         self._view = memoryview(self._buffer)
         self._filled = 0
         self._large: bytearray | None = None
-        """The frame that is being received into memory of its own, its head left out."""
+        """Content of the frame that is received into its own buffer; None if there is none."""
         self._large_view = memoryview(b"")
         self._large_kind = Kind.HELLO
         self._large_filled = 0
@@ -110,15 +110,15 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_kind: Kind | None = None
         self._taker: Callable[[Buffer], None] = lambda content: None
         self._mistake: Exception | None = None
-        """What the taker raised."""
+        """Error that the taker raised; None if there is none."""
         self._came = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._error: WaltzError | None = None
-        """Why nothing more comes or goes."""
+        """Error that ended the connection; None while it is open."""
         self._nonsense: BadFrame | None = None
         self._is_ended = False
-        """The other side has closed its end, or sent nonsense."""
+        """True once the other side has closed its end, or sent a malformed frame."""
         self._sent_in_turn = 0
         self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -161,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
             self._came.set()
 
     def _take_whole(self) -> None:
-        """All frames that are whole in the shared buffer."""
+        """Take all complete frames from the shared buffer."""
         at = 0
         while self._filled - at >= HEAD.size and not self._is_held:
             length, number = HEAD.unpack_from(self._buffer, at)
@@ -253,24 +253,24 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def quiet_seconds(self) -> float:
-        """Since anything was heard of the other side; none while we do not listen."""
+        """Return the seconds since anything was received; 0 while reading is paused."""
         return 0.0 if self._is_paused else asyncio.get_running_loop().time() - self._heard
 
     @property
     def identity(self) -> Identity | None:
-        """Who the other side is, by its certificate; None without one."""
+        """Return the identity in the other side's certificate; None without one."""
         assert self._transport is not None
         return identity_of(self._transport.get_extra_info("ssl_object"))
 
     @property
     def holder(self) -> str:
-        """Whose share of all connections this one is part of: the URI in the certificate, or the address without one."""
+        """Return who the connection is counted for: the URI in the certificate, or the address without one."""
         found = self.identity
         return self.peer.rpartition(":")[0] if found is None else found.uri
 
     def end_with_certificate(self, tls: Tls) -> str | None:
-        """Some seconds after the other side's certificate has ended, or was revoked, so does this connection. Why that is
-        so already, if it is."""
+        """Close the connection some seconds after the other side's certificate has expired or was revoked. Return the
+        reason if that is so already."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         found = certificate_of(self._transport.get_extra_info("ssl_object"))
@@ -286,7 +286,8 @@ class Connection(asyncio.BufferedProtocol):
         return tls.refusal(found)
 
     async def answered(self) -> None:
-        """Ask for a heartbeat, and wait for it: who took the connection speaks frames, and nobody between holds them up."""
+        """Request a heartbeat and wait for it. It shows that the other side speaks frames and that no proxy holds them
+        back."""
         self._has_answered.clear()
         self._put(Kind.ASKED, ())
         await self._has_answered.wait()
@@ -296,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
             raise CannotConnect(f"{self.peer} closed the connection without a word")
 
     def admit(self) -> None:
-        """The other side is no stranger: it may send large frames."""
+        """Accept the other side as authenticated: it may send large frames."""
         if self._is_stranger:
             self._is_stranger = False
             self._limit = self._bytes_max
@@ -318,8 +319,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     async def receive(self) -> tuple[Kind, Buffer] | None:
-        """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,
-        and nothing comes behind it."""
+        """Return the next frame; None once the other side has closed its end. Raise if the connection was lost. A
+        malformed frame is raised once, and nothing follows it."""
         while not self._frames:
             if self._mistake is not None:
                 raise self._mistake
@@ -341,20 +342,20 @@ class Connection(asyncio.BufferedProtocol):
         return kind, content
 
     def hear(self, kind: Kind, taker: Callable[[Buffer], None]) -> None:
-        """Frames of this kind go to `taker` as soon as they come, unless others wait to be received. What it raises is
-        raised by `receive`."""
+        """Call `taker` with each frame of a kind on arrival, unless other frames wait to be received. An error of
+        `taker` is raised by `receive`."""
         self._heard_kind, self._taker = kind, taker
 
     @property
     def may_post(self) -> bool:
-        """Whether `send` would not wait, and not raise: then `post` does the same."""
+        """Return whether `send` would neither wait nor raise. `post` may be used then."""
         return self._error is None and self._sent_in_turn <= TURN_BYTES and self._may_write.is_set()
 
     def post(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
         self._sent_in_turn += self._put(kind, parts)
 
     async def send(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
-        """Raises when the connection is lost."""
+        """Send a frame; wait while the connection is full. Raise if it is lost."""
         await self._may_write.wait()
         if self._error is not None:
             raise self._error
@@ -364,20 +365,20 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.sleep(0)
 
     def _put(self, kind: Kind, parts: Sequence[Buffer]) -> int:
-        """How many bytes that were."""
+        """Write a frame to the transport; return its size."""
         size = sum(map(len, parts))
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines([HEAD.pack(size, kind), *parts])
         return HEAD.size + size
 
     def lose(self, error: WaltzError) -> None:
-        """Nothing more comes or goes, and this is why."""
+        """Abort the connection with an error."""
         self._finish(error)
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """What was sent still leaves, if the other side takes it soon."""
+        """Close the connection after what was sent has left. It is aborted if the other side does not take that soon."""
         self._finish(CannotConnect("the connection was closed here"))
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
@@ -405,8 +406,8 @@ async def connect(
     quiet_seconds: float = QUIET_SECONDS,
     tells_when_full: bool = False,
 ) -> Connection:
-    """A connection to a daemon of this role. With certificates and a `name`, only the one of that name may answer.
-    `bytes_max`: of what it may say in one frame."""
+    """Connect to a daemon of a role. With certificates and a `name`, only the daemon of that name is accepted.
+    `bytes_max` bounds one frame of the other side."""
     secured, expected = None, None
     if tls is not None:
         secured = tls.calling()

@@ -1,4 +1,6 @@
-"""Frames of members of consumer groups and of owners, as messages and back. Columns are carried by hand."""
+"""Conversion of frames between members of consumer groups and owners to messages and back. Columns are converted by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def _said(message: wire.Said) -> Ack:
 
 
 def delivery_message(frames: Sequence[DeliveryFrame]) -> wire.DeliveryFrame:
-    """At most one frame of each kind, but deliveries and answers."""
+    """Pack frames of an owner: at most one of each kind, except deliveries and results."""
     message = wire.DeliveryFrame()
     for frame in frames:
         match frame:

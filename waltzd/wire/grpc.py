@@ -1,7 +1,7 @@
-"""gRPC, and its calling side: errors that keep their class, channels that check the other side's certificate, a deadline
+"""gRPC and its calling side: errors that keep their class, channels that check the other side's certificate, a deadline
 for each call.
 
-Errors travel as an `ErrorDetail` in the trailing metadata; the gRPC status beside it is for tools that know nothing of
+An error travels as an `ErrorDetail` in the trailing metadata. The gRPC status beside it is for tools that do not know
 Waltz. The answering side is `listener`.
 """
 
@@ -30,10 +30,11 @@ from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
 
 R = TypeVar("R")
 MESSAGE_BYTES_MAX = 64 << 20
-"""Of an answer."""
+"""Largest answer that is accepted."""
 ERROR_KEY = "waltz-error-bin"
 STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
-"""With every call to a storage: its name, and its process, as far as the caller knows them. Any other one refuses it."""
+"""Metadata of every call to a storage: its name and the id of its process, as far as the caller knows them. Any other
+storage or process refuses the call."""
 _ERRORS = tree()
 
 
@@ -47,8 +48,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) 
 
 
 def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | None = None) -> WaltzError:
-    """What the other side meant, or that it could not be reached. gRPC does not say `who` did not answer, nor within how
-    many `seconds`."""
+    """Return the error of the other side, or that it could not be reached. gRPC reports neither `who` did not answer
+    nor within how many `seconds`, so both are given."""
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)
@@ -88,14 +89,14 @@ Server: TypeAlias = grpc.aio.Server
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-    """The identity in the caller's certificate; None without one, on a connection in plain text."""
+    """Return the identity in the caller's certificate; None without one, on a connection in plain text."""
     # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
     found = certificate_of(context)
     return None if found is None else Identity.among(found.uris)
 
 
 def peer_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The caller's address as plain connections say it: gRPC puts its kind in front, and escapes brackets."""
+    """Return the caller's address without the kind and the escapes that gRPC adds."""
     return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
 
 
@@ -110,11 +111,11 @@ def _read(pem: bytes) -> x509.Certificate | None:
 
 
 KNOCK = "/waltz.v1.Door/Knock"
-"""There is no such call, and every server says so."""
+"""Path of a call that does not exist: every server answers so."""
 
 
 async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
-    """Why a daemon's call to itself is not answered; None when the answer comes, which is that there is no such call."""
+    """Call a daemon's own port; return why there is no answer, or None if there is one."""
     role, name = (tls.identity.role, tls.identity.name) if tls is not None else (None, None)
     channel = Channel(address, tls=tls, peer=role, name=name)
     try:
@@ -130,32 +131,33 @@ async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
 
 
 ENDING_SECONDS = 1.0
-"""How long it may take until calls that were cancelled have ended."""
+"""Seconds that cancelled calls get to end."""
 RETIRED_SECONDS = 3600.0
-"""How long streams live on that were opened with a certificate that has been replaced."""
+"""Seconds that streams live on after the certificate of their channel was replaced."""
 _LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class Channel:
-    """As much of a gRPC channel as stubs use, to one address.
+    """The part of a gRPC channel that calls use, to one address.
 
-    With TLS only to a `peer` of that role, in our own cluster, and of that name if it is given. gRPC compares DNS names
-    only and cannot be asked for the other side's certificate. So a handshake of our own looks at it first (`prove`), and
-    the channel then trusts that one certificate and no authority. It is looked at again whenever the channel is not
-    connected: the other side may have another one by now. gRPC reads certificates when a channel is made, so there is a new
-    channel for each new certificate of either side."""
+    With TLS it connects only to a `peer` of this role in our cluster, and of this name if there is one. gRPC compares
+    only DNS names and does not show the other side's certificate. So a handshake of our own fetches it first (`prove`),
+    and the channel trusts that one certificate and no authority. It is fetched again whenever the channel is not
+    connected, because the other side may have another one. gRPC reads certificates when a channel is made, so there is
+    a new channel for each new certificate of either side.
+    """
 
     def __init__(self, address: str, *, tls: Tls | None = None, peer: Role | None = None, name: str | None = None) -> None:
         self._address = address
         self._tls = tls
         self._peer = peer
         self.name = name
-        """The only one that may answer, from the next `prove` on."""
+        """Only name that is accepted, from the next `prove` on; None for any."""
         self._credentials: Credentials | None = None
         self._trusted = b""
-        """The other side's certificate."""
+        """Certificate of the other side that is trusted, in DER."""
         self._proven: tuple[str | None] | None = None
-        """The name that was asked for when it was looked at."""
+        """Name that the trusted certificate was checked for; None before the first check."""
         self._channel = grpc.aio.insecure_channel(address, options=options_for(MESSAGE_BYTES_MAX)) if tls is None else None
         self._proving = asyncio.Lock()
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
@@ -163,7 +165,8 @@ class Channel:
         self._has_cancelled = False
 
     async def prove(self, seconds: float) -> None:
-        """Before a call: the other side is the one that is meant. Costs nothing while it is connected."""
+        """Check before a call that the other side is the one that is meant. It costs nothing while the channel is
+        connected."""
         if self._tls is None:
             return
         try:
@@ -179,7 +182,8 @@ class Channel:
             raise CannotConnect(f"{self._address} did not show its certificate within {seconds:g} seconds") from None
 
     def doubt(self) -> None:
-        """After a call that could not be made: the other side is looked at again, it may have another certificate."""
+        """Check the other side again before the next call, after a call that could not be made: its certificate may
+        have changed."""
         self._proven = None
 
     def _is_proven(self, tls: Tls) -> bool:
@@ -206,7 +210,7 @@ class Channel:
         ending.add_done_callback(lambda _: self._retired.pop(channel, None))
 
     def _call(self, kind: str, *about: Any, **named: Any) -> Callable[..., Any]:
-        """A call over the channel of the moment at which it is made."""
+        """Return a function that makes a call over the current channel."""
 
         def call(*arguments: Any, **settings: Any) -> Any:
             assert self._channel is not None, "`prove` comes first"
@@ -227,8 +231,8 @@ class Channel:
     stream_stream = functools.partialmethod(_call, "stream_stream")
 
     async def close(self, *, orderly: bool = False) -> None:
-        """`orderly`: its calls end before it does, on the loop that they belong to. gRPC ends what was cancelled a moment
-        later, and prints a traceback where that loop has ended by then."""
+        """Close the channel and cancel its calls. With `orderly`, wait for them to end on their own loop: gRPC ends
+        cancelled calls a moment later, and prints a traceback if the loop has ended by then."""
         for call in list(self._running):
             call.cancel()
         ending = list(self._retired.items())
@@ -243,7 +247,7 @@ class Channel:
 
 
 async def _pass_through(channel: grpc.aio.Channel) -> None:
-    """One more call: when it has ended, so has everything that was cancelled before on the same connection."""
+    """Make one more call: when it has ended, all calls cancelled before it on the connection have ended, too."""
     if channel.get_state() not in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.SHUTDOWN):
         knock: Any = channel.unary_unary(KNOCK)
         with suppress(grpc.aio.AioRpcError):
@@ -251,22 +255,22 @@ async def _pass_through(channel: grpc.aio.Channel) -> None:
 
 
 class Caller(Transport):
-    """Calls through gRPC, to one address."""
+    """Calls through gRPC to one address."""
 
     peer: ClassVar[Role]
-    """The role of the other side, when there are certificates."""
+    """Role of the other side, if there are certificates."""
 
     def __init__(
         self, address: str, *, seconds: float, tls: Tls | None, name: str | None = None, instance: UUID | None = None
     ) -> None:
-        """With `tls`, the other side must have the role `peer` in our cluster; with a `name`, be the one of that name.
-        `instance`: of a storage, the very process that is meant."""
+        """Prepare calls. With `tls`, the other side must have the role `peer` in our cluster, and the `name` if given.
+        `instance` is the id of the process of a storage that is meant."""
         self.address = address
         self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
         self._seconds = seconds
         self._channel = Channel(address, tls=tls, peer=self.peer, name=name)
         self._may_want_tls = tls is None
-        """As long as no answer has come in plain text."""
+        """True until an answer has arrived in plain text."""
         self._meant: list[tuple[str, bytes]] = []
         if self.peer is Role.STORAGE:  # also where there are no certificates
             self._meant += [(STORAGE_KEY, name.encode())] if name is not None else []
@@ -307,8 +311,8 @@ class Caller(Transport):
         return error
 
     async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
-        """A call that is not read to its end would stay open, and a connection carries a thousand of them: a reader that
-        may stop early closes it (`aclosing`)."""
+        """Make a call that is answered by a stream. A call that is not read to its end stays open, and a connection
+        carries at most a thousand, so a reader that may stop early closes it (`aclosing`)."""
         await self._channel.prove(self._seconds)
         method = self._channel.unary_stream(call.path, call.request.SerializeToString, call.reply.FromString)
         running = method(request, metadata=self._meant)

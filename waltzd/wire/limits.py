@@ -1,8 +1,8 @@
-"""How much one message may hold, checked before it is parsed.
+"""Limits on the size of a message, checked before it is parsed.
 
-A message that is parsed has an object of about a hundred bytes for each message within it, and two bytes on the wire are
-enough for one. So the length and the number of fields of a request are bounded while it is still bytes. What a field may
-say is checked by whoever takes it.
+A parsed message takes about a hundred bytes for each message nested in it, and two bytes on the wire are enough for
+one. So the length and the number of fields of a request are checked while it is still bytes. The receiver checks the
+values of the fields.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from waltzd.wire import wire_pb2 as wire
 M = TypeVar("M", bound=Message)
 Parse: TypeAlias = Callable[[bytes], M]
 REQUEST_BYTES_MAX = 256 << 10
-"""Of a message that carries no records: the largest names each partition of the largest cluster."""
+"""Largest size of a message without records: one that names each partition of the largest cluster."""
 CLIENT_FIELDS_MAX = 4096
-"""Fields of one message of a mount, of which each batch is one. A client puts at most some 2000 small ones together."""
+"""Largest number of fields in one message of a mount, where each batch is a field. A client sends at most about 2000
+small ones together."""
 MEMBER_FIELDS_MAX = 256
-"""Fields of one message of a member. A client says at most 32 things at a time."""
+"""Largest number of fields in one message of a member. A client sends at most 32 acknowledgements together."""
 MEMBER_BYTES_MAX = MEMBER_FIELDS_MAX << 16
-"""The longest of those, with 4096 stretches, has 64 KiB."""
+"""Largest size of one message of a member: an acknowledgement with 4096 ranges takes 64 KiB."""
 _FIELDS_MAX = {wire.ClientFrame: CLIENT_FIELDS_MAX, wire.MemberFrame: MEMBER_FIELDS_MAX}
 _BYTES_MAX = {wire.ClientFrame: None, wire.MemberFrame: MEMBER_BYTES_MAX}
 _VARINT_BYTES_MAX = 10
 
 
 def check_size(kind: type[Message], raw: Buffer) -> None:
-    """Raise `TooLarge` or `BadFrame` if a message of this kind is longer, or has more fields, than it may."""
+    """Raise `TooLarge` or `BadFrame` if a message of this type is too long or has too many fields."""
     bytes_max = _BYTES_MAX.get(kind, REQUEST_BYTES_MAX)
     if bytes_max is not None and len(raw) > bytes_max:
         raise TooLarge(
@@ -45,8 +46,9 @@ def check_size(kind: type[Message], raw: Buffer) -> None:
 
 
 def bounded(kind: type[M], parse: Parse[M]) -> Callable[[bytes], M | WaltzError]:
-    """Parse a request; the error instead, if it is too large. Bytes that are no message are an empty one, which every call
-    with a cluster key refuses in one line: gRPC would log a traceback for each, and any stranger could fill the disk."""
+    """Return a parser that returns an error instead of a message that is too large. Bytes that are no message are
+    parsed as an empty one, which every call with a cluster key rejects in one line. gRPC would log a traceback for
+    each, and strangers could fill the disk."""
 
     def read(raw: bytes) -> M | WaltzError:
         try:
@@ -61,8 +63,8 @@ def bounded(kind: type[M], parse: Parse[M]) -> Callable[[bytes], M | WaltzError]
 
 
 def _has_more_fields(raw: Buffer, most: int) -> bool:
-    """Whether there are more than `most` fields; what is within them is passed over. Bytes that are no message are left to
-    the parser."""
+    """Return whether a message has more than `most` fields, nested ones not counted. Bytes that are no message are left
+    to the parser."""
     at, end = 0, len(raw)
     for _ in range(most + 1):
         if at >= end:
@@ -84,7 +86,7 @@ def _has_more_fields(raw: Buffer, most: int) -> bool:
 
 
 def _varint(raw: Buffer, at: int) -> tuple[int, int]:
-    """The number there and where it ends. Behind the end of the message there are zeros."""
+    """Return the number at an offset and the offset behind it. Bytes beyond the end of the message count as zeros."""
     value = 0
     for shift in range(_VARINT_BYTES_MAX):
         byte = raw[at + shift] if at + shift < len(raw) else 0

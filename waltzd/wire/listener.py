@@ -1,11 +1,11 @@
-"""The answering side of gRPC: which callers are let in, what is kept of them before that, and a port that stays open.
+"""The answering side of gRPC: which callers are accepted, what is kept of them before, and a port that stays open.
 
-A call is refused for its caller's certificate before its message is read. Everything else about calls is in the services.
+A call is refused for its caller's certificate before its message is read. The services do everything else.
 
-`Listener` is a port of a daemon: it listens for as long as the daemon lives, also when the transport ends its server by
-itself. gRPC does that when one call has a path that is no text: a single frame of any stranger. The process would live on
-and answer no call again. So there is another server at the same port a moment later. What still runs on the first one may
-go on for a while and keeps no caller out: gRPC closes the port at once, and says so when the last call has ended.
+`Listener` is a port of a daemon. It listens for as long as the daemon lives, even if the transport ends its server by
+itself. gRPC does that when the path of a call is not valid text, which takes one frame of any stranger; the process
+would live on and answer no call. So a new server is started at the same port. Calls on the old one may continue for a
+while and keep no caller out, because gRPC closes its port at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("waltz.listener")
 
 
 class _Bounds(grpc.aio.ServerInterceptor):
-    """Nothing is parsed that is larger than a message of its kind may be."""
+    """Interceptor that parses no message larger than its type may be."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -53,16 +53,16 @@ class _Bounds(grpc.aio.ServerInterceptor):
 
 
 IDLE_SECONDS = 60.0
-"""After so long without a call a connection ends; whoever made it makes another one for its next call."""
+"""Seconds without a call after which a connection is closed. The caller connects again for its next call."""
 FIRST_SECONDS = 5.0
-"""How long a call may take to say what it wants."""
+"""Seconds that the first message of a call may take."""
 PROMPT_SECONDS = 0.5
 SLOW_MAX = 16
-"""So many calls may take longer than that: for one more, the oldest ends."""
+"""Number of calls whose first message may take longer than `PROMPT_SECONDS`. For one more, the oldest is ended."""
 
 
 class _FirstMessages:
-    """The messages that begin calls, while they come: what callers hold of them is bounded for the whole process."""
+    """First messages of calls that have not arrived yet: a bound for the whole process on what callers can hold."""
 
     def __init__(self) -> None:
         self._slow: dict[asyncio.Timeout, None] = {}
@@ -94,26 +94,27 @@ _first_messages = _FirstMessages()
 
 
 async def first_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """Of a call whose caller sends a stream. Raises when it does not come in time, and what `next_message` raises."""
+    """Return the first message of a call whose caller sends a stream. Raise if it does not arrive in time or is too
+    large."""
     return checked(await _first_messages.read(context))
 
 
 async def next_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """Of the same call, later. Raises when it is too large."""
+    """Return a later message of such a call. Raise if it is too large."""
     return checked(await context.read())
 
 
 def checked(message: Any) -> Any:
-    """A message, or the end of the stream; raise why it was not parsed."""
+    """Return a message or the end of the stream; raise the error if parsing gave one."""
     if isinstance(message, WaltzError):
         raise message
     return message
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):
-    """Each call only for certificates that permit it, and nothing of a caller is kept before that. gRPC reads the message
-    of a call with only one before it asks any interceptor, so each is served as a call whose caller sends a stream: on the
-    wire there is no difference."""
+    """Interceptor that admits calls by certificate, before it keeps anything of the caller. gRPC reads the message of a
+    unary call before it asks an interceptor, so every call is served as one whose caller sends a stream. On the wire
+    that makes no difference."""
 
     def __init__(self, tls: Tls | None, auditor: Auditor) -> None:
         self._tls = tls
@@ -172,7 +173,8 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _while_certified(self, context: Any) -> Iterator[None]:
-        """A call ends some seconds after the certificate that it was made with: gRPC itself looks at it only once."""
+        """End the call some seconds after the certificate of its caller expires or is revoked. gRPC checks it only
+        once."""
         tls, found = self._tls, certificate_of(context) if self._tls is not None else None
         if tls is None or found is None:
             yield
@@ -221,7 +223,7 @@ def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Audit
 
 
 def listen(server: Server, address: Address, tls: Tls | None = None) -> int:
-    """The port that the server will listen on."""
+    """Bind a server to an address; return its port. Raise `PortInUse` if that fails."""
     try:
         if tls is None:
             return server.add_insecure_port(str(address))
@@ -231,7 +233,8 @@ def listen(server: Server, address: Address, tls: Tls | None = None) -> int:
 
 
 def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Looks at the files for every new connection. Callers without a certificate do not get through the handshake."""
+    """Return credentials that read the certificate files again for every new connection. Callers without a certificate
+    fail the handshake."""
     given = tls.current()
 
     def configuration(found: Credentials) -> Any:
@@ -252,14 +255,14 @@ def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 LOOK_SECONDS = 0.1
-"""How often the server is asked whether it still is one."""
+"""Seconds between two checks whether the server has ended."""
 CONNECTIONS_SECONDS = 1.0
-"""How often its connections are looked at."""
+"""Seconds between two looks at the connections of the server."""
 OPEN_SECONDS = 10.0
-"""How long the socket of a server that has ended may be in the way of the next one."""
+"""Seconds that the socket of a server that has ended may block the next one."""
 RETIRED_SECONDS = 60.0
 RETIRED_MAX = 4
-"""So long may calls go on at servers that have ended, and so many of those are kept: strangers end them."""
+"""Number of servers that have ended and are kept for their running calls. Strangers can end servers, so it is bounded."""
 KNOCK_SECONDS = 2.0
 FRESH_SECONDS = 1.0
 
@@ -275,7 +278,7 @@ class Listener:
         roles: frozenset[Role] = frozenset(Role),
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`roles`: those that may make at least one call here. Connections of others do not stay."""
+        """Bind a port. `roles` may make at least one call here; connections of other roles are closed."""
         self.address = address
         self._message_bytes_max = message_bytes_max
         self._tls = tls
@@ -298,7 +301,7 @@ class Listener:
         return server
 
     async def start(self, add_services: Callable[[Server], None], *, on_fatal: Callable[[BaseException], None]) -> None:
-        """`on_fatal` does not come back; it is called when the port is lost for good."""
+        """Start serving. `on_fatal` does not return; it is called if the port is lost for good."""
         self._add_services = add_services
         add_services(self._server)
         await self._server.start()
@@ -307,7 +310,8 @@ class Listener:
         tell_failure(self._looking, on_fatal)
 
     async def _look(self) -> None:
-        """On a thread: with thousands of connections to close a look takes a good part of a second."""
+        """Close connections that may not stay, on a thread: with thousands of them a look takes a good part of a
+        second."""
         while True:
             await asyncio.sleep(CONNECTIONS_SECONDS)
             closed = await asyncio.to_thread(self._connections.look)
@@ -346,13 +350,13 @@ class Listener:
             self._end(oldest, None)
 
     def _end(self, server: Server, seconds: float | None) -> None:
-        """None: all of its calls end now."""
+        """Stop a server; without `seconds`, end its calls at once."""
         ending = asyncio.create_task(server.stop(seconds), name=f"ending a server at {self.address}")
         self._retired[server] = ending
         ending.add_done_callback(lambda _: self._retired.pop(server, None))
 
     async def _open_again(self) -> Server:
-        """At once, unless the socket of the one before is still being closed, on a thread of its own."""
+        """Bind the port again, once the socket of the server before is closed. This runs in a task of its own."""
         async with asyncio.timeout(OPEN_SECONDS):
             while True:
                 try:
@@ -361,7 +365,8 @@ class Listener:
                     await asyncio.sleep(LOOK_SECONDS / 10)
 
     async def knock(self) -> list[str]:
-        """Why callers do not get in, by a call of our own through this port, as it was a second ago at most."""
+        """Return why callers cannot get in, by a call of our own through this port, at most a second old. An empty list
+        means that they can."""
         async with self._one_at_a_time:
             now = asyncio.get_running_loop().time()
             if self._knocked is None or now - self._knocked >= FRESH_SECONDS:
@@ -375,7 +380,7 @@ class Listener:
         return [] if why is None else [f"nobody gets in at {self.address}: {why}"]
 
     async def stop(self, seconds: float) -> None:
-        """No new calls; those that run may go on for so long."""
+        """Accept no new calls; let the running ones continue for `seconds`."""
         if self._looking is not None:
             self._looking.cancel()
         if self._keeping is not None:

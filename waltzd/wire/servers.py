@@ -1,9 +1,9 @@
-"""A server as its callers see it: as applications do (places, client ids, mounts, reading by id), and as operators do.
+"""Clients of a server: for applications (positions, client ids, mounts, reading by id) and for operators.
 
-It says what the server said and decides nothing: `waltzd.client` decides when to mount again, and what became of a request
-whose answer is missing. `CannotConnect` means that the outcome is not known. A server refuses a mount with a frame in the
-stream, behind everything that it had decided, because a status could arrive before what is still on its way; this end takes
-that frame as the end of the stream.
+They return what the server answered and decide nothing: `waltzd.client` decides when to mount again and what became of
+an unanswered request. `CannotConnect` means that the outcome is unknown. A server refuses a mount by a frame in the
+stream, behind everything that it had decided, because a status could overtake frames. This end takes that frame as the
+end of the stream.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 _log = logging.getLogger("waltz.client")
 STRANGE_SECONDS = 1.0
-"""After so long without a first answer, what is at the address is looked at."""
+"""Seconds without a first answer after which the address is probed for another program."""
 CALL_SECONDS = 10.0
-"""Every call has a deadline, and so has every next message of a stream that is read to its end."""
+"""Deadline of a call, and of each next message of a stream that is read to its end."""
 
 
 class Servers(Transport):
-    """One server, for applications, by whichever transport."""
+    """One server as applications use it, over any transport."""
 
     address: str
 
     def __init__(self, key: UUID | None) -> None:
-        """Without a key, the cluster that the server belongs to is taken for the right one."""
+        """Use the cluster of the server if `key` is None."""
         self._key = key
 
     async def locate(self) -> Topology:
@@ -78,7 +78,7 @@ class Servers(Transport):
         return topology
 
     async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
-        """A client id that no other client ever has. It is good with the certificate that we have now."""
+        """Get a client id that no other client ever has. It is valid with the certificate that this process has now."""
         request = to_message(wire.RegisterRequest, introduction)
         request.cluster_key = await self._known_key()
         return await self._ask(calls.REGISTER, request)
@@ -115,7 +115,7 @@ class Servers(Transport):
         with_locks: bool = False,
         timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
-        """Committed records, each id once and in order."""
+        """Yield committed records, each id once and in order."""
         request = wire.FetchRecordsRequest(
             cluster_key=await self._known_key(),
             partition=partition,
@@ -139,20 +139,20 @@ class Servers(Transport):
 
 
 class ServerClient(Caller, Servers):
-    """One server, through gRPC and, for mounts, through its port for streams."""
+    """One server over gRPC; its mounts use the port for streams where possible."""
 
     peer = Role.SERVER
 
     def __init__(
         self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS, tls: Tls | None = None
     ) -> None:
-        """Without a key, and with `tls`, the cluster is that of our own certificate."""
+        """Use the cluster of our own certificate if `key` is None and there is `tls`."""
         Caller.__init__(self, address, seconds=seconds, tls=tls)
         Servers.__init__(self, tls.identity.key if key is None and tls is not None else key)
         self._tls = tls
         self._streams = ""
         self._streams_failed = ""
-        """Where frames were tried, and gRPC had to be taken."""
+        """Address where frames failed and gRPC was used instead; empty if there is none."""
         self._connections: dict[Connection, None] = {}
         self._has_answered = False
 
@@ -165,7 +165,8 @@ class ServerClient(Caller, Servers):
         return await (asked if self._has_answered or call is not calls.LOCATE else self._first(asked))
 
     async def _first(self, call: Coroutine[Any, Any, T]) -> T:
-        """The first answer from an address may not come because the address is wrong: then the error says what is there."""
+        """Await the first answer from an address. If there is none, find out whether another program is there, and
+        raise that."""
         calling = asyncio.ensure_future(call)
         try:
             await asyncio.wait((calling,), timeout=STRANGE_SECONDS)
@@ -190,7 +191,7 @@ class ServerClient(Caller, Servers):
         return found
 
     def mount(self) -> MountPort:
-        """By frames, where the server takes them and they get through to it."""
+        """Return a mount over frames, or over gRPC if the server offers no frames or they did not get through before."""
         by_grpc = MountStream(lambda: self._begin(calls.MOUNT), self.address)
         if not self._streams or self._streams == self._streams_failed:
             return by_grpc
@@ -225,13 +226,13 @@ class ServerClient(Caller, Servers):
             raise late from None
 
     async def close(self) -> None:
-        """Its mounts end with it."""
+        """Close the client and its mounts."""
         for connection in self._connections:
             connection.lose(CannotConnect("the client was closed"))
         await self._channel.close(orderly=True)
 
     def _no_frames(self, streams: str, error: WaltzError) -> None:
-        """gRPC got through where frames did not."""
+        """Remember and log that gRPC got through where frames did not."""
         if self._streams_failed != streams:
             self._streams_failed = streams
             _log.warning(
@@ -257,7 +258,7 @@ class ServerClient(Caller, Servers):
         return self._channel.stream_stream(call.path, call.request.SerializeToString, call.reply.FromString)()
 
     async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
-        """Each next message has a deadline: the stream is read to its end."""
+        """Make a call that is answered by a stream, with a deadline for each next message."""
         async with aclosing(super()._each(call, request)) as values:
             while True:
                 try:
@@ -271,13 +272,13 @@ class ServerClient(Caller, Servers):
 
 
 FRAMES_SECONDS = 1.0
-"""How long frames may take to get through, where gRPC might."""
+"""Seconds that frames may take to get through before gRPC is tried."""
 QUIET_SECONDS = 10.0
-"""After so long without a word from the server a heartbeat is asked for, as gRPC does it."""
+"""Seconds of silence after which a heartbeat is requested, as with gRPC."""
 
 
 class FramedMount:
-    """The client's end of a mount on a plain connection; by gRPC where that cannot be made."""
+    """The client's end of a mount on a plain connection, or over gRPC if that cannot be made."""
 
     def __init__(
         self,
@@ -286,7 +287,7 @@ class FramedMount:
         by_grpc: MountStream,
         on_grpc: Callable[[str, WaltzError], None],
     ) -> None:
-        """`on_grpc` is told when gRPC was taken, and got through."""
+        """Prepare a mount. `on_grpc` is called once gRPC was used and got through."""
         self._address = address
         self._connect = connect
         self._by_grpc = by_grpc
@@ -312,7 +313,7 @@ class FramedMount:
         return self._over is None and self._connection is not None and self._connection.may_post
 
     def post(self, frames: Sequence[ClientFrame]) -> None:
-        """Something was sent before."""
+        """Send frames without waiting; `send` was called before."""
         assert self._connection is not None
         self._connection.post(Kind.CLIENT, (packed_client_frames(frames),))
 
@@ -376,8 +377,8 @@ class FramedMount:
 
 
 class GrpcStream(Generic[Sent, Received]):
-    """The caller's end of a stream of frames, both ways. There is no deadline in here: how long to wait for what is known
-    to the client only."""
+    """The caller's end of a bidirectional stream of frames. It has no deadlines, because only the client knows how long
+    to wait."""
 
     def __init__(
         self,
@@ -389,20 +390,20 @@ class GrpcStream(Generic[Sent, Received]):
         unpack: Callable[[Any], Sequence[Received]],
         ending: Callable[[Received], WaltzError | None],
     ) -> None:
-        """`ending`: the error that a frame tells of, if it is the last one."""
+        """Prepare a stream. `ending` returns the error in a frame if that frame is the last one."""
         self._begin = begin
         self._call: Any = None
-        """Begun by the first thing that is asked of it: the other side's certificate is looked at before."""
+        """Call of gRPC. It begins on first use, after the other side's certificate was checked."""
         self._address = address
         self._what = what
         self._pack = pack
         self._unpack = unpack
         self._ending = ending
         self._over: WaltzError | None = None
-        """Why this end knows that there is nothing more to say."""
+        """Error that ended the stream at this end; None while it is open."""
 
     async def send(self, frames: Sequence[Sent]) -> None:
-        """Waits only while the connection is full."""
+        """Send frames; wait while the connection is full."""
         if self._over is not None:
             raise self._over
         await self._started()
@@ -419,7 +420,7 @@ class GrpcStream(Generic[Sent, Received]):
                 raise self._over
 
     async def receive(self) -> Sequence[Received] | None:
-        """The next frames; None when there are no more: behind the server's last word, or when it ended without one."""
+        """Return the next frames; None at the end of the stream."""
         if self._over is not None:
             return None
         await self._started()
@@ -445,7 +446,8 @@ class GrpcStream(Generic[Sent, Received]):
             self._call.cancel()
 
     async def _ours(self, work: Awaitable[T]) -> T:
-        """gRPC says that a task was cancelled when its call was: only what was meant for the task goes through."""
+        """Await an operation of gRPC. gRPC reports a cancelled call as a cancelled task; only a cancellation of this
+        task is passed on."""
         try:
             return await work
         except grpc.aio.AioRpcError as error:
@@ -463,7 +465,7 @@ class GrpcStream(Generic[Sent, Received]):
 
 
 class MountStream(GrpcStream[ClientFrame, ServerFrame]):
-    """The client's end of a mount."""
+    """The client's end of a mount over gRPC."""
 
     def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
         super().__init__(
@@ -483,7 +485,7 @@ class MountStream(GrpcStream[ClientFrame, ServerFrame]):
         raise AssertionError("gRPC takes nothing without waiting")
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """All frames are received."""
+        """Ignore the taker: all frames are received."""
 
 
 ADMIN_SECONDS = 30.0
@@ -499,42 +501,43 @@ class ServerAdminClient(Caller):
         self._key = key.bytes
 
     async def describe(self) -> ServerDescription:
-        """Also of a server of another cluster."""
+        """Describe the server; it may belong to another cluster."""
         return await self._ask(calls.DESCRIBE_SERVER, wire.DescribeServerRequest())
 
     async def drain(self, is_draining: bool) -> Sequence[int]:
-        """Give all partitions away and take no new ones, or take part again; the partitions that it owns now."""
+        """Give all partitions away and take no new ones, or take part again. Return the partitions that the server owns
+        now."""
         return await self._ask(calls.DRAIN, wire.DrainRequest(cluster_key=self._key, draining=is_draining))
 
     async def events(self, after: int = 0) -> Events:
-        """What it logged last, with higher numbers than this."""
+        """Return the events logged after a number."""
         return await self._ask(calls.SERVER_EVENTS, wire.EventsRequest(after=after))
 
     async def clients(self) -> ClientList:
-        """Which applications are connected to it, or were lately."""
+        """Return which applications are or were lately connected."""
         return await self._ask(calls.LIST_CLIENTS, wire.ListClientsRequest())
 
     async def disconnect(self, name: str, instance: str | None = None) -> int:
-        """End the mounts of a name, or of one of its instances; how many there were."""
+        """End the mounts of a name, or of one of its instances; return how many there were."""
         request = wire.DisconnectRequest(cluster_key=self._key, name=name, instance=instance)
         return await self._ask(calls.DISCONNECT_CLIENT, request)
 
     async def explain_lock(self, partition: int, lock: int) -> LockExplanation:
-        """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""
+        """Return the state of a lock, given by its 64 bits. Only the owner of the partition can answer."""
         request = wire.ExplainLockRequest(cluster_key=self._key, partition=partition, lock=lock)
         return await self._ask(calls.EXPLAIN_LOCK, request)
 
     async def groups(self, name: str | None = None) -> GroupList:
-        """The consumer groups as this server knows them, or the one of this name."""
+        """Return the consumer groups as this server knows them, or the group `name`."""
         return await self._ask(calls.LIST_GROUPS, wire.ListGroupsRequest(name=name))
 
     async def parked(self, name: str, partition: int | None = None, *, after: int = -1, count: int = 1000) -> ParkedList:
-        """What a group has put aside. `after`: with a partition, only ids above this one."""
+        """Return parked transactions of a group. With a partition, `after` selects ids above it."""
         request = wire.ListParkedRequest(name=name, partition=partition, after=after, count=count)
         return await self._ask(calls.LIST_PARKED, request)
 
     async def set_group(self, meta: GroupMeta, made_at: int) -> MadeGroup:
-        """Other settings for a group that goes on."""
+        """Change the settings of a group."""
         request = wire.SetGroupRequest(cluster_key=self._key, meta=to_message(wire.GroupMeta, meta), made_at=made_at)
         return await self._ask(calls.SET_GROUP, request)
 
@@ -543,12 +546,12 @@ class ServerAdminClient(Caller):
         await self._ask(calls.REMOVE_GROUP, request)
 
     async def pass_entry(self, id: int) -> None:
-        """Let groups go on without an entry of the group log that cannot be read."""
+        """Have the groups continue without an entry of the group log that cannot be read."""
         await self._ask(calls.PASS_ENTRY, wire.PassEntryRequest(cluster_key=self._key, id=id))
 
     async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
-        """What an operator does to a group in a partition that this server owns. `ids`: what it is done to; for a skip and
-        a reset the one to which the group goes; none for all that are parked."""
+        """Change a group in a partition that this server owns. `ids` are the parked transactions; an empty sequence
+        means all of them. A skip and a reset take the one id to move to."""
         request = wire.ChangeGroupRequest(
             cluster_key=self._key, name=name, made_at=made_at, partition=partition, change=change, ids=ids
         )

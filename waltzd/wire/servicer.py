@@ -1,7 +1,7 @@
-"""The answering side of gRPC calls: each call of a service goes to the method of its host that has its name.
+"""The answering side of gRPC calls: each call of a service is a method of its host with the same name.
 
-A method takes the request and who makes it, and returns the plain value of the reply, or yields values. An error becomes
-the status of the call. Within one process a `Transport` asks a host in the same way, without any message made into bytes.
+A method takes the request and its origin, and returns the plain value of the reply or yields values. An error becomes
+the status of the call. Within one process a `Transport` asks a host in the same way, without making bytes of messages.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """Who makes a call, and which storage they mean."""
+    """Caller of a call, and the storage that it means."""
 
     identity: Identity | None = None
-    """In the certificate; None without one."""
+    """Identity in the caller's certificate; None without one."""
     storage: str = ""
-    """Name of the storage that is meant; empty where the caller does not say."""
+    """Name of the storage that is meant; empty if the caller does not say."""
     instance: UUID | None = None
-    """Process of the storage that is meant; None where the caller does not say."""
+    """Process of the storage that is meant; None if the caller does not say."""
 
     @property
     def uri(self) -> str:
@@ -56,18 +56,19 @@ class Origin:
 
 
 class Host:
-    """A service. It has a method for each call, by the call's name."""
+    """A service, with a method for each call."""
 
     def admit(self, key: UUID | None, origin: Origin) -> None:
-        """Refuse a call that is meant for another cluster or process, before anything of it is looked at. `key`: the
-        cluster that the request names; None where its message names none."""
+        """Refuse a call that is meant for another cluster or process, before anything else is checked. `key` is the
+        cluster in the request; None if its message has no field for one."""
 
     def refused(self) -> None:
-        """Count a call that was refused."""
+        """Count a refused call."""
 
 
 def answered(host: Host, call: Call[R], request: Any, origin: Origin) -> Any:
-    """Ask a host: an awaitable of the value, or an asynchronous generator of values. Raises what it refuses a call with."""
+    """Ask a host. Return an awaitable of the value, or an asynchronous generator of values. Raise if the host refuses
+    the call."""
     fields = call.request.DESCRIPTOR.fields_by_name
     named = request.cluster_key if "cluster_key" in fields else request.target.cluster_key if "target" in fields else None
     host.admit(None if named is None else key_of(named), origin)
@@ -75,7 +76,7 @@ def answered(host: Host, call: Call[R], request: Any, origin: Origin) -> Any:
 
 
 def add_service(server: Server, name: str, host: Host) -> None:
-    """Serve all calls of a service. A call that is not declared in `calls` is a KeyError, and the daemon does not start."""
+    """Serve all calls of a service. A call that `calls` does not declare is a KeyError, so the daemon does not start."""
     service = wire.DESCRIPTOR.services_by_name[name]
     handlers = {}
     for method in service.methods:

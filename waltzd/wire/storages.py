@@ -1,7 +1,7 @@
-"""A storage as its callers see it: servers, exporters, and operators through a port of their own.
+"""Clients of a storage: for servers and exporters, and for operators through a port of their own.
 
-Answers are plain values, errors are the classes that the storage raised. `AppendStream` is the hot one: frames go out as
-fast as the storage takes them, marks come back.
+Answers are plain values, and errors have the class that the storage raised. `AppendStream` is the hot path: frames are
+sent as fast as the storage takes them, and marks come back.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, recei
 from waltzd.wire.tls import Tls
 
 ANSWER_BYTES_MAX = 1 << 20
-"""Of what a storage says on a stream: marks, pieces of files, and why it ends."""
+"""Largest frame of a storage on a stream: a mark, a piece of a file, or an error."""
 CALL_SECONDS = 30.0
-"""Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
+"""Deadline of a call. Verifying a long tail in `open` may need more; give it there."""
 
 ARCHIVE_SECONDS = 600.0
 METADATA_SECONDS = 60.0
-"""A segment is read, proven, sent to a store and read back, one at a time on each storage."""
+"""Deadline of a call that uploads metadata to an archive."""
 TRIM_SECONDS = 120.0
-"""To look for objects in a store, or to remove files: what was not done in time is asked for again."""
+"""Deadline of a call that looks for objects in a store or removes files. What was not done in time is asked for again."""
 
 
 class Replicas(Transport):
-    """The replicas on one storage, for owners of partitions and readers, by whichever transport."""
+    """The replicas on one storage as owners of partitions and readers use them, over any transport."""
 
     def __init__(self, key: UUID, owner_key: bytes = b"", *, number: int | None = None) -> None:
-        """`owner_key`: of the process, for the secrets of its sessions; two names that lead to one storage have the same.
-        Drawn where it is empty, as is `number`, by which a storage tells callers apart."""
+        """Prepare calls. `owner_key` belongs to the process and gives the secrets of its sessions; two names of one
+        storage share it. It is drawn if empty, and so is `number`, by which a storage tells callers apart."""
         self._key = key
         self._number = secrets.randbits(62) if number is None else number
         self._owner_key = owner_key or secrets.token_bytes(SECRET_BYTES)
         self._contacts: dict[int, int] = {}
-        """By partition: the opening that later calls belong to."""
+        """Number of the opening that later calls belong to, by partition."""
         self._stream_port = 0
-        """Where streams go; 0 until a replica is opened."""
+        """Port for streams; 0 until a replica is opened."""
 
     def _contact(self, partition: int, session: int | None) -> Contact:
         if session is None:
@@ -86,18 +86,18 @@ class Replicas(Transport):
         )
 
     async def status(self, partition: int) -> ReplicaStatus:
-        """Where the replica stands: `Open` without a session binds it to nothing."""
+        """Return the status of a replica. `Open` without a session binds the replica to nothing."""
         status, _ = await self._ask(calls.OPEN, wire.OpenRequest(target=self._target(partition, None)))
         return status
 
     async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
-        """Those of these partitions that are here and have no append stream at the moment."""
+        """Return those of the partitions that are on the storage and have no append stream now."""
         return await self._ask(calls.QUIET, wire.QuietRequest(cluster_key=self._key.bytes, partitions=partitions))
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
-        """`create`: an empty replica where the storage holds nothing of the partition."""
+        """Open a replica in a session. With `create`, make an empty one if the storage holds nothing of the partition."""
         target = self._target(partition, session)
         request = wire.OpenRequest(target=target, partitions=partitions, create=create, caller=self._number)
         status, self._stream_port = await self._ask(calls.OPEN, request, seconds)
@@ -140,7 +140,7 @@ class Replicas(Transport):
     async def read_whole(
         self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
     ) -> AsyncIterator[Piece]:
-        """Read for another replica: batches where the log has them."""
+        """Read for another replica: in batches where the log has them."""
         request = wire.ReadRequest(
             target=self._target(partition, session),
             first_id=first_id,
@@ -204,12 +204,12 @@ class Replicas(Transport):
         return await self._ask(calls.CHECK_ARCHIVE, request, ARCHIVE_SECONDS)
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        """First id, last id and size of each sealed segment."""
+        """Return first id, last id and size of each sealed segment."""
         return await self._ask(calls.LIST_SEGMENTS, wire.SegmentsRequest(target=self._target(partition, session)))
 
 
 class ReplicaClient(Caller, Replicas):
-    """The replicas on one storage, through its port for servers, and through that for streams."""
+    """The replicas on one storage, through its port for servers and its port for streams."""
 
     peer = Role.STORAGE
 
@@ -225,7 +225,7 @@ class ReplicaClient(Caller, Replicas):
         instance: UUID | None = None,
         owner_key: bytes = b"",
     ) -> None:
-        """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
+        """Prepare calls. `stream_port` is where append streams connect; the answer to `open` gives it, too."""
         Caller.__init__(self, address, seconds=seconds, tls=tls, name=name, instance=instance)
         Replicas.__init__(self, key, owner_key)
         self._tls = tls
@@ -238,13 +238,13 @@ class ReplicaClient(Caller, Replicas):
         return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
 
     def append(self, partition: int, session: int) -> AppendStream:
-        """The replica was opened by this client before: the storage said then where its streams go."""
+        """Return a stream of appends. The replica was opened by this client before, which gives the port for streams."""
         assert self._stream_port, "open the replica first"
         hello = self._hello(partition, session)
         return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
-        """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
+        """Yield the bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
         connection = await self._connect(Kind.FETCH, self._hello(partition, session, first_id))
         try:
             async with aclosing(received(connection)) as pieces:
@@ -256,8 +256,8 @@ class ReplicaClient(Caller, Replicas):
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
-        """Send a whole segment file. The pieces are asked for when the storage has agreed to take it; `file_bytes` is 0
-        where the size is not known before. What is wrong with the pieces themselves is raised as it is."""
+        """Send a whole segment file. The first piece is requested once the storage has agreed to take the file.
+        `file_bytes` is 0 if its size is not known. Errors of `pieces` are raised unchanged."""
         try:
             connection = await self._connect(Kind.INSTALL, self._hello(partition, session, first_id, file_bytes))
             try:
@@ -287,15 +287,15 @@ class ReplicaClient(Caller, Replicas):
 
 
 async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | None, name: str | None) -> Connection:
-    """A stream to a storage, and the first frame on it."""
+    """Connect a stream to a storage and send its first frame."""
     connection = await frames.connect(host, port, role=Role.STORAGE, name=name, tls=tls, bytes_max=ANSWER_BYTES_MAX)
     await connection.send(kind, (hello,))
     return connection
 
 
 class AppendStream:
-    """Records to one replica, over a connection of its own. `send` waits only while the connection is full; `receive`
-    gives the next mark."""
+    """Records for one replica, over a connection of its own. `send` waits only while the connection is full; `receive`
+    returns the next mark."""
 
     def __init__(self, host: str, port: int, hello: Hello, *, tls: Tls | None, name: str | None) -> None:
         self._host = host
@@ -316,7 +316,8 @@ class AppendStream:
         return await asyncio.shield(self._connecting)
 
     async def start(self) -> None:
-        """Send the hello without records yet: what is wrong with the session shows before the first record."""
+        """Connect and send the first frame without records, so that an error of the session shows before the first
+        record."""
         self._connected = await self._connection()
 
     async def send(self, content: Content, committed: int) -> None:
@@ -340,12 +341,12 @@ class AppendStream:
         self._connected.post(*_frame_of(content, committed))
 
     def hear(self, taker: Callable[[int], None]) -> None:
-        """It has to be started."""
+        """Call `taker` with each mark on arrival. The stream was started before."""
         assert self._connected is not None
         self._connected.hear(Kind.MARK, lambda content: taker(mark_of(content)))
 
     async def receive(self) -> int:
-        """What was sent here up to this id is on the storage's disk."""
+        """Return the next mark: everything sent here up to this id is on the storage's disk."""
         if self._refusal is not None:
             raise self._refusal
         connection = await self._connection()
@@ -379,13 +380,14 @@ def _frame_of(content: Content, committed: int) -> tuple[Kind, list[Buffer]]:
 
 
 PORTION = 16
-"""Partitions that one call makes, removes or switches. Each takes several flushes, and the deadline is that of the call."""
+"""Partitions created, removed or switched by one call. Each takes several flushes, and the deadline is that of the
+call."""
 FENCE_SECONDS = 300.0
-"""A storage proves what it holds before it answers, and its tail may be long."""
+"""Deadline of a fence. A storage verifies its tail before it answers, and the tail may be long."""
 
 
 def _portions(partitions: Sequence[int]) -> list[Sequence[int]]:
-    """At least one, which asks whether the storage is the one that is meant."""
+    """Split partitions into portions. There is at least one, which checks that the storage is the one that is meant."""
     return [partitions[at : at + PORTION] for at in range(0, max(1, len(partitions)), PORTION)]
 
 
@@ -404,13 +406,13 @@ class AdminClient(Caller):
         return await self._ask(calls.DESCRIBE_STORAGE, wire.DescribeRequest())
 
     async def events(self, after: int = 0) -> Events:
-        """What it logged last, with higher numbers than this."""
+        """Return the events logged after a number."""
         return await self._ask(calls.STORAGE_EVENTS, wire.EventsRequest(after=after))
 
     async def create_partitions(
         self, partitions: Sequence[int], *, on_progress: Callable[[int], None] = lambda done: None
     ) -> dict[int, WaltzError | None]:
-        """Make empty replicas, in portions. `on_progress` is told how many partitions are done."""
+        """Make empty replicas, in portions. `on_progress` is called with the number of partitions done."""
         results = dict[int, WaltzError | None]()
         for part in _portions(partitions):
             request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=part)
@@ -435,26 +437,27 @@ class AdminClient(Caller):
         return results
 
     async def fence(self, partition: int, session: int) -> ReplicaStatus:
-        """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""
+        """Bind a replica to a session, even below an earlier one; return its verified status."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
         return await self._ask(calls.FENCE, request, FENCE_SECONDS)
 
     def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
-        """Have it make a replica out of an archive; the last message says where that stands."""
+        """Have the storage make a replica out of an archive. The last message gives the status of that replica."""
         request = wire.RestoreRequest(cluster_key=self._key.bytes, order=to_message(wire.RestoreOrder, order))
         return self._each(calls.RESTORE, request)
 
     async def delete_aside(self, names: Sequence[str]) -> Sequence[SetAside]:
-        """Directories that were set aside, for good; what was deleted."""
+        """Delete directories that were set aside; return those that were deleted."""
         return await self._ask(calls.DELETE_SET_ASIDE, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
 
     async def digest(self, partition: int, first_id: int, last_id: int) -> Digest:
-        """A hash of what its replica holds there and knows to be committed. It may end earlier than asked."""
+        """Return a hash of the records between two ids that the replica holds as committed. It may end earlier than
+        asked."""
         request = wire.DigestRequest(cluster_key=self._key.bytes, partition=partition, first_id=first_id, last_id=last_id)
         return await self._ask(calls.DIGEST, request)
 
     def verify(self, partitions: Sequence[int] = ()) -> AsyncGenerator[Finding | VerifySummary, None]:
-        """The findings of each partition, then its summary."""
+        """Yield the findings of each partition, then its summary."""
         return self._each(calls.VERIFY, wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions))
 
 

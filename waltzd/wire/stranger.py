@@ -1,7 +1,8 @@
-"""Who answers at an address where no server of Waltz does: a name for the mistake, from one look at the port.
+"""Finding out what answers at an address where no server of Waltz does, by one look at the port.
 
-Nothing is asked of the other side that changes anything there, and nothing that it says is believed beyond its name. With
-TLS nothing is asked at all: who completes the handshake has a certificate of the cluster, however slowly it answers."""
+The probe changes nothing on the other side, and believes nothing beyond what kind of program it is. With TLS nothing is
+sent: whoever completes the handshake has a certificate of the cluster, however slowly it answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _NEXT = "give the address at which the servers listen for applications: `listen`
 
 
 async def stranger_at(address: str, tls: Tls | None) -> WaltzError | None:
-    """Return why nobody there speaks gRPC; None where somebody may. `tls`: with what we connect there."""
+    """Return why no gRPC server can be at an address; None if there may be one. `tls` is what we connect with."""
     try:
         place = parse_address(address)
         if tls is not None and await _may_speak_tls(address, tls):
@@ -70,7 +71,7 @@ async def _may_speak_tls(address: str, tls: Tls) -> bool:
 
 
 async def port_behind(channel: Any, address: str) -> WrongPeer:
-    """Which other port of Waltz a channel has reached, where it knows none of the calls of applications."""
+    """Return which port of Waltz a channel has reached instead of the one for applications."""
     for call, name in _PORTS.items():
         try:
             await channel.unary_unary(call)(b"", timeout=LOOK_SECONDS)

@@ -1,8 +1,8 @@
-"""What the frames of a storage's streams hold: records as they are appended, and segment files.
+"""Contents of the frames on a storage's streams: appended records, and segment files.
 
-Segment files travel a piece at a time. The receiver gives leave for each piece, so that only a few are in memory at either
-end however slow one of them is, and both keep reading: an end that does not read gives no heartbeat. The sender of a file
-hears at once when the other side wants no more of it.
+A segment file is sent in pieces. The receiver grants credit for each piece, so only a few are in memory at either end
+however slow one of them is. Both ends keep reading, because an end that does not read gives no heartbeat. The sender
+notices at once if the receiver refuses the file.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _MARK = struct.Struct(">q")
 _PIECE = struct.Struct(">qI")
 _WHOLE = struct.Struct(">q")
 FIRST_BYTES = _HELLO.size
-"""Of the frame that a stream begins with."""
+"""Size of the first frame of a stream."""
 PIECE_BYTES = 500 << 10
-"""Of a segment file at once. Two of them and what belongs to them are not more than a connection takes in before it stops
-reading: an end that stops reading gives no sign of life."""
+"""Largest piece of a segment file. Two of them with their heads fit into what a connection receives before it stops
+reading, and an end that stops reading gives no heartbeat."""
 PIECE_SECONDS = 60.0
-"""A sender of a segment file that is silent for so long is given up."""
+"""Seconds of silence after which the sender of a segment file is given up."""
 PIECES_AHEAD = 2
-"""So many may be on their way before the receiver has taken the first."""
+"""Number of pieces in flight before the receiver has taken the first."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who calls, and for what."""
+    """First frame of a stream: who calls and for what."""
 
     key: UUID
     partition: int
     session: int
     contact: Contact = NOBODY
     storage: str = ""
-    """The name of the storage that is meant; empty where the caller does not know it."""
+    """Name of the storage that is meant; empty if the caller does not know it."""
     first_id: int = 0
-    """Of the segment, for the stream of a file."""
+    """First id of the segment; 0 if the stream is not for a file."""
     file_bytes: int = 0
-    """How large a file that comes will be; 0 where the sender does not know."""
+    """Size of the file to install; 0 if the sender does not know it."""
 
     def encode(self) -> bytes:
         name = self.storage.encode("ascii")
@@ -130,7 +130,7 @@ def piece_parts(offset: int, data: Buffer) -> list[Buffer]:
 
 
 def piece_of(content: Buffer, offset: int) -> memoryview:
-    """The bytes that stand at this offset of the file. Refuses those that were damaged on the way."""
+    """Return the bytes of a piece; raise `BadFrame` if it has another offset or fails its checksum."""
     if len(content) <= _PIECE.size:
         raise BadFrame(f"a piece of a segment file has {len(content)} bytes")
     at, crc = _PIECE.unpack_from(content)
@@ -150,7 +150,7 @@ def check_whole(content: Buffer, size: int) -> None:
 
 
 async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
-    """The bytes of a file, checked. Raises what the sender said, or that it ended early."""
+    """Yield the verified bytes of a file. Raise the error of the sender, or `BadFrame` if the file ended early."""
     offset = 0
     for _ in range(PIECES_AHEAD):
         await connection.send(Kind.GO_ON)
@@ -174,15 +174,16 @@ async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
 
 class FileSender:
     def __init__(self, connection: Connection, *, receiver: str, seconds: float | None = None) -> None:
-        """`seconds`: how long the receiver may take for a piece, and for its answer; None for as long as it lives."""
+        """Prepare to send a file. `seconds` bounds each wait for the receiver; None waits as long as it lives."""
         self._connection = connection
         self._receiver = receiver
         self._seconds = seconds
         self._leave = asyncio.Semaphore(0)
 
     async def send(self, pieces: AsyncIterator[Buffer]) -> tuple[Kind, Buffer] | None:
-        """The receiver's last frame, which may come before all was sent; None when it has closed the connection. The
-        first piece is asked for when the receiver has given leave. What is wrong with the pieces is raised as it is."""
+        """Send a file; return the receiver's last frame, or None if it closed the connection. That frame may arrive
+        before everything was sent. The first piece is requested once the receiver has granted credit. Errors of
+        `pieces` are raised unchanged."""
         listening = asyncio.create_task(self._listen())
         sending = asyncio.create_task(self._send(pieces))
         try:
@@ -219,7 +220,7 @@ class FileSender:
         await self._put(Kind.WHOLE, (whole_bytes(offset),))
 
     async def _put(self, kind: Kind, parts: list[Buffer] | tuple[Buffer, ...]) -> bool:
-        """Whether it can be sent. Why not is heard by who listens."""
+        """Send a frame; return False if the connection is lost. `_listen` receives the reason."""
         try:
             await self._connection.send(kind, parts)
         except CannotConnect:
@@ -238,7 +239,7 @@ class FileSender:
 
 
 async def timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
-    """The pieces of a segment file, as they come."""
+    """Yield the pieces of a segment file; raise `CannotConnect` if the sender is silent for too long."""
     iterator = aiter(pieces)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What becomes of a task that is not awaited, and of work that belongs to another loop."""
+"""Failures of tasks that are not awaited, and work that belongs to another event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def tell_failure(task: asyncio.Task[Any], tell: Callable[[BaseException], object]) -> None:
-    """`tell` hears what ended the task, unless it was cancelled: a mistake of ours must not leave callers unanswered."""
+    """Call `tell` with the error of a task unless it was cancelled, so that an internal error does not leave callers
+    unanswered."""
 
     def look(ended: asyncio.Task[Any]) -> None:
         error = None if ended.cancelled() else ended.exception()
@@ -21,14 +22,14 @@ def tell_failure(task: asyncio.Task[Any], tell: Callable[[BaseException], object
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
-    """Await work on the loop that it belongs to; None stands for the loop of the caller."""
+    """Await work on its event loop; None stands for the loop of the caller."""
     if loop is None or loop is asyncio.get_running_loop():
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def call_on(loop: asyncio.AbstractEventLoop | None, function: Callable[..., None], *arguments: Any) -> None:
-    """Call soon on the loop that it belongs to; None stands for at once, on that of the caller."""
+    """Call a function soon on its event loop; None calls it at once."""
     if loop is None:
         function(*arguments)
     else:

@@ -1,10 +1,10 @@
 """Certificates from files, which may be replaced while a process runs.
 
 Three files in PEM: the certificate of this process (with intermediate ones behind it), its key, and the certificates of
-the authorities. They are tried out before they are used: a handshake of the process with itself, in memory, shows that the
-key belongs to the certificate, that it is signed and in date, and what it says about role and cluster. Files that fail this
-later, half replaced perhaps, change nothing: what was loaded before stays in use, and the log says why. They are looked at
-for every new connection, and read in any case on demand (`reload`, by SIGHUP).
+the authorities. They are tested before they are used, by a handshake of the process with itself in memory. It proves
+that the key belongs to the certificate, that the certificate is signed and valid, and which role and cluster it names.
+If the files fail this later, perhaps half replaced, the loaded ones stay in use, and the log says why. The files are
+checked for changes at every new connection, and read on demand (`reload`, by SIGHUP).
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ from waltzd.protocol.x509 import Revoked
 FILE_BYTES_MAX = 1 << 20
 PROBE_SECONDS = 2.0
 CERTIFIED_SECONDS = 4.0
-"""Seconds between two questions whether the certificate of a connection or call that stands still counts. Five seconds are
-promised for the end of what was begun with it."""
+"""Seconds between two checks of the certificate of an open connection or call. Its end within five seconds is promised."""
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
-"""What OpenSSL, old and new, calls an answer that is no TLS."""
+"""Reasons that old and new OpenSSL give for an answer that is not TLS."""
 _log = logging.getLogger("waltz.tls")
 _Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What was in the files, proven to work."""
+    """Contents of the files, proven to work."""
 
     certificate: bytes
     key: bytes
     ca: bytes
     identity: Identity
     ends: float
-    """The last moment of the certificate, in seconds since 1970."""
+    """End of validity of the certificate, in seconds since 1970."""
     answering: ssl.SSLContext = field(repr=False, compare=False)
-    """For connections that are accepted."""
+    """Context for connections that are accepted."""
     calling: ssl.SSLContext = field(repr=False, compare=False)
-    """For connections that we make."""
+    """Context for connections that we make."""
     revoked: Revoked = frozenset()
 
 
@@ -68,9 +67,9 @@ class Files(Protocol):
 
 
 def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
-    """What a daemon of this role in this cluster secures its connections with; None where it listens without. Raises
-    `BadConfig` when its files cannot be used: they are missing, do not fit together, or say another role or cluster. A
-    server hears from the coordinator which cluster it is in: None before that."""
+    """Return the certificate of a daemon, or None if it listens without. Raise `BadConfig` if its files cannot be used:
+    they are missing, do not fit together, or name another role or cluster. `cluster` is None for a server that has not
+    heard from the coordinator which cluster it is in."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:
         return None
     paths = files.tls_certificate, files.tls_key, files.tls_ca
@@ -78,7 +77,7 @@ def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
 
 
 class Tls:
-    """The certificate of this process. `role` and `cluster` are what it must say; with None, what it says at first."""
+    """The certificate of this process. It must name `role` and `cluster`; None accepts what it names at first."""
 
     def __init__(
         self,
@@ -90,14 +89,14 @@ class Tls:
         cluster: UUID | None = None,
         revoked: str | None = None,
     ) -> None:
-        """`revoked`: a file with revocation lists."""
+        """Load the files. `revoked` is the path of a file with revocation lists."""
         self._paths = (certificate, key, ca)
         self._revoked = revoked
         self._role = role
         self._cluster = cluster
         self._complaint = ""
         self._lock = threading.Lock()
-        """gRPC asks on a thread of its own."""
+        """Lock for calls by gRPC, which come on a thread of its own."""
         self._seen = self._signature()
         self._credentials = self._load(self._seen)
         self._role, self._cluster = self._credentials.identity.role, self._credentials.identity.key
@@ -108,22 +107,22 @@ class Tls:
 
     @property
     def path(self) -> str:
-        """Of the certificate."""
+        """Return the path of the certificate."""
         return self._paths[0]
 
     def current(self) -> Credentials:
-        """What the files say now. Files that cannot be used are looked at again when they change again."""
+        """Return the current contents of the files. Files that cannot be used are tried again when they change again."""
         with self._lock:
             self._look(again=False)
             return self._credentials
 
     def refusal(self, certificate: x509.Certificate | None) -> str | None:
-        """Why a certificate does not count at this moment, if it does not."""
+        """Return why a certificate is not valid now; None if it is."""
         return None if certificate is None else certificate.refusal(time.time(), self.current().revoked)
 
     def reload(self) -> BadConfig | None:
-        """Read the files whether they seem to have changed or not. What is wrong with them, if anything: then what was
-        loaded before stays in use."""
+        """Read the files whether they have changed or not. Return the error if they cannot be used: the loaded ones
+        stay in use then."""
         with self._lock:
             before = self._credentials
             self._complaint = ""
@@ -152,8 +151,8 @@ class Tls:
         return None
 
     def answering(self) -> ssl.SSLContext:
-        """For connections that are accepted, with a certificate only. It knows none by itself; each handshake is given what
-        the files say by then."""
+        """Return a context for accepting connections, which demands a certificate. It has no certificate itself: each
+        handshake gets the current contents of the files."""
         context = _strict(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
         def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
@@ -163,7 +162,7 @@ class Tls:
         return context
 
     def showing(self) -> ssl.SSLContext:
-        """For a port that shows who it is and asks nobody: monitoring has no certificate."""
+        """Return a context for a port that shows its certificate and demands none, because monitoring has none."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
 
@@ -174,8 +173,8 @@ class Tls:
         return context
 
     def calling(self) -> ssl.SSLContext:
-        """For connections that we make: the other side must be valid for the name that is asked for. `check_peer` follows:
-        a DNS name alone is no proof."""
+        """Return a context for making connections: the other side must be valid for the name that is asked for. Call
+        `check_peer` afterwards, because a DNS name alone proves nothing."""
         return self.current().calling
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -216,14 +215,14 @@ class Tls:
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970, for people."""
+    """Format seconds since 1970 as UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _strict(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Each caller is checked, every time. A session that is resumed would not be: a caller that was let in before its
-    authority was taken away could come back for hours. Version 1.2 cannot be told to resume none; all callers here are
-    processes of ours, and know version 1.3."""
+    """Make a context check each caller at every connection. A resumed session would not be checked, so a caller could
+    return for hours after its authority was removed. TLS 1.2 cannot be told to resume no session; all callers are
+    processes of Waltz and support TLS 1.3."""
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -251,7 +250,8 @@ def _content(path: str) -> bytes:
 
 
 def _check_secret(path: str) -> None:
-    """Symbolic links are followed: certificates are often put in place by one."""
+    """Raise if other users can read or write a key. Symbolic links are followed, because certificates are often
+    installed by one."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise BadConfig(f"{path} can be read or changed by every user of this machine; make it private: chmod 600 {path}")
@@ -261,13 +261,13 @@ def _check_secret(path: str) -> None:
 
 
 def certificate_of(side: ssl.SSLObject | None) -> x509.Certificate | None:
-    """That of the other end of a connection."""
+    """Return the certificate of the other end; None without one."""
     found = None if side is None else side.getpeercert(binary_form=True)
     return None if found is None else x509.certificate(found)
 
 
 def identity_of(side: ssl.SSLObject | None) -> Identity | None:
-    """Of the other end of a connection; None without a certificate, or with one that says nothing."""
+    """Return the identity of the other end; None without a certificate, or if it names none."""
     found = None if side is None else side.getpeercert(binary_form=True)
     return None if found is None else Identity.of_certificate(found)
 
@@ -279,8 +279,8 @@ def check_valid(tls: Tls, side: ssl.SSLObject | None, address: str) -> None:
 
 
 def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
-    """The process at an address must be the one that is meant. An impostor there says nothing about other addresses, so
-    this is as if no answer had come."""
+    """Raise unless the process at an address is the one that is meant. An impostor there says nothing about other
+    addresses, so this counts as no answer."""
     if identity is not None and (identity.key, identity.role) == (key, role) and name in (None, identity.name):
         return
     who = "has no identity" if identity is None else f"is that of {identity.uri}"
@@ -289,7 +289,8 @@ def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role
 
 
 async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | None) -> bytes:
-    """The certificate, in DER, of the process at an address; refused when another one is meant. Nothing is asked."""
+    """Return the certificate, in DER, of the process at an address; raise if another one is meant. Nothing is sent to
+    it."""
     expected = dns_name(tls.identity.key, role)
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
@@ -309,7 +310,7 @@ async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | 
 
 
 async def speaks_tls(address: str) -> bool | None:
-    """Only whether it does: nothing is checked, nothing is sent. None where that cannot be told."""
+    """Return whether a port speaks TLS; None if that cannot be told. Nothing is checked and nothing is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -329,7 +330,7 @@ async def speaks_tls(address: str) -> bool | None:
 
 
 def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
-    """Who a certificate says that we are, and when it ends."""
+    """Return the identity in a certificate and the end of its validity, after proving that the files work."""
     try:
         side = _handshake(certificate, key, ca, hostname=None)
         identity, ends = identity_of(side), _end(side)
@@ -356,7 +357,8 @@ def _reason(error: Exception) -> str:
 
 
 def _handshake(certificate: str, key: str, ca: str, *, hostname: str | None) -> ssl.SSLObject:
-    """Both sides are this process. Each asks for the other's certificate; with a host name, the caller checks that too."""
+    """Do a handshake of this process with itself. Each side demands the other's certificate; with a host name, the
+    caller checks that, too."""
     answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     calling.check_hostname = False
     calling.verify_mode = ssl.CERT_NONE
