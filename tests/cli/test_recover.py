@@ -22,7 +22,7 @@ from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.unit import snapshots
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
+from waltzctl.placement.recover import GIVEN_UP, State, plan_for, replica_state
 from waltzctl.shell.safety import Danger
 from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd import BlockingClient
@@ -221,7 +221,7 @@ LOST = PartitionDamaged("its promise file is gone")
     ],
 )
 def test_where_a_replica_stands(seen: PartitionView, there: PartitionDescription | None, state: State) -> None:
-    assert standing("a", seen, there).state is state
+    assert replica_state("a", seen, there).state is state
 
 
 def test_what_an_owner_gives_up_is_known_by_its_state() -> None:
@@ -255,7 +255,7 @@ def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: st
         replace(snapshots.storage(name), reported=None) if name in silent else snapshots.storage(name) for name in "abc"
     )
     found = snapshots.well(storages=storages, partitions=(seen,))
-    plan = plan_for("a", found, {0: standing("a", seen, description(None, LOST))})
+    plan = plan_for("a", found, {0: replica_state("a", seen, description(None, LOST))})
     assert (bool(plan.refusals), len(plan.steps), plan.danger) == (is_refused, 1, Danger.ASK)
     assert len(plan.refusals) <= 1, "said once"
 

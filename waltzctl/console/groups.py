@@ -13,23 +13,23 @@ from waltzctl.shell.cluster_target import unknown
 from waltzctl.show import group as show
 from waltzctl.show.group import ParkedOne
 from waltzctl.show.terminal import count
-from waltzctl.snapshot.groups import GroupView, Standing
+from waltzctl.snapshot.groups import GroupState, GroupView
 from waltzctl.snapshot.groups import groups as asked_for
 from waltzd.errors import WaltzError
 from waltzd.protocol.address import is_name
 
 TONES = {
-    Standing.STOPPED: Tone.BAD,
-    Standing.PAUSED: Tone.WARN,
-    Standing.UNKNOWN: Tone.WARN,
-    Standing.WAITING: Tone.WARN,
-    Standing.WORKING: Tone.GOOD,
-    Standing.IDLE: Tone.GOOD,
+    GroupState.STOPPED: Tone.BAD,
+    GroupState.PAUSED: Tone.WARN,
+    GroupState.UNKNOWN: Tone.WARN,
+    GroupState.WAITING: Tone.WARN,
+    GroupState.WORKING: Tone.GOOD,
+    GroupState.IDLE: Tone.GOOD,
 }
 
 
 def tone_of_standing(state: str) -> Tone:
-    return TONES[Standing(state)]
+    return TONES[GroupState(state)]
 
 
 async def groups(asked: Asked) -> Page:

@@ -25,7 +25,7 @@ from waltzctl.shell.progress import waiting_aloud
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import AdminConnections, snapshot_from_daemons, take_snapshot
-from waltzctl.snapshot.documents import Kept
+from waltzctl.snapshot.documents import DocumentCache
 from waltzctl.snapshot.last_seen import LastSeen
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
@@ -54,7 +54,7 @@ class Poll:
         self._coordinator: ZooKeeperCoordinator | None = None
         self._connecting = asyncio.Lock()
         self._contacts = AdminConnections()
-        self._documents = Kept()
+        self._documents = DocumentCache()
         self._local: LocalCluster | None = None
         self._last: LastSeen | None = None
         self._saved: LastSeen | None = None

@@ -80,7 +80,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class ReplicaState:
     """Where one replica stands, and why."""
 
     state: State
@@ -89,31 +89,31 @@ class Standing:
     """The last id that it holds, as its owner knows it."""
 
 
-def standing(name: str, view: PartitionView, there: PartitionDescription | None) -> Standing:
+def replica_state(name: str, view: PartitionView, there: PartitionDescription | None) -> ReplicaState:
     """`there`: what the storage says of it."""
     ours = next((replica for replica in view.reported.replicas if replica.storage == name), None) if view.reported else None
     held = ours.durable_id if ours is not None else None
     status = there.status if there is not None else None
     if there is not None and there.refused is not None:
-        return Standing(state=State.LOST, why=there.refused.message)
+        return ReplicaState(state=State.LOST, why=there.refused.message)
     if status is not None and not status.is_available:
-        return Standing(state=State.OFFLINE, why="it was taken offline by an operator", held=held)
+        return ReplicaState(state=State.OFFLINE, why="it was taken offline by an operator", held=held)
     if ours is None:
-        return Standing(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
+        return ReplicaState(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
     if status is None:  # its owner may not have noticed yet
-        return Standing(state=State.COMES, why="its owner will make it there", held=held)
+        return ReplicaState(state=State.COMES, why="its owner will make it there", held=held)
     # Damaged, given up by a rescue, or of another history: while its owner waits for others there is hope; with a level one
     # beside it, none.
     if ours.state in (GIVEN_UP, DIVERGED) and view.owner_says_open and view.counted - {name}:
-        return Standing(state=State.LOST, why=ours.story, held=held)
+        return ReplicaState(state=State.LOST, why=ours.story, held=held)
     counts = status.is_sound and ours.counts
-    return Standing(state=State.COUNTS if counts else State.COMES, why=ours.story, held=held)
+    return ReplicaState(state=State.COUNTS if counts else State.COMES, why=ours.story, held=held)
 
 
-def plan_for(name: str, found: ClusterSnapshot, standings: Mapping[int, Standing]) -> Plan:
+def plan_for(name: str, found: ClusterSnapshot, replica_states: Mapping[int, ReplicaState]) -> Plan:
     """A step for each replica that does not count: it is set aside, or waited for."""
     steps, margins = list[str](), list[Effect]()
-    for number, one in standings.items():
+    for number, one in replica_states.items():
         view = found.partitions[number]
         if one.state is State.LOST:
             steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
@@ -144,8 +144,8 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
         now = await placement_state(cluster, target.tls)
         now.storage(name)
         there = _replicas_of(now, name, wanted)
-        standings = _standings(name, now.found, there)
-        lost = [number for number, one in standings.items() if one.state is State.LOST]
+        replica_states = _replica_states(name, now.found, there)
+        lost = [number for number, one in replica_states.items() if one.state is State.LOST]
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             aside = await _still_lost(cluster, target, name, lost, confirmation) if lost else []
@@ -155,7 +155,7 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 
-        return Change(plan=plan_for(name, now.found, standings), do=do, is_change=bool(lost))
+        return Change(plan=plan_for(name, now.found, replica_states), do=do, is_change=bool(lost))
 
     return command.perform(prepare)
 
@@ -175,7 +175,7 @@ def _replicas_of(now: PlacementState, name: str, wanted: list[int] | None) -> li
     return wanted
 
 
-def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int, Standing]:
+def _replica_states(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int, ReplicaState]:
     """Raises when the storage does not run: nothing can be brought back there."""
     view = found.storage(name)
     if view.reported is None:
@@ -187,7 +187,7 @@ def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int
             )
         assert view.error is not None
         raise view.error
-    return {number: standing(name, found.partitions[number], view.replica(number)) for number in chosen}
+    return {number: replica_state(name, found.partitions[number], view.replica(number)) for number in chosen}
 
 
 async def _still_lost(
@@ -195,11 +195,11 @@ async def _still_lost(
 ) -> list[int]:
     """The question may have been answered late: other replicas may be gone since, or these be well."""
     found = await take_snapshot(cluster.coordinator, tls=target.tls)
-    standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
-    plan = plan_for(name, found, standings)
+    replica_states = {number: one for number, one in _replica_states(name, found, lost).items() if one.state is State.LOST}
+    plan = plan_for(name, found, replica_states)
     if plan.refusals and confirmation.override != name:
         raise Unsafe(f"{VERB} {name}: this has changed since it was planned: {'; '.join(plan.refusals)}")
-    return list(standings)
+    return list(replica_states)
 
 
 async def _set_aside(now: PlacementState, target: ClusterTarget, name: str, lost: list[int]) -> None:
@@ -218,7 +218,7 @@ async def _follow(
     lost: list[int],
     options: MoveOptions,
     say: Say,
-) -> dict[int, Standing]:
+) -> dict[int, ReplicaState]:
     """Wait until all these replicas count."""
     throttle = Throttle(cluster, options.bytes_per_second)
     waits = "the daemons had not answered yet"
@@ -230,23 +230,23 @@ async def _follow(
                     waits = f"{name} does not answer"
                     say(waits)
                 else:
-                    standings = _standings(name, found, chosen)
-                    left = {number: one for number, one in standings.items() if one.state is not State.COUNTS}
+                    replica_states = _replica_states(name, found, chosen)
+                    left = {number: one for number, one in replica_states.items() if one.state is not State.COUNTS}
                     if not left:
-                        return standings
+                        return replica_states
                     _check_hope(name, left, lost)
                     await throttle.share(len(left))
                     waits = _spell(left, found, TOLD_MAX)
                     counting = f"{len(chosen) - len(left)} of {len(chosen)} replicas count"
-                    say(f"{counting}; {_spell(left, found, 1)}", _copied(standings, found))
+                    say(f"{counting}; {_spell(left, found, 1)}", _copied(replica_states, found))
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise Unfinished(f"not done within {options.timeout:g} seconds: {waits}") from None
 
 
-def _copied(standings: Mapping[int, Standing], found: ClusterSnapshot) -> Amount:
+def _copied(replica_states: Mapping[int, ReplicaState], found: ClusterSnapshot) -> Amount:
     done = total = 0
-    for number, one in standings.items():
+    for number, one in replica_states.items():
         reported = found.partitions[number].reported
         whole = reported.committed + 1 if reported is not None else 0
         total += whole
@@ -254,7 +254,7 @@ def _copied(standings: Mapping[int, Standing], found: ClusterSnapshot) -> Amount
     return Amount(done=done, total=total, unit="transactions")
 
 
-def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> None:
+def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) -> None:
     """Raises for a replica that does not come back by itself and was not in the plan."""
     for number, one in left.items():
         if one.state is State.OFFLINE:
@@ -266,7 +266,7 @@ def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> Non
             raise Unfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
 
 
-def _spell(left: Mapping[int, Standing], found: ClusterSnapshot, most: int) -> str:
+def _spell(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:
     told = []
     for number, one in list(left.items())[:most]:
         reported = found.partitions[number].reported

@@ -11,7 +11,7 @@ from waltzctl.records.decode import decoded
 from waltzctl.show.forms import Column, Columns, Line, Listing, attributes, capped, objects, plain, warnings
 from waltzctl.show.terminal import ROWS_MAX, count, duration
 from waltzctl.snapshot.cluster_snapshot import silent_servers, timeline_sentence
-from waltzctl.snapshot.groups import GroupAt, Groups, GroupView, Standing
+from waltzctl.snapshot.groups import GroupPartitionView, Groups, GroupState, GroupView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 NONE = "There are no consumer groups: `waltzctl group create NAME` makes one."
 STYLES = {
-    Standing.STOPPED: "bold red",
-    Standing.PAUSED: "bold yellow",
-    Standing.UNKNOWN: "bold yellow",
-    Standing.WAITING: "bold yellow",
-    Standing.WORKING: "bold green",
-    Standing.IDLE: "bold green",
+    GroupState.STOPPED: "bold red",
+    GroupState.PAUSED: "bold yellow",
+    GroupState.UNKNOWN: "bold yellow",
+    GroupState.WAITING: "bold yellow",
+    GroupState.WORKING: "bold green",
+    GroupState.IDLE: "bold green",
 }
 
 
@@ -43,7 +43,7 @@ GROUPS: Columns[GroupView] = (
     Column("then", "meta.exhausted", is_wide=True, json="exhausted"),
     Column("made at", is_wide=True),
 )
-PLACES: Columns[GroupAt] = (
+PLACES: Columns[GroupPartitionView] = (
     Column("partition"),
     Column("owner", none="nobody"),
     Column("state", "standing"),
@@ -102,8 +102,8 @@ def groups(found: Groups) -> Listing[GroupView]:
     return Listing(kind="groups", columns=GROUPS, rows=found.groups, nothing=NONE, notes=notes, more=_told(found))
 
 
-def group(view: GroupView, found: Groups) -> Listing[GroupAt]:
-    wanted = [one for one in view.partitions if one.standing is not Standing.IDLE or one.place.parked]
+def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
+    wanted = [one for one in view.partitions if one.standing is not GroupState.IDLE or one.place.parked]
     shown = view.partitions if len(view.partitions) <= ROWS_MAX else wanted[:ROWS_MAX]
     members = members_of(view)
     page = [

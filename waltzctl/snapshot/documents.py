@@ -83,7 +83,7 @@ def paths_of(found: Documents) -> list[str]:
     return [*PATHS, *(f"{EXPECTED}/{name}" for name in sorted(found.expected)), *map(replicas_path, sorted(numbers))]
 
 
-class Kept:
+class DocumentCache:
     """The documents, for one look after the other. To be told of changes costs more than to read, so it begins when two
     looks in a row have read the same."""
 

@@ -29,7 +29,7 @@ from waltzd.wire.tls import Tls
 CALL_SECONDS = 5.0
 
 
-class Standing(enum.StrEnum):
+class GroupState(enum.StrEnum):
     """How a group is in one partition, the worst first."""
 
     STOPPED = "stopped"
@@ -46,7 +46,7 @@ class Standing(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupAt:
+class GroupPartitionView:
     """A group in one partition."""
 
     place: GroupPartitionStatus
@@ -71,16 +71,16 @@ class GroupAt:
         return max(0, self.committed - self.place.reach) + self.place.open
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> GroupState:
         if self.place.stopped:
-            return Standing.STOPPED
+            return GroupState.STOPPED
         if self.place.paused:
-            return Standing.PAUSED
+            return GroupState.PAUSED
         if self.place.members:
-            return Standing.WORKING
+            return GroupState.WORKING
         if self.lag is None:
-            return Standing.UNKNOWN
-        return Standing.WAITING if self.lag else Standing.IDLE
+            return GroupState.UNKNOWN
+        return GroupState.WAITING if self.lag else GroupState.IDLE
 
     @property
     def why(self) -> str:
@@ -93,7 +93,7 @@ class GroupView:
     meta: GroupMeta
     made_at: int
     """Which group of this name."""
-    partitions: tuple[GroupAt, ...]
+    partitions: tuple[GroupPartitionView, ...]
 
     @property
     def name(self) -> str:
@@ -107,10 +107,10 @@ class GroupView:
         return sum(known) if len(known) == len(lags) else None
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> GroupState:
         """Of the partition in which it is worst."""
-        order = list(Standing)
-        return min((one.standing for one in self.partitions), key=order.index, default=Standing.UNKNOWN)
+        order = list(GroupState)
+        return min((one.standing for one in self.partitions), key=order.index, default=GroupState.UNKNOWN)
 
     @property
     def members(self) -> list[str]:
@@ -125,7 +125,7 @@ class GroupView:
     def parked(self) -> int:
         return sum(one.place.parked for one in self.partitions)
 
-    def at(self, partition: int) -> GroupAt | None:
+    def at(self, partition: int) -> GroupPartitionView | None:
         return next((one for one in self.partitions if one.partition == partition), None)
 
 
@@ -183,7 +183,7 @@ def _view(
     }
     begun = {number for places in of_servers.values() for number in places}
 
-    def at(number: int) -> GroupAt:
+    def at(number: int) -> GroupPartitionView:
         owner, reported = owned.get(number, (None, None))
         places = {server: known[number] for server, known in of_servers.items() if number in known}
         start = meta.start(number)
@@ -195,7 +195,7 @@ def _view(
             committed = None if reported is None else reported.committed
         else:
             committed = None
-        return GroupAt(
+        return GroupPartitionView(
             place=best, owner=owner, committed=committed, timelines=() if reported is None else reported.timelines
         )
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from rich.console import Console
 
 from waltzctl.show.group import group
-from waltzctl.snapshot.groups import GroupAt, Groups, GroupView
+from waltzctl.snapshot.groups import GroupPartitionView, Groups, GroupView
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupPartitionStatus, Mode
 from waltzd.protocol.timelines import NEVER_FORKED
@@ -18,9 +18,9 @@ FORKED = NEVER_FORKED.forked(
 )
 
 
-def at(partition: int, *, is_forked: bool) -> GroupAt:
+def at(partition: int, *, is_forked: bool) -> GroupPartitionView:
     place = GroupPartitionStatus(partition, epoch=1, reach=11, floor=11, open=0, parked=0, stopped="")
-    return GroupAt(place=place, owner="a", committed=20, timelines=FORKED.later if is_forked else ())
+    return GroupPartitionView(place=place, owner="a", committed=20, timelines=FORKED.later if is_forked else ())
 
 
 def test_the_timelines_of_a_forked_partition_are_named() -> None:

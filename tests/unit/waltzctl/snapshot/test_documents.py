@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.snapshots import KEY, server, storage
-from waltzctl.snapshot.documents import Kept, read
+from waltzctl.snapshot.documents import DocumentCache, read
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create, Delete, Node, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
@@ -62,7 +62,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def steady(kept: Kept, ours: Counting) -> None:
+async def steady(kept: DocumentCache, ours: Counting) -> None:
     """Nothing is asked any more."""
     for _ in range(4):
         await kept.read(Cluster(ours))
@@ -76,7 +76,7 @@ async def steady(kept: Kept, ours: Counting) -> None:
 def test_whatever_of_it_changes_is_read_again() -> None:
     async def work() -> None:
         other, ours = await made()
-        kept = Kept()
+        kept = DocumentCache()
         await read(Cluster(ours))
         documents, folders = sorted(set(ours.documents)), sorted(set(ours.folders))
         assert len(documents) >= 10
@@ -106,7 +106,7 @@ def test_whatever_of_it_changes_is_read_again() -> None:
 def test_it_is_what_the_coordinator_has_now() -> None:
     async def work() -> None:
         other, ours = await made()
-        kept, cluster = Kept(), Cluster(other)
+        kept, cluster = DocumentCache(), Cluster(other)
         await steady(kept, ours)
         await cluster.register_server(server("b").meta)
         await settled()
@@ -124,7 +124,7 @@ def test_it_is_what_the_coordinator_has_now() -> None:
 def test_without_contact_nothing_that_was_kept_counts() -> None:
     async def work() -> None:
         _, ours = await made()
-        kept = Kept()
+        kept = DocumentCache()
         await steady(kept, ours)
         ours.disconnect()
         with pytest.raises(CannotConnect):

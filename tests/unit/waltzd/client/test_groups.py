@@ -124,10 +124,7 @@ def test_only_the_group_that_is_larger_than_a_frame_is_refused() -> None:
         others = [client.append_atomic([b"x" * 600] * 3 + [b"y" * 40], partition=0), client.append(b"small", partition=0)]
         refused, *outcomes = await asyncio.gather(large, *others, return_exceptions=True)
         assert isinstance(refused, TooLarge)
-        assert (
-            "an atomic append of 4 transactions has 2001 bytes; the servers allow 2000 "
-            in refused.message
-        )
+        assert "an atomic append of 4 transactions has 2001 bytes; the servers allow 2000 " in refused.message
         assert refused.facts == {"frame_bytes_max": "2000"}
         assert outcomes == [Committed(0, 4), Committed(4)]
 
