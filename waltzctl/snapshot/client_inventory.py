@@ -1,8 +1,8 @@
-"""Which applications are connected to a cluster: what all of its servers say, put merge_lists.
+"""Inventory of the applications that are connected to a cluster, merged from the reports of all its servers.
 
-An instance mounts partitions at several servers, and each server knows its part. Live at one of them is live; hanging at
-one and nowhere live is hanging; only what all say is gone is gone. A server that does not answer is named: what it knows
-is missing, and an instance that others call gone may be there.
+An instance of an application may mount partitions at several servers, and each server knows only its own mounts. An
+instance is live if any server reports it live, else hanging if any server reports that; it is gone only if all servers
+say so. Servers that do not answer are listed, because an instance that others report gone may be connected there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
 STATES = ("live", "hangs", "gone")
-"""What one server says counts for more than what another says behind it."""
+"""States of an instance, the strongest first: if servers disagree, the earlier one in this list wins."""
 SLOWED_MS = 5000
-"""Who had to wait so lately is slowed."""
+"""Milliseconds; an instance that was throttled within them is reported as slowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplicationInstance:
-    """An instance of an application, at all servers."""
+    """One instance of an application, merged over all servers."""
 
     name: str
     role: str
@@ -39,7 +39,7 @@ class ApplicationInstance:
     age_ms: int
     quiet_ms: int
     servers: tuple[str, ...]
-    """Where it has mounts, or had some."""
+    """Servers at which it has mounts in this state."""
     partitions: tuple[int, ...]
     appended: int
     appended_bytes: int
@@ -47,12 +47,12 @@ class ApplicationInstance:
     fed_bytes: int
     is_slowed: bool
     waiting: str
-    """Why it is not fed, where that is not its own doing."""
+    """Reason why it is fed nothing, if the cause is outside of the instance; empty otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerUsage:
-    """What a name uses at one server: quotas count at each by itself."""
+    """Usage of one name at one server. Each server counts quotas by itself."""
 
     server: str
     use: ClientUse
@@ -67,11 +67,11 @@ class ClientInventory:
     instances: tuple[ApplicationInstance, ...]
     uses: tuple[ServerUsage, ...]
     silent: Mapping[str, WaltzError]
-    """Servers that did not answer."""
+    """Servers that did not answer, with the error."""
 
 
 def merge_lists(reported: Mapping[str, ClientList | WaltzError]) -> ClientInventory:
-    """Of all servers, by name."""
+    """Merge the lists of all servers: name of the server → its list, or the error."""
     lists = {name: found for name, found in reported.items() if isinstance(found, ClientList)}
     uses = tuple(ServerUsage(server=name, use=use) for name, found in lists.items() for use in found.names)
     slowed = {(one.use.role, one.use.name) for one in uses if one.is_slowed}
@@ -113,7 +113,8 @@ def _instance(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]])
 
 
 def check_heard(answers: Mapping[str, object], what: str) -> None:
-    """Raise where no server has answered: an empty list would say that there are none. `what`: what is not known then."""
+    """Raise if no server answered; an empty list would wrongly say that there is nothing. `what` names what is unknown
+    then."""
     silent = [answer for answer in answers.values() if isinstance(answer, WaltzError)]
     if not answers:
         raise NoServerUp(f"no server of the cluster is up, so it is not known {what}")
@@ -122,7 +123,7 @@ def check_heard(answers: Mapping[str, object], what: str) -> None:
 
 
 async def take_inventory(cluster: Cluster, tls: Tls | None, *, needs_answer: bool = False) -> ClientInventory:
-    """Ask all servers that are up. With `needs_answer`, raise where none has answered."""
+    """Ask all registered servers. With `needs_answer`, raise if none answered."""
     meta, servers = await cluster.meta(), await cluster.servers()
 
     async def ask(server: ServerMeta) -> ClientList | WaltzError:
@@ -140,7 +141,8 @@ async def take_inventory(cluster: Cluster, tls: Tls | None, *, needs_answer: boo
 
 
 async def disconnect(cluster: Cluster, tls: Tls | None, name: str, instance: str | None) -> dict[str, int | WaltzError]:
-    """At every server: how many mounts were ended there, or why that is not known."""
+    """End the mounts of an application, or of one instance, at every server; return the count or the error for each
+    server."""
     meta, servers = await cluster.meta(), await cluster.servers()
 
     async def end(server: ServerMeta) -> int | WaltzError:

@@ -1,7 +1,7 @@
-"""A cluster as a whole, as one value: what the coordinator has written down, and what its processes say of themselves.
+"""Snapshot of a cluster as one value: what its documents in ZooKeeper hold, and what its daemons report of themselves.
 
-It is put together from many answers that are a moment apart (`look`), so it may not agree with itself while things move. A
-process that does not answer is part of the snapshot, with the reason.
+The answers are collected a moment apart (`collector`), so a snapshot may contradict itself while a cluster changes. A
+daemon that does not answer is in the snapshot too, with the error.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from waltzd.protocol.timelines import Timeline
 
 OPEN = "OPEN"
 _ADDED = ("members", "in_flight", "lag", "parked", "stopped", "paused", "unattended")
-"""What each server says of the partitions that it owns."""
+"""Fields of `GroupTotals` that each server counts for the partitions it owns, and that are summed over all servers."""
 
 
 def silence(error: WaltzError) -> str:
-    """Return what became of a question, as a sentence goes on with it: no answer, or one that says no."""
+    """Return the verb phrase for an unanswered call: "does not answer" if nothing was reachable, else "refuses to
+    answer"."""
     return "does not answer" if isinstance(error, CannotConnect) else "refuses to answer"
 
 
 def silent_servers(found: Mapping[str, WaltzError]) -> list[str]:
-    """Return a sentence for each server that was asked and did not answer."""
+    """Return one sentence for each server that did not answer."""
     return [
         f"server {name} {silence(error)}, and may know more: {error.code} {error.message}" for name, error in found.items()
     ]
 
 
 def timeline_sentence(one: Timeline) -> str:
-    """Describe who ended the log of the timeline before, when, and where."""
+    """Describe a timeline: cause, time, operator and session of its begin, and the id at which it left its parent."""
     how = f" by {one.cause}" if one.cause else ""
     when = f" at {one.began}" if one.began else ""
     by = f" ({one.who})" if one.who else ""
@@ -46,10 +47,10 @@ def timeline_sentence(one: Timeline) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """When a process was asked, and how long its answer took, with the time to connect where no connection was open."""
+    """Time of one call to a daemon. The duration includes connecting if no connection was open."""
 
     middle_ms: float = 0.0
-    """Half way between question and answer, by the clock of this machine, since 1970."""
+    """Milliseconds since 1970 on the clock of this machine, half way between question and answer."""
     milliseconds: float = 0.0
 
 
@@ -69,7 +70,7 @@ class StorageView:
     call: Call = Call()
 
     def replica(self, number: int) -> PartitionDescription | None:
-        """What it says of its replica of a partition; None when it has none, or does not answer."""
+        """Return what the storage reports of its replica of a partition; None if it has none or does not answer."""
         held = self.reported.assigned if self.reported is not None else ()
         return next((one for one in held if one.partition == number), None)
 
@@ -85,16 +86,16 @@ class PartitionView:
     generation: int
     replicas: Mapping[str, Membership]
     reported: OwnedPartition | None
-    """What its owner says of it."""
+    """Report of the partition's owner; None if there is no owner or it does not answer."""
     is_group_log: bool = False
-    """It holds where consumer groups stand, and nothing of applications."""
+    """Whether this is the group log, which holds the positions of consumer groups and no transactions of applications."""
     refusing: frozenset[str] = frozenset()
-    """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
-    While nothing is written an owner does not notice it; a snapshot asks both sides and knows more."""
+    """Storages that answer and do not serve this replica, because it was taken offline, is refused or is missing. An
+    owner notices this only at its next write; a snapshot asks both sides and therefore knows it earlier."""
 
     @property
     def is_open(self) -> bool:
-        """It takes transactions: its owner says so, and no majority of the storages says otherwise."""
+        """Return whether the partition takes transactions: its owner reports so, and a majority of its replicas is served."""
         return self.owner_says_open and not self._lacks_majority
 
     @property
@@ -103,7 +104,7 @@ class PartitionView:
 
     @property
     def counted(self) -> frozenset[str]:
-        """Storages whose acknowledgements make transactions committed."""
+        """Storages whose acknowledgements count towards a commit."""
         replicas = self.reported.replicas if self.reported is not None else ()
         return frozenset(replica.storage for replica in replicas if replica.counts) - self.refusing
 
@@ -113,24 +114,24 @@ class PartitionView:
 
     @property
     def format(self) -> int | None:
-        """Of the segments that its session writes; None while that is not open."""
+        """Segment format that the current session writes; None while no session is open."""
         return self.reported.format if self.reported is not None and self.reported.step == OPEN else None
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """Timelines of its log behind the first one, as its owner reports them."""
+        """Timelines of the log after the first one, as its owner reports them."""
         return () if self.reported is None else self.reported.timelines
 
     @property
     def state(self) -> str:
-        """How it is, in one word."""
+        """State of the partition in one word."""
         if self.reported is None:
             return "unknown"
         return "open" if self.is_open else "waiting" if self.reported.step == OPEN else self.reported.step.lower()
 
     @property
     def waiting(self) -> str:
-        """Why it is not open, in one sentence."""
+        """Reason why the partition is not open, in one sentence; empty if it is open."""
         if not self.owner_says_open or not self._lacks_majority:
             return self.owner_waiting
         members = self._members
@@ -142,7 +143,7 @@ class PartitionView:
 
     @property
     def owner_waiting(self) -> str:
-        """Why it is not open, as far as its owner knows."""
+        """Reason why the partition is not open, as far as its owner knows; empty if it is open."""
         if self.owner is None:
             return "no server owns it"
         if self.reported is None:
@@ -155,7 +156,7 @@ class PartitionView:
 
     @property
     def _lacks_majority(self) -> bool:
-        """Whether the replicas that storages refuse leave no majority."""
+        """Return whether too few replicas are left for a majority, without those that storages do not serve."""
         return bool(self.refusing) and len(self.counted & self._members) < majority(len(self._members))
 
 
@@ -167,20 +168,20 @@ class ClusterSnapshot:
     storages: tuple[StorageView, ...]
     partitions: tuple[PartitionView, ...]
     moves: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Replicas that are on their way: where those of a partition shall be in the end."""
+    """Partition → storages that shall hold it, for each partition with a move in progress."""
     missing: tuple[ServerMeta, ...] = ()
-    """Servers that are expected and not registered, as they announced themselves last."""
+    """Servers that are expected and not registered, with the addresses of their last registration."""
     unreadable: Mapping[str, WaltzError] = field(default_factory=dict)
-    """Documents of the coordinator that cannot be understood, by their paths."""
+    """Documents in ZooKeeper that cannot be decoded: path → error."""
 
     @property
     def logs(self) -> range:
-        """The numbers of all partitions, and of the group log where there is one: what must not be lost."""
+        """Numbers of all partitions, and of the group log if there is one."""
         return range(max(self.meta.partitions, min(len(self.partitions), self.meta.partitions + 1)))
 
     @property
     def group_log(self) -> PartitionView | None:
-        """None where the cluster has none yet."""
+        """Group log; None if the cluster has none yet."""
         return self.partitions[self.meta.partitions] if len(self.logs) > self.meta.partitions else None
 
     @property
@@ -189,7 +190,8 @@ class ClusterSnapshot:
 
     @property
     def spoiled(self) -> dict[str, list[int]]:
-        """Documents that are gone or spoiled, as a sentence, and the partitions whose owners go on with what they said."""
+        """Return missing or unreadable documents as sentences, each with the partitions whose owners continue without
+        it."""
         found: dict[str, list[int]] = {error.message: [] for error in self.unreadable.values()}
         for view in self.partitions:
             if view.reported is not None and view.reported.trouble:
@@ -198,7 +200,7 @@ class ClusterSnapshot:
 
     @property
     def groups(self) -> GroupTotals | None:
-        """All consumer groups, as the owners of partitions say; None where no server knows of a group log."""
+        """Totals of all consumer groups, summed over the owners of partitions; None if no server knows of a group log."""
         reported = [
             view.reported.groups for view in self.servers if view.reported is not None and view.reported.groups is not None
         ]
@@ -218,7 +220,7 @@ class ClusterSnapshot:
 
     @property
     def short(self) -> list[PartitionView]:
-        """Open partitions in which a member does not count."""
+        """Open partitions in which at least one member does not count towards a commit."""
         return [
             partition
             for partition in self.partitions
@@ -228,7 +230,7 @@ class ClusterSnapshot:
 
     @property
     def silent(self) -> dict[str, WaltzError]:
-        """Servers and storages that do not answer, by name, and why."""
+        """Servers and storages that do not answer: name → error."""
         servers = {view.meta.name: view.error for view in self.servers if view.error is not None}
         return servers | {view.meta.name: view.error for view in self.storages if view.error is not None}
 
@@ -237,8 +239,8 @@ class ClusterSnapshot:
         return bool(self.partitions) and not (self.silent or self.closed or self.short or self.missing or self.spoiled)
 
     def level(self, number: int) -> frozenset[str]:
-        """Storages that hold everything that is committed: the owner says so, and the storage itself says that it serves. A
-        silent storage may have stopped, and does not count."""
+        """Return the storages that hold everything committed: the owner counts them, and they serve the replica
+        themselves. A storage that does not answer may have stopped and is left out."""
         return self.partitions[number].counted & {view.meta.name for view in self.storages if view.serves(number)}
 
     def storage(self, name: str) -> StorageView:
@@ -246,7 +248,7 @@ class ClusterSnapshot:
 
 
 def compared(partitions: Iterable[PartitionView], storages: Iterable[StorageView]) -> tuple[PartitionView, ...]:
-    """The partitions, completed by what the storages say of the replicas that owners count."""
+    """Return the partitions with `refusing` filled in from the reports of the storages."""
     answering = [view for view in storages if view.reported is not None]
     return tuple(
         replace(

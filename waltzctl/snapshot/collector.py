@@ -1,7 +1,7 @@
-"""Making a snapshot of a cluster: the coordinator's documents are read, and each process is asked at the same time.
+"""Takes snapshots of a cluster: reads its documents in ZooKeeper and asks all daemons at the same time.
 
-Only a coordinator that does not answer is an error. Then `snapshot_from_daemons` shows what the processes say by
-themselves, where the caller still knows their addresses.
+Only an unreachable ZooKeeper raises. `snapshot_from_daemons` then collects what the daemons report, if the caller still
+knows their addresses.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
-"""Of each call: a process that does not answer by then is silent, and the snapshot waits no longer for it."""
+"""Seconds for one call; a daemon that does not answer within them is recorded as silent."""
 CALLS_MAX = 32
-"""How many processes are asked at once."""
+"""Daemons asked at the same time."""
 T = TypeVar("T")
 N = TypeVar("N", ServerMeta, StorageMeta)
 C = TypeVar("C", ServerAdminClient, AdminClient)
 
 
 def snapshot_of(target: ClusterTarget) -> ClusterSnapshot:
-    """The snapshot for a command that only shows something."""
+    """Take a snapshot for a command that only shows something."""
     return using(target, lambda cluster: take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 class AdminConnections:
-    """Connections to daemons. Used for one look after the other they stay open: to make one costs more than to ask. One
-    over which a call failed is not used again, nor is one that a look had no use for. Use it as `async with`."""
+    """Connections to the admin ports of daemons, kept open from one snapshot to the next, because connecting costs more
+    than asking. A connection is closed if a call over it failed or the last snapshot did not use it. Use it as `async
+    with`."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ServerAdminClient | AdminClient] = {}
@@ -63,7 +64,7 @@ class AdminConnections:
     async def to(
         self, kind: type[C], meta: ServerMeta | StorageMeta, key: UUID, tls: Tls | None, seconds: float
     ) -> AsyncIterator[C]:
-        """Around one call."""
+        """Lend a connection for one call; connect if none is open."""
         place = f"{kind.__name__} {meta.name}", meta.admin_listen
         found = self._open.pop(place, None)
         if not isinstance(found, kind):
@@ -78,7 +79,7 @@ class AdminConnections:
         self._used.add(place)
 
     async def rest(self) -> None:
-        """Close what was not used since the last rest."""
+        """Close connections that were not used since the last call of this method."""
         for place in [place for place in self._open if place not in self._used]:
             await self._open.pop(place).close()
         self._used.clear()
@@ -93,8 +94,8 @@ async def take_snapshot(
     contacts: AdminConnections | None = None,
     documents: Callable[[Cluster], Awaitable[Documents]] = read,
 ) -> ClusterSnapshot:
-    """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next, and
-    so may `documents` be."""
+    """Take a snapshot; raise if ZooKeeper does not answer. With `aloud`, name on standard error the daemons that have
+    not answered yet. `contacts` and `documents` may keep connections and documents from one snapshot to the next."""
     if contacts is None:
         async with AdminConnections() as passing:
             return await take_snapshot(
@@ -162,8 +163,8 @@ async def snapshot_from_daemons(
     tls: Tls | None = None,
     seconds: float = CALL_SECONDS,
 ) -> ClusterSnapshot:
-    """Without the coordinator: the owner of a partition is the server that says so, of several the one of the newest
-    generation."""
+    """Take a snapshot without ZooKeeper. The owner of a partition is the server that reports it; if several do, the one
+    with the highest generation."""
     async with AdminConnections() as contacts:
         server_views, storage_views = await asyncio.gather(
             _each(servers, lambda server: _server(contacts, server, meta.key, tls, seconds, is_registered=False)),
@@ -198,7 +199,7 @@ def _unassigned(
     number: int, owned: tuple[str, OwnedPartition] | None, replicas: Mapping[str, Membership] | None
 ) -> PartitionView:
     name, reported = owned if owned is not None else (None, None)
-    if not replicas:  # they are not remembered either
+    if not replicas:  # replicas are not remembered either
         replicas = (
             {replica.storage: Membership(replica.role) for replica in reported.replicas} if reported is not None else {}
         )
@@ -212,7 +213,7 @@ def _unassigned(
 
 
 async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits: float | None = None) -> list[T]:
-    """Ask all of them, a few at a time; the answers in the order of their names."""
+    """Ask all of them, `CALLS_MAX` at a time; return the answers in the order of their names."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
     silent = {meta.name: None for meta in sorted(metas, key=lambda meta: meta.name)}
@@ -231,7 +232,7 @@ async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits
 
 
 class _Clock:
-    """Measures one call."""
+    """Stopwatch of one call."""
 
     def __init__(self) -> None:
         self._wall_ms, self._started = time.time() * 1000, time.perf_counter()
@@ -244,7 +245,7 @@ class _Clock:
 async def _server(
     contacts: AdminConnections, meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool
 ) -> ServerView:
-    """`is_registered`: the process that answers must be the one that registered."""
+    """Ask one server. With `is_registered`, the process that answers must be the one that registered."""
     clock = _Clock()
     try:
         async with contacts.to(ServerAdminClient, meta, key, tls, seconds) as admin:

@@ -1,8 +1,8 @@
-"""What the coordinator holds of a cluster, as far as a snapshot needs it, read in one go; and kept while it stays the same.
+"""Documents of a cluster in ZooKeeper that a snapshot needs, read in one go and cached until one of them changes.
 
-Documents hardly ever change, and a cluster of a thousand partitions has more than a thousand of them. Who looks at it again
-and again keeps what it has read, and lets the coordinator say when something has changed. The order is the point: ask for a
-token, read, wait with the token. What changes before the reading is read, and what changes behind it ends the waiting.
+Documents hardly ever change, and a cluster with a thousand partitions has more than a thousand of them. A caller that
+takes snapshots repeatedly caches them and waits for a change notice. The order matters: get a token, read, wait with
+the token. A change before the read is read; a later change ends the wait.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Documents:
     storages: Mapping[str, StorageMeta]
     servers: Mapping[str, ServerMeta]
     unreadable: Mapping[str, WaltzError]
-    """What cannot be understood, by path."""
+    """Documents that cannot be decoded: path → error."""
 
 
 async def read(cluster: Cluster) -> Documents:
@@ -72,20 +72,20 @@ async def read(cluster: Cluster) -> Documents:
         moves=moves,
         expected=expected,
         storages=storages,
-        servers=await cluster.servers(),  # behind: who comes meanwhile is not missing
+        servers=await cluster.servers(),  # read last, so that a server that registers meanwhile is not missing
         unreadable=dict(sorted(unreadable.items())),
     )
 
 
 def paths_of(found: Documents) -> list[str]:
-    """Where they stand. To wait for the folder of servers or of storages is to wait for each of its documents."""
+    """Return the paths of all documents. Waiting for the folder of servers or storages waits for each document in it."""
     numbers = {*range(len(found.assignment.owners)), *found.sets.partitions}
     return [*PATHS, *(f"{EXPECTED}/{name}" for name in sorted(found.expected)), *map(replicas_path, sorted(numbers))]
 
 
 class DocumentCache:
-    """The documents, for one look after the other. To be told of changes costs more than to read, so it begins when two
-    looks in a row have read the same."""
+    """Cache of the documents between snapshots. Watching costs more than one read, so it begins only after two
+    successive reads returned equal documents."""
 
     def __init__(self) -> None:
         self._before: Documents | None = None
@@ -103,7 +103,7 @@ class DocumentCache:
 
     async def _watch(self, cluster: Cluster) -> None:
         try:
-            with suppress(WaltzError):  # the next look meets it
+            with suppress(WaltzError):  # the next read raises it
                 paths = paths_of(await read(cluster))
                 token = await cluster.wait_for_change(paths, None)
                 found = await read(cluster)
@@ -114,7 +114,7 @@ class DocumentCache:
             self._trusted = self._watching = None
 
     async def forget(self) -> None:
-        """What the coordinator said is not to be relied on any more."""
+        """Drop the cached documents and stop watching."""
         self._trusted = self._before = None
         if self._watching is not None:
             watching = self._watching

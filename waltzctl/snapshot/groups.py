@@ -1,8 +1,9 @@
-"""The consumer groups of a cluster: what all of its servers say, put together.
+"""Consumer groups of a cluster, merged from the reports of all its servers.
 
-Any server knows every group and where it stands by the group log; only the owner of a partition knows what is at work
-there, and what is committed. So of each partition the word of its owner counts, and of what nobody works on, that of the
-server that knows most. A group that was removed and made again under its name is another one: the newer counts.
+Any server knows every group and its positions from the group log. Only the owner of a partition knows its members and
+in-flight deliveries, and what is committed. So the owner's report counts for a partition; without an owner's report,
+that of the server that is furthest. A group that was removed and created again under the same name is another group:
+the newer one counts.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ CALL_SECONDS = 5.0
 
 
 class GroupState(enum.StrEnum):
-    """How a group is in one partition, the worst first."""
+    """State of a group in one partition, the worst first."""
 
     STOPPED = "stopped"
-    """It gives nothing out until an operator says so."""
+    """Nothing is delivered until an operator resumes the group."""
     PAUSED = "paused"
-    """It gives nothing out for a reason that passes."""
+    """Nothing is delivered for a reason that passes by itself."""
     UNKNOWN = "unknown"
-    """The owner of the partition does not say."""
+    """The owner of the partition does not answer."""
     WAITING = "no member"
-    """There is something to do, and no member."""
+    """There are transactions to deliver, and no member."""
     WORKING = "at work"
     IDLE = "idle"
-    """Nothing is to be done, and no member is there."""
+    """No transaction waits for delivery, and there is no member."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPartitionView:
-    """A group in one partition."""
+    """Consumer group in one partition."""
 
     place: GroupPartitionStatus
-    """As its owner says; where nobody works on it, as the group log does; else where the group begins."""
+    """Report of the owner; without one, the position in the group log; without that, the start position of the group."""
     owner: str | None
-    """The server that owns the partition, and says so."""
+    """Server that reports to own the partition; None if none does."""
     committed: int | None
-    """As that server says; None: it is not known."""
+    """Last committed id, as the owner reports it; None if unknown."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of the log of the partition behind the first one, as that server says."""
+    """Timelines of the partition's log after the first one, as the owner reports them."""
 
     @property
     def partition(self) -> int:
@@ -64,8 +65,8 @@ class GroupPartitionView:
 
     @property
     def lag(self) -> int | None:
-        """Transactions that are not done: what is open, and all that is committed above what the group knows. Those that
-        its filter will leave out count until they were looked at."""
+        """Transactions not yet done: unfinished deliveries, and everything committed above the group's position.
+        Transactions that its filter will skip count until the group has read them. None if unknown."""
         if self.committed is None:
             return None
         return max(0, self.committed - self.place.reach) + self.place.open
@@ -84,7 +85,7 @@ class GroupPartitionView:
 
     @property
     def why(self) -> str:
-        """Why it gives nothing out."""
+        """Reason why it delivers nothing; empty while it does."""
         return self.place.stopped or self.place.paused
 
 
@@ -92,7 +93,7 @@ class GroupPartitionView:
 class GroupView:
     meta: GroupMeta
     made_at: int
-    """Which group of this name."""
+    """Creation stamp, to tell this group from earlier groups of its name."""
     partitions: tuple[GroupPartitionView, ...]
 
     @property
@@ -101,20 +102,20 @@ class GroupView:
 
     @property
     def lag(self) -> int | None:
-        """None: it is not known of a partition."""
+        """Transactions not yet done in all partitions; None if unknown for one of them."""
         lags = [one.lag for one in self.partitions]
         known = [lag for lag in lags if lag is not None]
         return sum(known) if len(known) == len(lags) else None
 
     @property
     def standing(self) -> GroupState:
-        """Of the partition in which it is worst."""
+        """State of the partition in which it is worst."""
         order = list(GroupState)
         return min((one.standing for one in self.partitions), key=order.index, default=GroupState.UNKNOWN)
 
     @property
     def members(self) -> list[str]:
-        """One that works in many partitions counts once."""
+        """Names of the members; a member that works in several partitions is listed once."""
         return sorted({member.name for one in self.partitions for member in one.place.members})
 
     @property
@@ -132,11 +133,11 @@ class GroupView:
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     groups: tuple[GroupView, ...]
-    """By name."""
+    """All groups, sorted by name."""
     silent: Mapping[str, WaltzError]
-    """Servers that did not answer."""
+    """Servers that did not answer, with the error."""
     behind: Mapping[str, str]
-    """Servers that may not know the newest, and why."""
+    """Servers that may not know the newest state, with the reason."""
 
     def named(self, name: str) -> GroupView | None:
         return next((one for one in self.groups if one.name == name), None)
@@ -151,8 +152,8 @@ def together(
     count: int,
     channels: Channels,
 ) -> Groups:
-    """Of all servers, by name. `owned`: who says that it owns a partition, and how it is there. `count`: the
-    partitions of the cluster."""
+    """Merge the lists of all servers. `owned` maps a partition to the server that reports to own it, and its report.
+    `count` is the number of partitions of the cluster."""
     lists = {server: found for server, found in reported.items() if isinstance(found, GroupList)}
     newest = [found for found in lists.values() if not found.trouble] or list(lists.values())
     parts: dict[str, list[GroupDescription]] = {}
@@ -203,7 +204,8 @@ def _view(
 
 
 def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -> set[int]:
-    """The partitions of a group at this moment. A channel that is gone stands for those in which it has begun."""
+    """Return the partitions of a group at this moment. If one of its channels is gone, the partitions in which it has
+    begun count instead."""
     if meta.partitions is None:
         return set(range(count))
     if any(name not in channels for name in named_in(meta.partitions)):
@@ -215,7 +217,7 @@ def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -
 
 
 def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, OwnedPartition]]:
-    """Who says that it owns a partition, and how it is there; of several the one of the newest generation."""
+    """Map each partition to the server that reports to own it, and its report; the highest generation wins."""
     found = [(server, one) for server, reported in servers.items() for one in reported.partitions]
     found.sort(key=lambda told: told[1].generation)
     return {one.partition: (server, one) for server, one in found}
@@ -225,8 +227,8 @@ def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, O
 
 
 async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> Groups:
-    """Ask all servers that are up: of one group, or of all. Raise where none has answered. Where there is no group log,
-    nobody needs to be asked."""
+    """Ask all registered servers for one group or for all; raise if none answered. Without a group log no server is
+    asked."""
     meta, (assignment, _), (channels, _) = await asyncio.gather(
         cluster.meta(), cluster.assignment(), channels_of(cluster.coordinator)
     )

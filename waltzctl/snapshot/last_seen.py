@@ -1,7 +1,7 @@
-"""What was seen of a cluster the last time, kept on this machine for the day on which its coordinator does not answer.
+"""Last known state of a cluster, kept on this machine for the time when its ZooKeeper does not answer.
 
-One small file for each cluster in the user's cache directory. It may be missing, old or damaged at any time, and then it is
-as if there were none: nothing is decided by it but whom to ask. Since when a trouble was seen is kept beside it.
+One small file for each cluster in the user's cache directory. If it is missing, old or damaged, it is ignored: it only
+tells which daemons to ask. It also keeps since when each problem has been seen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from waltzd.protocol.document import Document, decode, encode
 @dataclass(frozen=True, kw_only=True)
 class LastSeen(Document):
     where: str
-    """The addresses of the coordinator and the root of the cluster."""
+    """Addresses of ZooKeeper and the root of the cluster."""
     meta: ClusterMeta
     servers: tuple[ServerMeta, ...]
     storages: tuple[StorageMeta, ...]
     replicas: ReplicaSets
     seen: str
-    """When the coordinator answered."""
+    """Time at which ZooKeeper last answered."""
     troubles: Mapping[str, str] = field(default_factory=dict)
-    """Trouble → since when it was seen at every look."""
+    """Key of a problem → time since which every check has found it."""
 
 
 def of(where: str, found: ClusterSnapshot, *, seen: str, troubles: Mapping[str, str]) -> LastSeen:
@@ -56,12 +56,12 @@ def load(where: str) -> LastSeen | None:
     try:
         found = decode(LastSeen, path.read_bytes(), str(path))
     except (OSError, WaltzError):
-        return None  # none, or none that can be used
+        return None  # missing or unusable
     return found if found.where == where else None
 
 
 def save(last: LastSeen) -> None:
-    """Write all of it or nothing; a directory that cannot be written must not keep a command from showing something."""
+    """Write the file atomically. Errors are ignored: a read-only cache directory must not make a command fail."""
     path = path_of(last.where)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError, ValueError, WaltzError):
