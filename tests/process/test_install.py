@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -85,41 +83,6 @@ def test_a_replica_is_filled_with_the_files_of_another(make_daemon: MakeDaemon) 
             assert (status.last_id, status.is_sound) == (RECORDS - 1, True)
 
     loop.run(look())
-
-
-def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon(**SETTINGS).start()
-
-    async def fill() -> None:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin)
-            await append(replicas.append(0, 1), runs_of(RECORDS // 10), RECORDS - 1)
-
-    loop.run(fill())
-    daemon.stop()
-    files = sorted((daemon.directory / "0").glob("*.seg"))
-    files[1].write_bytes(files[1].read_bytes()[:3000])
-    files[2].unlink()
-    files[-1].unlink()
-    daemon.start()
-
-    async def heal() -> None:
-        async with clients(daemon) as (replicas, _):
-            status = await replicas.open(0, 5, partitions=PARTITIONS)
-            assert [finding.first_id for finding in status.findings] == [166, 876]
-            assert len(status.damaged_segments) == 2
-            ends = {first: last for first, last, _ in await replicas.segments(0, session=5)}
-            for first_id in status.damaged_segments:
-                last_id = ends.get(first_id, RECORDS - 1)
-                records = b"".join(bytes(run.data) for run in runs_of(RECORDS // 10))
-                content = header(first_id) + records[first_id * 140 : (last_id + 1) * 140]
-                status = await replicas.install_segment(0, 5, first_id, len(content), in_pieces(content))
-            assert status.is_sound
-            assert status.damaged_segments == ()
-            await replicas.set_low_mark(0, 5, RECORDS - 1)
-            assert await read_all(replicas, 0, None) == b"".join(bytes(run.data) for run in runs_of(RECORDS // 10))
-
-    loop.run(heal())
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -227,26 +190,6 @@ def test_a_stream_for_no_file_is_refused(daemon: Daemon, kind: Kind) -> None:
     loop.run(check())
 
 
-def test_a_sender_that_goes_leaves_nothing(daemon: Daemon) -> None:
-    content = content_of(0, 100)
-
-    async def check() -> None:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin)
-            host, port = daemon.stream_listen.rsplit(":", 1)
-            hello = Hello(KEY, 0, 1, OWNER, first_id=0, file_bytes=len(content)).encode()
-            connection = await connect(host, int(port), Kind.INSTALL, hello, tls=None, name=None)
-            await connection.send(Kind.PIECE, piece_parts(0, content[:5000]))
-            async with asyncio.timeout(20):
-                while not leftovers(daemon):
-                    await asyncio.sleep(0.01)
-                connection.close()
-                while leftovers(daemon):
-                    await asyncio.sleep(0.01)
-
-    loop.run(check())
-
-
 def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(daemon: Daemon) -> None:
     content = content_of(0, 100)
 
@@ -323,43 +266,3 @@ def test_a_killed_storage_keeps_nothing_of_half_a_file(make_daemon: MakeDaemon) 
             assert (await replicas.install_segment(0, 2, 0, len(content), in_pieces(content))).last_id == 99
 
     loop.run(again())
-
-
-def test_a_copied_directory_is_another_incarnation_and_a_restarted_one_is_not(
-    make_daemon: MakeDaemon, tmp_path: Path
-) -> None:
-    daemon = make_daemon().start()
-
-    async def status() -> Any:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin, session=3)
-            found = (await admin.describe()).assigned[0].status
-            assert found is not None
-            return found
-
-    async def describe() -> Any:
-        async with clients(daemon) as (_, admin):
-            found = (await admin.describe()).assigned[0].status
-            assert found is not None
-            return found
-
-    before = loop.run(status())
-    daemon.stop()
-    daemon.start()
-    assert loop.run(describe()).incarnation == before.incarnation
-    daemon.kill()
-    daemon.start()
-    assert loop.run(describe()).incarnation == before.incarnation
-    daemon.stop()
-
-    shutil.copytree(daemon.directory, tmp_path / "backup")
-    shutil.rmtree(daemon.directory)
-    shutil.copytree(tmp_path / "backup", daemon.directory)  # on many file systems under the same inode numbers
-    daemon.start()
-    after = loop.run(describe())
-    assert after.incarnation != before.incarnation
-    assert {**vars(after), "incarnation": before.incarnation, "contact": before.contact} == vars(before)
-    assert "copied or restored" in daemon.log
-    daemon.kill()
-    daemon.start()
-    assert loop.run(describe()).incarnation == after.incarnation

@@ -21,8 +21,6 @@ from waltzd.client import loop
 from waltzd.errors import (
     BadArgument,
     BadFrame,
-    BelowFloor,
-    BeyondLog,
     Diverged,
     Draining,
     ForeignCluster,
@@ -128,21 +126,6 @@ def test_what_is_appended_is_read_again_also_after_a_restart(make_daemon: MakeDa
     assert "everything that was acknowledged is on the disk" in daemon.log
     daemon.start()
     loop.run(read())
-
-
-def test_a_reader_without_a_session_sees_only_what_is_committed(daemon: Daemon) -> None:
-    async def run() -> None:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin)
-            runs = runs_of(3)
-            await append(replicas.append(0, 1), runs, committed=14)
-            found = await read_all(replicas, 0, session=None)
-            assert found == bytes(runs[0].data) + bytes(runs[1].part(0, 5).data)
-            error = await refused(replicas.read(0, 10, 20))
-            assert isinstance(error, BeyondLog)
-            assert error.facts["last_id"] == "14"
-
-    loop.run(run())
 
 
 def test_readers_that_stop_early_do_not_use_up_a_connection(daemon: Daemon) -> None:
@@ -291,49 +274,6 @@ def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: Mak
             pass
 
     with make_daemon(record_bytes_max=65536, frame_bytes_max=65536) as daemon:
-        loop.run(run())
-
-
-def test_truncation_keeps_what_is_committed(make_daemon: MakeDaemon) -> None:
-    async def run() -> None:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin)
-            await append(replicas.append(0, 1), runs_of(10), committed=42)
-            # The session has set its low-water mark: nothing is cut any more.
-            assert isinstance(await refused(replicas.truncate(0, 1, 60)), BelowFloor)
-            await replicas.open(0, 2, partitions=PARTITIONS)
-            assert isinstance(await refused(replicas.truncate(0, 2, 41)), BelowFloor)
-            assert (await replicas.truncate(0, 2, 60)).last_id == 60
-            assert (await refused(replicas.set_low_mark(0, 2, 50))).code == "W1001"
-            assert (await replicas.set_low_mark(0, 2, 60)).low_mark == 60
-            again = encode_payloads(61, [b"another history"] * 5)
-            assert await append(replicas.append(0, 2), [again]) == 65
-            found = [run async for run in replicas.read(0, 61, session=2)]
-            assert b"".join(bytes(run.data) for run in found) == again.data
-
-    with make_daemon(segment_bytes_max=2000) as daemon:
-        loop.run(run())
-
-
-def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
-    async def run() -> None:
-        async with clients(daemon) as (replicas, admin):
-            await begin(replicas, admin)
-            await append(replicas.append(0, 1), runs_of(20), committed=199)
-            segments = await replicas.segments(0, session=1)
-            assert segments == await replicas.segments(0)
-            assert segments[0][0] == 0
-            assert all(first[1] + 1 == second[0] for first, second in itertools.pairwise(segments))
-            for first_id, _, size in segments:
-                stored = (daemon.directory / "0" / f"{first_id:019d}.seg").read_bytes()
-                fetched = b"".join([piece async for piece in replicas.fetch_segment(0, first_id, session=1)])
-                assert fetched == stored
-                assert len(stored) == size
-            assert isinstance(await refused(replicas.fetch_segment(0, 5, session=1)), BeyondLog)
-            last_id = segments[-1][1] + 1
-            assert isinstance(await refused(replicas.fetch_segment(0, last_id, session=1)), BeyondLog)
-
-    with make_daemon(segment_bytes_max=20_000, read_chunk_bytes=4096) as daemon:
         loop.run(run())
 
 

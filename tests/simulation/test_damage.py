@@ -8,6 +8,8 @@ not be gone because the daemon was started again. The neighbour must not notice 
 from __future__ import annotations
 
 import random
+import resource
+import tracemalloc
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -30,7 +32,7 @@ from tests.simulation.sample import (
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BelowFloor, PartitionDamaged, WaltzError
 from waltzd.format.finding import Code
-from waltzd.format.layout import HEADER_BYTES, read_promise_file
+from waltzd.format.layout import HEADER_BYTES, index_offset, read_promise_file
 from waltzd.format.record import encode_payloads
 
 RECORDS = 12
@@ -439,3 +441,72 @@ def test_a_stray_file_with_the_name_of_a_segment(name: str, content: bytes) -> N
     if not partition.status().is_sound:
         partition.truncate(9, RECORDS - 1)
     goes_on(partition, 0)
+
+
+@pytest.mark.parametrize("length", [-1, -(1 << 31), (1 << 31) - 1, 1 << 24])
+def test_a_length_is_a_claim_until_the_bytes_are_there(length: int) -> None:
+    """Memory stays small whatever a head in the tail claims."""
+    disk = sample()
+    partition = open_directory(disk).partition(0)
+    end = disk.size(segment_path(0, LAST))
+    disk.kill()
+    head = bytearray(run_for(0, 12, 1).data[:36])
+    head[28:32] = length.to_bytes(4, "big", signed=True)
+    file = disk.open(segment_path(0, LAST), write=True)
+    file.write(end, bytes(head) + b"garbage" * 20)
+    file.flush()
+    disk.power_cut()
+    tracemalloc.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    partition = open_directory(disk).partition(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert partition.last_id == 11
+    goes_on(partition, 0)
+
+
+def test_an_index_entry_behind_the_checkpoint_may_be_missing() -> None:
+    for ids in range(998, 1003):
+        disk = blank_disk()
+        directory = open_directory(disk, segment_bytes=1 << 20)
+        partition = directory.create_partition(0)
+        partition.open_session(1)
+        for first_id in range(0, ids, 100):
+            partition.append(1, [encode_payloads(first_id, [b"x"] * min(100, ids - first_id))], -1)
+            if partition.wants_checkpoint:
+                partition.checkpoint()
+        disk.kill()
+        for entry in range(995, ids):
+            disk.corrupt(index_path(0, 0), index_offset(entry), bytes(8))
+        partition = open_directory(disk, segment_bytes=1 << 20).partition(0)
+        assert partition.last_id == ids - 1
+        assert is_vouched_for(partition)
+        goes_on(partition, 0)
+        assert len(partition.read_examined(990, ids - 1, 1 << 20)) == ids - 990
+
+
+def test_a_lone_index_does_not_stand_in_the_way() -> None:
+    disk = sample()
+    file = disk.create(index_path(0, 12))
+    file.write(0, b"whatever a crash left")
+    file.flush()
+    disk.flush_directory(f"{ROOT}/0")
+    partition = open_directory(disk, segment_bytes=10).partition(0)
+    partition.append(1, [run_for(0, 12, 1)], -1)
+    assert 12 in first_ids(disk)
+    assert partition.read_examined(12, 12, 1000).data == run_for(0, 12, 1).data
+
+
+def test_rot_is_found_by_the_reader_and_remembered() -> None:
+    disk = sample()
+    partition = open_directory(disk).partition(0)
+    assert is_vouched_for(partition)
+    disk.corrupt(segment_path(0, 0), HEADER_BYTES + 12, b"\xee")
+    with pytest.raises(PartitionDamaged) as damaged:
+        partition.read_examined(0, 0, 1000)
+    assert (damaged.value.facts["first_id"], damaged.value.facts["last_id"]) == ("0", "0")
+    assert "damaged" in partition.describe()
+    with pytest.raises(PartitionDamaged):
+        partition.append(partition.promised_session, [run_for(0, 12, 1)], -1)

@@ -20,17 +20,6 @@ from waltzd.server.session.copier import SourceFailed
 
 
 @story
-async def test_a_first_session_opens_and_commits() -> None:
-    async with cell() as c:
-        pipeline = await c.opened(await c.own())
-        assert (pipeline.session.session, pipeline.session.low_mark, pipeline.session.committed) == (1, -1, -1)
-        last_id = pipeline.append(500)
-        await pipeline.committed(last_id)
-        await c.all_hold(last_id)
-        assert len(c.check_equal()) == 500
-
-
-@story
 async def test_the_log_goes_on_while_one_storage_is_down_and_it_catches_up_by_itself() -> None:
     async with cell() as c:
         _, pipeline = await c.holding(100)
@@ -144,27 +133,6 @@ async def test_empty_metadata_above_full_storages_is_left_to_an_operator() -> No
 
 
 @story
-async def test_a_dirty_tail_is_cut() -> None:
-    async with cell() as c:
-        owned, pipeline = await c.holding(20)
-        await c.all_hold(19)
-        c.storages["s1"].kill()
-        c.storages["s2"].kill()
-        pipeline.append(5)
-        await c.until(lambda: c.last_id("s0") == 24)
-        await owned.close(hand_over=False)
-        c.storages["s0"].kill()
-        await c.storages["s1"].start()
-        await c.storages["s2"].start()
-        second = await c.opened(await c.own(2))
-        assert second.session.low_mark == 19, "a majority never had more"
-        await second.committed(second.append(3))
-        await c.storages["s0"].start()
-        await c.until(lambda: c.last_id("s0") == 22)
-        assert all(b"1:2" not in record for record in c.check_equal()[20:])
-
-
-@story
 async def test_an_empty_storage_is_filled_and_does_not_vote() -> None:
     async with cell() as c:
         owned, pipeline = await c.holding(300)
@@ -198,49 +166,6 @@ async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writ
         await c.restart("s2", empty_disk=77)
         await c.until(lambda: any("has forgotten" in line for line in c.log))
         await c.until(lambda: len(counting()) == 3)
-
-
-@story
-async def test_an_old_copy_of_a_directory_is_brought_level_and_does_not_vote() -> None:
-    async with cell() as c:
-        owned, pipeline = await c.holding(100)
-        await c.until(lambda: c.last_id("s2") == 99)
-        copy = c.storages["s2"].disk.clone(5)
-        await pipeline.committed(pipeline.append(400))
-        await c.until(lambda: c.last_id("s2") == 499)
-        c.storages["s2"].kill()
-        c.storages["s2"].disk = copy.restored(6)
-        await owned.close(hand_over=False)
-        c.storages["s1"].kill()
-        await c.storages["s2"].start()
-        second = await c.own(2)
-        await c.until(lambda: "undecided" in second.waiting)
-        await asyncio.sleep(0.2)
-        assert second._pipeline is None, "the copy holds 99 and may have acknowledged anything"
-        await c.storages["s1"].start()
-        pipeline = await c.opened(second)
-        assert pipeline.session.low_mark == 499
-        await c.until(lambda: c.last_id("s2") == 499)
-        c.check_equal()
-
-
-@story
-async def test_damage_is_healed_from_the_others() -> None:
-    async with cell() as c:
-        owned = await c.own(1)
-        pipeline = await c.opened(owned)
-        for _ in range(10):
-            await pipeline.committed(pipeline.append(50))
-        await c.until(lambda: c.last_id("s1") == 499)
-        await c.storages["s1"].stop()
-        disk = c.storages["s1"].disk
-        damaged = [name for name in disk.names("storage/0") if name.endswith(".seg")][1]
-        disk.corrupt(f"storage/0/{damaged}", 700, b"????")
-        await c.storages["s1"].start()
-        await pipeline.committed(pipeline.append(10))
-        await c.until(lambda: c.is_sound("s1") and c.last_id("s1") == 509)
-        assert any("damaged" in line for line in c.storages["s1"].log)
-        assert len(c.check_equal()) == 510
 
 
 @story
@@ -359,22 +284,6 @@ async def test_reading_below_the_tail_survives_a_storage_that_hangs() -> None:
         c.storages["s0"].go_on()
 
 
-@pytest.mark.parametrize("crash_after", range(0, 12))
-@story
-async def test_an_owner_that_dies_in_the_middle_of_its_recovery_changes_nothing(crash_after: int) -> None:
-    async with cell() as c:
-        owned, _ = await c.holding(30)
-        await owned.close(hand_over=False)
-        dying = await c.own(2)
-        for _ in range(crash_after * 3):
-            await asyncio.sleep(0)
-        dying.task.cancel()
-        await asyncio.gather(dying.task, return_exceptions=True)
-        third = await c.opened(await c.own(3))
-        assert third.session.low_mark == 29
-        await third.committed(third.append(1))
-
-
 @story
 async def test_a_store_that_is_cancelled_twice_leaves_nothing_behind() -> None:
     async with cell() as c:
@@ -430,20 +339,6 @@ async def test_a_mistake_in_one_link_is_not_silent() -> None:
         with pytest.raises(ZeroDivisionError):
             owned.task.result()
         c.owned_logs.remove(owned)
-
-
-@story
-async def test_a_full_disk_stops_one_replica_and_nobody_else() -> None:
-    async with cell() as c:
-        _, pipeline = await c.holding(100)
-        disk = c.storages["s1"].disk
-        disk.capacity_bytes -= disk.room() - 2000
-        for _ in range(10):
-            await pipeline.committed(pipeline.append(100))
-        assert c.last_id("s1") < 1099
-        disk.capacity_bytes = 1 << 40
-        await c.until(lambda: c.last_id("s1") == 1099)
-        assert len(c.check_equal()) == 1100
 
 
 @story
