@@ -110,7 +110,7 @@ class WaltzError(Exception):
         return self._next_step or explain(type(self))[2]
 
     @cached_property
-    def __notes__(self) -> list[str]:
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # a cached property can be assigned to
         """Lines that Python prints below an error that nobody caught: what was not done, and what to do next."""
         return [*self.lines()[1:], f"`waltzctl errors lookup {self.code}` explains this error."]
 

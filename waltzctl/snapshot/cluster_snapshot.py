@@ -95,7 +95,7 @@ class PartitionView:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the partition takes transactions: its owner reports so, and a majority of its replicas is served."""
+        """Return whether the partition takes transactions: its owner reports so, and most of its replicas are served."""
         return self.owner_says_open and not self._lacks_majority
 
     @property

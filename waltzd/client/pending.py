@@ -374,10 +374,11 @@ def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError 
 
 
 def _too_large(what: str, setting: str, limit: int) -> TooLarge:
+    facts: dict[str, Any] = {setting: limit}
     return TooLarge(
         f"{what}; the servers allow {limit} (`{setting}`)",
         next_step=f"send less, or raise `{setting}` in the configuration of every server",
-        **{setting: limit},
+        **facts,
     )
 
 

@@ -14,7 +14,6 @@ import pytest
 from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive import manifest as manifests
-from waltzd.archive import piece as pieces
 from waltzd.archive import reader
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import LABEL, Label
@@ -37,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels of chunks, and pieces of several steps."""
     monkeypatch.setattr(manifests, "FAN_OUT", 3)
     monkeypatch.setattr(reader, "STEP_BYTES", 200)
-    monkeypatch.setattr(pieces, "FOOTER_BYTES", 150)
+    monkeypatch.setattr(archived_segment, "FOOTER_BYTES", 150)
 
 
 @dataclass
