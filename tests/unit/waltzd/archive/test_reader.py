@@ -13,8 +13,8 @@ import pytest
 
 from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
+from waltzd.archive import archived_segment, reader
 from waltzd.archive import manifest as manifests
-from waltzd.archive import reader
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.reader import ArchiveReader, SegmentCache
