@@ -31,7 +31,7 @@ from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.cut_point import logs_in
 from waltzd.archive.listing import label_of
 from waltzd.archive.local import LocalStore
-from waltzd.archive.restoration import build
+from waltzd.archive.restoration import restore_partition
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.real import RealDisk
 from waltzd.format.batch import End
@@ -142,7 +142,7 @@ def bench_restores(home: Path, segments: int, megabytes: int, rounds: int) -> li
 def _restore(store_at: Path, target: Path) -> None:
     store = LocalStore(str(store_at))
     log = logs_in(store, label_of(store, not_done=""), 1)[0]
-    asyncio.run(build(RealDisk(), log, log.last, key=OTHER_KEY, folder=str(target), run=asyncio.to_thread))
+    asyncio.run(restore_partition(RealDisk(), log, log.last, key=OTHER_KEY, folder=str(target), run=asyncio.to_thread))
 
 
 def _copy(store_at: Path, target: Path) -> None:

@@ -96,7 +96,7 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
 
 async def _restored(home: str, logs: Mapping[int, ArchivedLog], cut: Cut, on_bytes: Callable[[int], None]) -> None:
     """A storage's directory, as a storage would make it."""
-    from waltzd.archive.restoration import build
+    from waltzd.archive.restoration import restore_partition
     from waltzd.disk.real import RealDisk
     from waltzd.storage.replica.control import ControlFile, new_identity
     from waltzd.storage.replica.restored import folder_for, give_name
@@ -114,7 +114,9 @@ async def _restored(home: str, logs: Mapping[int, ArchivedLog], cut: Cut, on_byt
         async with turns:
             folder = folder_for(home, number)
             mark = cut.points[number].mark
-            return number, await build(disk, log, mark, key=key, folder=folder, run=asyncio.to_thread, on_bytes=add)
+            return number, await restore_partition(
+                disk, log, mark, key=key, folder=folder, run=asyncio.to_thread, on_bytes=add
+            )
 
     tasks = [asyncio.create_task(one(number, log)) for number, log in sorted(logs.items())]
     try:

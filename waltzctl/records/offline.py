@@ -28,7 +28,7 @@ from waltzd.disk.real import GuestDisk, RealDisk, translate
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NothingHere, NotRegularFile, Unsafe
 from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
 from waltzd.storage.offline.dump import dump
-from waltzd.storage.offline.reindex import State, rebuild
+from waltzd.storage.offline.reindex import IndexState, rebuild
 from waltzd.storage.offline.verify import Options, Target, partition_of, verify
 from waltzd.storage.offline.workers import processors
 
@@ -122,7 +122,7 @@ def rebuild_index(
     with Progress("rebuild", progress) as course:
         done = rebuild(GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=course.update)
     put(storage.rebuilding(done, seconds=time.monotonic() - started), output)
-    refused = done.of(State.REFUSED)
+    refused = done.of(IndexState.REFUSED)
     if refused:
         first = refused[0].findings[0]
         more = f", {len(refused)} segments in all" if len(refused) > 1 else ""

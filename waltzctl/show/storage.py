@@ -13,7 +13,7 @@ from waltzctl.show.terminal import ROWS_MAX, count, duration, printable, rate, s
 from waltzd.errors import WaltzError
 from waltzd.format.finding import Finding
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, ScrubStatus, StorageDescription, VerifySummary
-from waltzd.storage.offline.reindex import Built, Rebuild, State
+from waltzd.storage.offline.reindex import IndexResult, IndexState, Rebuild
 from waltzd.storage.offline.verify import PartitionReport, Report
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -228,9 +228,9 @@ def report(found: Report, *, seconds: float) -> Listing[Finding]:
 # -- rebuild-index -----------------------------------------------------------------------------------------------------
 
 
-def rebuilding(done: Rebuild, *, seconds: float) -> Listing[Built]:
+def rebuilding(done: Rebuild, *, seconds: float) -> Listing[IndexResult]:
     bytes_ = sum(built.data_bytes for built in done.built)
-    order = (State.REBUILT, State.RIGHT, State.REFUSED)
+    order = (IndexState.REBUILT, IndexState.RIGHT, IndexState.REFUSED)
     states = {state.value: sum(built.state is state for built in done.built) for state in order}
     page = [*(part for built in done.built for part in _built(built))]
     page += [part for finding in done.storage_findings for part in _finding(finding)]
@@ -261,8 +261,8 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Listing[Built]:
     )  # fmt: skip
 
 
-def _built(built: Built) -> Iterator[Part]:
-    if built.state is State.REBUILT:
+def _built(built: IndexResult) -> Iterator[Part]:
+    if built.state is IndexState.REBUILT:
         out = f", {count(built.left_out, 'id')} left out" if built.left_out else ""
         footer = ", from its footer" if built.is_from_footer else ""
         yield f"rebuilt  {built.path}: {count(built.records, 'record')}{out}{footer}"

@@ -58,14 +58,14 @@ OnBytes = Callable[[int], None]
 T = TypeVar("T")
 
 
-class Running(Protocol):
+class RunOnThread(Protocol):
     """Function that runs a blocking call on a thread, or at once."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class RestoredPartition:
     """The restored files of one partition."""
 
     last_id: int
@@ -77,7 +77,7 @@ class Built:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Copy:
+class _SegmentCopy:
     """A segment that is to be written. The hash of the footer before is not in `footer` yet."""
 
     header: FileHeader
@@ -90,9 +90,9 @@ class _Copy:
     """Size of the segment in the store."""
 
 
-async def build(
-    disk: Disk, log: ArchivedLog, mark: int, *, key: UUID, folder: str, run: Running, on_bytes: OnBytes = lambda _: None
-) -> Built:
+async def restore_partition(
+    disk: Disk, log: ArchivedLog, mark: int, *, key: UUID, folder: str, run: RunOnThread, on_bytes: OnBytes = lambda _: None
+) -> RestoredPartition:
     """Restore all segments of a log up to a mark at which it can be cut. Everything but the name of the folder is
     flushed."""
     await run(check_chain, log, mark)
@@ -101,7 +101,7 @@ async def build(
     pieces = [piece for piece in log.pieces if piece.first <= mark]
     await run(_clear, disk, folder, pieces, mark)
     front, kept, newest, segments = NO_HASH, 0, 0, 0
-    ahead: deque[asyncio.Task[_Copy]] = deque()
+    ahead: deque[asyncio.Task[_SegmentCopy]] = deque()
     place = 0
     while place < len(pieces):  # an earlier run has finished the first segments
         found = await run(_kept, disk, log, pieces[place], mark, key, folder, front)
@@ -126,7 +126,7 @@ async def build(
         await asyncio.gather(*ahead, return_exceptions=True)
     last_id = min(mark, log.manifest.last)
     for rest in log.rest:
-        for copy in await run(_behind, log, rest, mark, key):
+        for copy in await run(_unsealed_segments, log, rest, mark, key):
             front = await run(_write, disk, folder, copy, front)
             on_bytes(copy.stored)
             newest, segments, last_id = copy.header.first_id, segments + 1, copy.last_id
@@ -134,13 +134,13 @@ async def build(
         raise ArchiveDamaged(f"partition {log.partition}: the store ends at id {last_id}; the cut is at {mark}")
     if not segments:
         header = FileHeader(created_ms=disk.now_ms(), key=key, partition=log.partition, first_id=0)
-        empty = _Copy(
+        empty = _SegmentCopy(
             header=header, last_id=NO_MARK, data=(header.encode(),), index=(header.encode(),), footer=None, stored=0
         )
         await run(_write, disk, folder, empty, front)
         segments = 1
     await run(disk.flush_directory, folder)
-    return Built(last_id=last_id, newest=newest, segments=segments, kept=kept)
+    return RestoredPartition(last_id=last_id, newest=newest, segments=segments, kept=kept)
 
 
 def check_chain(log: ArchivedLog, mark: int) -> None:
@@ -199,7 +199,7 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
 # -- out of the store --------------------------------------------------------------------------------------------------
 
 
-def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
+def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _SegmentCopy:
     """Fetch a segment and write it to its file; if it is cut, return its bytes up to the cut instead."""
     if mark < piece.last or not piece.index_bytes:
         return _fetched(log, piece, mark, key)
@@ -234,7 +234,7 @@ def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, 
             raise ArchiveDamaged(f"{where} has no sound footer")
         footer = replace(footer, digest=hashing.digest())
     entries = rest[size - end + HEADER_BYTES :]
-    return _Copy(
+    return _SegmentCopy(
         header=header, last_id=piece.last, data=None, index=(raw, entries), footer=footer, stored=piece.size
     )  # fmt: skip
 
@@ -270,7 +270,7 @@ def _header(log: ArchivedLog, piece: Entry, data: memoryview, key: UUID, where: 
         raise ArchiveDamaged(error.message) from error
 
 
-def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
+def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _SegmentCopy:
     """Fetch a segment up to the cut into memory."""
     where = _where(log, piece)
     raw = memoryview(b"".join(_steps(log, piece, where)))
@@ -293,13 +293,15 @@ def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
     return _copy(header, data[HEADER_BYTES:], entries, footer, last_id, piece.size)
 
 
-def _copy(header: FileHeader, records: Buffer, entries: Buffer, footer: Footer | None, last_id: int, stored: int) -> _Copy:
+def _copy(
+    header: FileHeader, records: Buffer, entries: Buffer, footer: Footer | None, last_id: int, stored: int
+) -> _SegmentCopy:
     raw = header.encode()
     if footer is not None:
         hashing = sha256(raw)
         hashing.update(records)
         footer = replace(footer, digest=hashing.digest())
-    return _Copy(
+    return _SegmentCopy(
         header=header, last_id=last_id, data=(raw, records), index=(raw, entries), footer=footer, stored=stored
     )  # fmt: skip
 
@@ -344,7 +346,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
 # -- what no segment has -----------------------------------------------------------------------------------------------
 
 
-def _behind(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> list[_Copy]:
+def _unsealed_segments(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> list[_SegmentCopy]:
     """Build segments from unsealed records up to the mark. The last batch of a segment is flagged."""
     if rest.first > mark:
         return []
@@ -357,7 +359,7 @@ def _behind(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> li
         last_id = min(mark, rest.last)
         kept = entries[: last_id - rest.first + 1].astype(">i8").tobytes()
         return [_copy(header, data[HEADER_BYTES:end], kept, None, last_id, end - HEADER_BYTES)]
-    found, own = list[_Copy](), list[tuple[int, Head]]()
+    found, own = list[_SegmentCopy](), list[tuple[int, Head]]()
     for at in batch_places(rest.data, 0, where):
         head = Head.decode(rest.data, at)
         assert head is not None
@@ -374,7 +376,7 @@ def _behind(log: ArchivedLog, rest: UnsealedRecords, mark: int, key: UUID) -> li
     return found
 
 
-def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[int, Head]], where: str) -> _Copy:
+def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[int, Head]], where: str) -> _SegmentCopy:
     first, last = own[0][1], own[-1][1]
     header = FileHeader(
         created_ms=first.time // 1000, key=key, partition=log.partition, first_id=first.first_id, version=BATCHES
@@ -394,7 +396,7 @@ def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[
 # -- into files --------------------------------------------------------------------------------------------------------
 
 
-def _write(disk: Disk, folder: str, copy: _Copy, front: bytes) -> bytes:
+def _write(disk: Disk, folder: str, copy: _SegmentCopy, front: bytes) -> bytes:
     """Write and flush both files of a segment, the index last; return the hash of the footer."""
     first_id, after = copy.header.first_id, NO_HASH
     path = join(folder, segment_name(first_id))

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from waltzd.archive.cut_point import ArchivedLog, log_of
 from waltzd.archive.listing import label_of
 from waltzd.archive.location import open_store
-from waltzd.archive.restoration import build
+from waltzd.archive.restoration import restore_partition
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
 from waltzd.daemon.config import StorageConfig
@@ -219,7 +219,9 @@ class Restorer:
         folder = folder_for(directory.path, number)
         key = directory.control.header.key
         try:
-            built = await build(self._disk, log, order.mark, key=key, folder=folder, run=self._whole, on_bytes=on_bytes)
+            built = await restore_partition(
+                self._disk, log, order.mark, key=key, folder=folder, run=self._whole, on_bytes=on_bytes
+            )
         except FlushFailed as error:
             self._on_fatal(error)
             raise

@@ -106,7 +106,7 @@ def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
     return _Inspection(disk, task).run()
 
 
-class _Places:
+class _FindingGroup:
     """Findings of one kind, with neighbouring ids in one."""
 
     def __init__(self, code: Code, path: str, partition: int | None) -> None:
@@ -145,10 +145,10 @@ class _Inspection:
         self._partition = task.partition
         self._index: File | None = None
         self._entries = 0
-        self._payloads = _Places(Code.DAMAGED_PAYLOAD, self._path, task.partition)
-        self._twin = _Places(Code.DAMAGED_RECORD, self._path, task.partition)
-        self._wrong = _Places(Code.WRONG_INDEX_ENTRY, self._index_path, task.partition)
-        self._missing = _Places(Code.MISSING_INDEX_ENTRY, self._index_path, task.partition)
+        self._payloads = _FindingGroup(Code.DAMAGED_PAYLOAD, self._path, task.partition)
+        self._twin = _FindingGroup(Code.DAMAGED_RECORD, self._path, task.partition)
+        self._wrong = _FindingGroup(Code.WRONG_INDEX_ENTRY, self._index_path, task.partition)
+        self._missing = _FindingGroup(Code.MISSING_INDEX_ENTRY, self._index_path, task.partition)
         self._version = VERSION
         self._first: Head | None = None
         self._footer: FooterBuilder | None = None

@@ -39,7 +39,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.scan import follow_footer, survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
-from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wanted_targets
+from waltzd.storage.offline.verify import OnProgress, Report, Target, partition_checks, wanted_targets
 from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.control import Ledger, read_ledger
 
@@ -48,7 +48,7 @@ COMPARE_BYTES = 1 << 20
 IdRange = tuple[int, int]
 
 
-class State(enum.StrEnum):
+class IndexState(enum.StrEnum):
     RIGHT = "right"
     """The index was right and was left alone."""
     REBUILT = "rebuilt"
@@ -62,12 +62,12 @@ class IndexTask(SegmentTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class IndexResult:
     """The outcome for one segment. A rebuilt index is sealed beside the old one and still has to be installed."""
 
     directory: str
     first_id: int
-    state: State
+    state: IndexState
     records: int = 0
     left_out: int = 0
     data_bytes: int = 0
@@ -88,7 +88,7 @@ class Built:
         return join(self.directory, segment_name(self.first_id))
 
 
-def build_index(disk: Disk, task: IndexTask) -> Built:
+def rebuild_index(disk: Disk, task: IndexTask) -> IndexResult:
     """Unless the index is right already, a new one is sealed beside the old one."""
     built = _build_from_footer(disk, task)
     if built is not None:
@@ -104,10 +104,10 @@ def build_index(disk: Disk, task: IndexTask) -> Built:
     if in_the_way:
         return _refused(task, in_the_way)
     ends = max(report.next_id, task.next_first_id or 0)
-    built = Built(
+    built = IndexResult(
         directory=task.directory,
         first_id=task.first_id,
-        state=State.RIGHT,
+        state=IndexState.RIGHT,
         records=report.records,
         left_out=sum(last - first + 1 for first, last in map(_ids, missing) if first < ends),
         data_bytes=report.bytes,
@@ -119,12 +119,12 @@ def build_index(disk: Disk, task: IndexTask) -> Built:
             _write(disk, task, report, ends)
         except ReadFailed as error:
             return _refused(task, [Finding(Code.UNREADABLE, built.data_path, error.message)])
-        built, path = replace(built, state=State.REBUILT), path + NEW_SUFFIX
+        built, path = replace(built, state=IndexState.REBUILT), path + NEW_SUFFIX
     size, crc = sum_of(disk, path)
     return replace(built, index_bytes=size, index_crc=crc)
 
 
-def _build_from_footer(disk: Disk, task: IndexTask) -> Built | None:
+def _build_from_footer(disk: Disk, task: IndexTask) -> IndexResult | None:
     """None where the data has to tell."""
     data = opened(disk, join(task.directory, segment_name(task.first_id)))
     if data is None:
@@ -138,8 +138,8 @@ def _build_from_footer(disk: Disk, task: IndexTask) -> Built | None:
                 return None
             if task.next_first_id not in (None, footer.last_id + 1):
                 return None
-            built = Built(
-                directory=task.directory, first_id=task.first_id, state=State.RIGHT, records=footer.records,
+            built = IndexResult(
+                directory=task.directory, first_id=task.first_id, state=IndexState.RIGHT, records=footer.records,
                 data_bytes=data.size(), is_from_footer=True,
             )  # fmt: skip
             is_right = _is_index_of(disk, built.path, header, data, footer)
@@ -158,7 +158,7 @@ def _build_from_footer(disk: Disk, task: IndexTask) -> Built | None:
     except ReadFailed:
         return None
     size, crc = sum_of(disk, built.path + ("" if is_right else NEW_SUFFIX))
-    return replace(built, state=State.RIGHT if is_right else State.REBUILT, index_bytes=size, index_crc=crc)
+    return replace(built, state=IndexState.RIGHT if is_right else IndexState.REBUILT, index_bytes=size, index_crc=crc)
 
 
 def _is_index_of(disk: Disk, path: str, header: FileHeader, data: File, footer: Footer) -> bool | None:
@@ -179,8 +179,8 @@ def _is_index_of(disk: Disk, path: str, header: FileHeader, data: File, footer: 
 _HOPELESS = (Code.UNREADABLE, Code.NOT_A_FILE)
 
 
-def _refused(task: IndexTask, findings: Sequence[Finding]) -> Built:
-    return Built(directory=task.directory, first_id=task.first_id, state=State.REFUSED, findings=tuple(findings))
+def _refused(task: IndexTask, findings: Sequence[Finding]) -> IndexResult:
+    return IndexResult(directory=task.directory, first_id=task.first_id, state=IndexState.REFUSED, findings=tuple(findings))
 
 
 def _cut_short(task: IndexTask, first_id: int, last_id: int) -> Finding:
@@ -233,9 +233,9 @@ def sum_of(disk: Disk, path: str) -> tuple[int, int]:
     return at, crc
 
 
-def install(disk: Disk, built: Built) -> Built:
+def install(disk: Disk, built: IndexResult) -> IndexResult:
     """Put a sealed index in its place, once it reads back as it was built."""
-    if built.state is State.REBUILT:
+    if built.state is IndexState.REBUILT:
         size, crc = sum_of(disk, built.path + NEW_SUFFIX)
         if (size, crc) != (built.index_bytes, built.index_crc):
             raise ReadFailed(f"{built.path}{NEW_SUFFIX} does not read back as it was written")
@@ -245,10 +245,10 @@ def install(disk: Disk, built: Built) -> Built:
 
 @dataclass(kw_only=True)
 class Rebuild:
-    built: list[Built] = field(default_factory=list)
+    built: list[IndexResult] = field(default_factory=list)
     storage_findings: list[Finding] = field(default_factory=list)
 
-    def of(self, state: State) -> list[Built]:
+    def of(self, state: IndexState) -> list[IndexResult]:
         return [built for built in self.built if built.state is state]
 
 
@@ -273,7 +273,7 @@ def rebuild(
             out.storage_findings += ledger.findings
             tasks = list(_tasks(disk, storage, ledger, mine, tuple(left_out)))
             total, done = sum(_data_bytes(disk, task) for task in tasks), 0
-            for task, built in run(build_index, disk, tasks, jobs=jobs, total_bytes=total):
+            for task, built in run(rebuild_index, disk, tasks, jobs=jobs, total_bytes=total):
                 out.built.append(install(disk, built))
                 done += _data_bytes(disk, task)
                 if on_progress is not None:
@@ -302,7 +302,7 @@ def _take(disk: Disk, storage: str) -> File | None:
 def _tasks(
     disk: Disk, storage: str, ledger: Ledger, targets: list[Target], left_out: tuple[IdRange, ...]
 ) -> Iterator[IndexTask]:
-    for plan in plans(disk, storage, ledger, targets, Report()):
+    for plan in partition_checks(disk, storage, ledger, targets, Report()):
         for task in plan.tasks:
             if task.first_id in plan.first_ids:
                 # Torn or damaged, an index ends in front of a bad end, so it does not matter if power was lost.

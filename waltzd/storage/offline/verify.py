@@ -121,7 +121,7 @@ class Report:
 
 def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnProgress | None = None) -> Report:
     report = Report()
-    found: list[Plan] = []
+    found: list[PartitionCheck] = []
     wanted = wanted_targets(targets)
     storages = dict.fromkeys(target.storage for target in wanted)
     report.held = [storage for storage in storages if storage and is_held(disk, storage)]
@@ -132,7 +132,9 @@ def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnP
         _check_given_key(ledger, storage, options.key)
         report.storage_findings += ledger.findings
         mine = [target for target in wanted if target.storage == storage]
-        found += plans(disk, storage, ledger, mine, report, is_live=storage in report.held, is_deep=options.is_deep)
+        found += partition_checks(
+            disk, storage, ledger, mine, report, is_live=storage in report.held, is_deep=options.is_deep
+        )
     _inspect(disk, found, options, on_progress)
     report.partitions = [plan.judge() for plan in found]
     taken = [storage for storage in storages if storage and storage not in report.held and is_held(disk, storage)]
@@ -165,7 +167,7 @@ def verify_partition(
     """One partition of a running storage: its findings, a segment at a time, and the whole report at last.
 
     Ids above `durable_id` are left out, and so are the small files, which the daemon itself holds open."""
-    plan = Plan(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
+    plan = PartitionCheck(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
     told = 0
     for task in plan.tasks:
         report = plan.reports[task.first_id] = inspect_segment(disk, task)
@@ -189,10 +191,10 @@ def _check_given_key(ledger: Ledger, storage: str, key: UUID | None) -> None:
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
-def plans(
+def partition_checks(
     disk: Disk, storage: str, ledger: Ledger, targets: list[Target], report: Report, *, is_live: bool = False,
     is_deep: bool = False,
-) -> list[Plan]:  # fmt: skip
+) -> list[PartitionCheck]:  # fmt: skip
     """One for each partition of the targets. Findings about missing directories go to the report."""
     directories: dict[str, list[int]] = {}
     for target in targets:
@@ -202,14 +204,14 @@ def plans(
             directories[target.directory] = []
         else:
             directories.setdefault(target.directory, []).append(target.first_id)
-    found: list[Plan] = []
+    found: list[PartitionCheck] = []
     boot = disk.boot_id()
     for directory, only in directories.items():
         partition = partition_of(directory)
         struct = ledger.structs.get(partition) if partition is not None and storage else None
         is_expected = ledger.has_identity and struct is not None and struct.is_assigned
         promise, findings = read_promise(disk, directory, partition, ledger.key, is_expected=is_expected)
-        plan = Plan(
+        plan = PartitionCheck(
             disk, directory, partition, ledger.key, marks=marks_of(struct, promise), is_live=is_live,
             is_deep=is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
         )  # fmt: skip
@@ -242,7 +244,7 @@ def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Rep
     return [path for number, path in sorted(found.items()) if path not in broken]
 
 
-class Plan:
+class PartitionCheck:
     """The segments of one partition: a task for each, and the verdict on their reports."""
 
     def __init__(
@@ -387,7 +389,7 @@ def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: in
     return key, number if partition is None else partition
 
 
-def _inspect(disk: Disk, found: list[Plan], options: Options, on_progress: OnProgress | None) -> None:
+def _inspect(disk: Disk, found: list[PartitionCheck], options: Options, on_progress: OnProgress | None) -> None:
     by_directory = {plan.directory: plan for plan in found}
     tasks = [task for plan in found for task in plan.tasks]
     total = sum(sum(plan.sizes.values()) for plan in found)

@@ -16,7 +16,7 @@ from tests.simulation.faulty_store import FaultyStore, Killed
 from tests.simulation.sample import KEY, ROOT, blank_disk, open_directory, records_of
 from waltzd.archive import restoration
 from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
-from waltzd.archive.restoration import Built, build
+from waltzd.archive.restoration import RestoredPartition, restore_partition
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import ArchiveDamaged, FlushFailed, StaleSession, TargetNotEmpty
@@ -60,17 +60,17 @@ def mixed(*, has_index: bool = True) -> ArchivedLog:
     return uploads.log()
 
 
-def restore(disk: SimDisk, log: ArchivedLog, mark: int, *, key: UUID = KEY, session: int = SESSION) -> Built:
+def restore(disk: SimDisk, log: ArchivedLog, mark: int, *, key: UUID = KEY, session: int = SESSION) -> RestoredPartition:
     """As a storage does it; its directory is closed afterwards."""
     return asyncio.run(_restore(disk, log, mark, key, session))
 
 
-async def _restore(disk: SimDisk, log: ArchivedLog, mark: int, key: UUID, session: int) -> Built:
+async def _restore(disk: SimDisk, log: ArchivedLog, mark: int, key: UUID, session: int) -> RestoredPartition:
     directory = open_directory(disk)
     try:
         folder = folder_for(ROOT, 0)
         run: Callable[..., Awaitable[Any]] = at_once
-        built = await build(disk, log, mark, key=key, folder=folder, run=run)
+        built = await restore_partition(disk, log, mark, key=key, folder=folder, run=run)
         give_name(
             disk, ROOT, directory.control, 0, session=session, last_id=built.last_id, newest=built.newest,
             segments=built.segments,
@@ -198,7 +198,7 @@ def begun() -> SimDisk:
 
 
 async def _files_of(disk: SimDisk, log: ArchivedLog, mark: int, key: UUID) -> dict[str, bytes]:
-    await build(disk, log, mark, key=key, folder=join(ROOT, "0.new"), run=at_once)
+    await restore_partition(disk, log, mark, key=key, folder=join(ROOT, "0.new"), run=at_once)
     return {name: bytes(disk.content(join(f"{ROOT}/0.new", name))) for name in disk.names(f"{ROOT}/0.new")}
 
 

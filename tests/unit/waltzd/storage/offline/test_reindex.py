@@ -38,7 +38,7 @@ from waltzd.format.layout import (
     NEW_SUFFIX,
     FileHeader,
 )
-from waltzd.storage.offline.reindex import IndexTask, Rebuild, State, build_index, rebuild
+from waltzd.storage.offline.reindex import IndexState, IndexTask, Rebuild, rebuild, rebuild_index
 from waltzd.storage.offline.verify import Options, Target, verify
 
 TARGET = [Target(storage="s")]
@@ -57,7 +57,7 @@ def data(disk: SimDisk) -> list[bytes]:
 RIGHT = {path: body(storage(with_ours=False), path) for path in (IDX0, IDX3, IDX6)}
 
 
-def states(done: Rebuild) -> list[State]:
+def states(done: Rebuild) -> list[IndexState]:
     return [built.state for built in done.built]
 
 
@@ -77,7 +77,7 @@ def test_what_is_built_is_what_the_original_had_written(original: Path, tmp_path
     for path in indexes:
         path.unlink()
     done = rebuild(RealDisk(), [Target(storage=str(copy))])
-    assert set(states(done)) == {State.REBUILT}
+    assert set(states(done)) == {IndexState.REBUILT}
     assert sum(built.records for built in done.built) == 605
     for path, content in before.items():
         made = path.read_bytes()
@@ -106,11 +106,11 @@ def test_an_index_of_batches_follows_from_the_footer_where_there_is_one(harm: st
             disk.corrupt(path, 3, b"\0")
     done = rebuild(disk, TARGET)
     assert [built.first_id for built in done.built] == MIXED_STARTS
-    assert states(done) == [State.RIGHT, State.REBUILT, State.REBUILT, State.REBUILT]
+    assert states(done) == [IndexState.RIGHT, IndexState.REBUILT, IndexState.REBUILT, IndexState.REBUILT]
     assert [built.is_from_footer for built in done.built] == [False, True, True, False]
     assert {path: body(disk, path) for path in SMALL_INDEXES} == MIXED_RIGHT
     assert clean(disk)
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT] * 4
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT] * 4
 
 
 def test_a_footer_that_is_wrong_is_not_followed() -> None:
@@ -120,11 +120,11 @@ def test_a_footer_that_is_wrong_is_not_followed() -> None:
     disk.corrupt(SEG3, len(disk.content(SEG3)) - 1, b"!")
     disk.corrupt(SEG6, 150, b"!")  # a head
     done = rebuild(disk, TARGET)
-    assert states(done) == [State.RIGHT, State.REBUILT, State.REFUSED, State.RIGHT]
+    assert states(done) == [IndexState.RIGHT, IndexState.REBUILT, IndexState.REFUSED, IndexState.RIGHT]
     assert [built.is_from_footer for built in done.built] == [False] * 4
     assert body(disk, IDX3) == MIXED_RIGHT[IDX3]
     left_out = rebuild(disk, TARGET, left_out=[(6, 6)])
-    assert states(left_out) == [State.RIGHT, State.RIGHT, State.REBUILT, State.RIGHT]
+    assert states(left_out) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT, IndexState.RIGHT]
     assert bytes(disk.content(IDX6))[128:136] == bytes(8)
 
 
@@ -135,7 +135,7 @@ def test_damaged_records_behind_a_footer_keep_their_entries() -> None:
     content = bytes(disk.content(SEG6))
     disk.corrupt(SEG6, content.index(b"last"), b"LAST")
     before = bytes(disk.content(SEG9))
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT, State.RIGHT]
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT, IndexState.RIGHT]
     assert body(disk, IDX6) == MIXED_RIGHT[IDX6]
     assert [finding.code for finding in verify(disk, TARGET, Options()).findings] == [Code.DAMAGED_RECORD]
     assert bytes(disk.content(SEG9)) == before
@@ -147,7 +147,7 @@ def test_damaged_records_behind_a_footer_keep_their_entries() -> None:
 def test_a_right_index_is_left_alone() -> None:
     disk = storage(with_ours=False)
     before = [bytes(disk.content(path)) for path in RIGHT]
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT] * 3
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT] * 3
     assert [bytes(disk.content(path)) for path in RIGHT] == before
     assert not any(entry.name.endswith(NEW_SUFFIX) for entry in disk.list("s/0"))
 
@@ -156,7 +156,7 @@ def test_a_right_index_is_left_alone() -> None:
 def test_a_wrong_byte_anywhere_in_an_index_is_made_right(at: int) -> None:
     disk = storage(with_ours=False)
     disk.corrupt(IDX3, at, b"\x7f")
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT, IndexState.REBUILT, IndexState.RIGHT]
     assert body(disk, IDX3) == RIGHT[IDX3]
     assert clean(disk)
 
@@ -166,7 +166,7 @@ def test_an_index_of_any_other_length_is_made_right(size: int) -> None:
     disk = storage(with_ours=False)
     content = disk.content(IDX6)
     content[:] = content[:size].ljust(size, b"\0") + (b"more" if size == 152 else b"")
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT]
     assert body(disk, IDX6) == RIGHT[IDX6]
 
 
@@ -198,8 +198,8 @@ def test_damage_is_refused_and_the_other_segments_are_done() -> None:
         disk.corrupt(path, 130, b"\xff")
     before, old = data(disk), bytes(disk.content(IDX3))
     done = rebuild(disk, TARGET)
-    assert states(done) == [State.REBUILT, State.REFUSED, State.REBUILT]
-    [refused] = done.of(State.REFUSED)
+    assert states(done) == [IndexState.REBUILT, IndexState.REFUSED, IndexState.REBUILT]
+    [refused] = done.of(IndexState.REFUSED)
     [finding] = refused.findings
     assert (finding.code, finding.first_id, finding.last_id) == (Code.DAMAGED_RECORD, 4, 4)
     assert bytes(disk.content(IDX3)) == old
@@ -211,9 +211,13 @@ def test_ids_that_may_be_left_out_get_the_entry_0() -> None:
     disk = storage(with_ours=False)
     disk.corrupt(SEG3, 170, b"\xff")
     before = data(disk)
-    assert states(rebuild(disk, TARGET, left_out=[(3, 3), (5, 9)])) == [State.RIGHT, State.REFUSED, State.RIGHT]
+    assert states(rebuild(disk, TARGET, left_out=[(3, 3), (5, 9)])) == [
+        IndexState.RIGHT,
+        IndexState.REFUSED,
+        IndexState.RIGHT,
+    ]
     done = rebuild(disk, TARGET, left_out=[(4, 4)])
-    assert states(done) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert states(done) == [IndexState.RIGHT, IndexState.REBUILT, IndexState.RIGHT]
     assert done.built[1].left_out == 1
     assert bytes(disk.content(IDX3))[136:144] == bytes(8)
     assert bytes(disk.content(IDX3))[128:136] == bytes(7) + b"\x80"
@@ -225,10 +229,10 @@ def test_a_sealed_segment_that_ends_too_early() -> None:
     disk = storage(with_ours=False)
     del disk.content(SEG3)[-43:]  # record 5, exactly
     done = rebuild(disk, TARGET)
-    assert states(done) == [State.RIGHT, State.REFUSED, State.RIGHT]
+    assert states(done) == [IndexState.RIGHT, IndexState.REFUSED, IndexState.RIGHT]
     finding = done.built[1].findings[0]
     assert (finding.code, finding.first_id, finding.last_id) == (Code.SEGMENT_GAP, 5, 5)
-    assert states(rebuild(disk, TARGET, left_out=[(5, 5)])) == [State.RIGHT, State.REBUILT, State.RIGHT]
+    assert states(rebuild(disk, TARGET, left_out=[(5, 5)])) == [IndexState.RIGHT, IndexState.REBUILT, IndexState.RIGHT]
     assert bytes(disk.content(IDX3))[-8:] == bytes(8)
     assert len(disk.content(IDX3)) == 128 + 3 * 8
 
@@ -237,7 +241,7 @@ def test_a_torn_tail_is_told_and_no_error() -> None:
     disk = storage(with_ours=False)
     del disk.content(SEG6)[-2:]
     done = rebuild(disk, TARGET)
-    assert states(done) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert states(done) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT]
     assert (done.built[2].records, done.built[2].torn_bytes) == (2, 41)
     assert len(disk.content(IDX6)) == 128 + 2 * 8
 
@@ -245,8 +249,8 @@ def test_a_torn_tail_is_told_and_no_error() -> None:
 def test_the_same_bytes_below_a_mark_are_damage() -> None:
     disk = storage(local_low_mark=8, with_ours=False)
     del disk.content(SEG6)[-2:]
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REFUSED]
-    assert states(rebuild(disk, TARGET, left_out=[(8, 8)])) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REFUSED]
+    assert states(rebuild(disk, TARGET, left_out=[(8, 8)])) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +327,7 @@ def test_a_killed_rebuild_is_run_again_and_leaves_finished_indexes_alone() -> No
         rebuild(disk, TARGET)
     disk.observer = None
     assert body(disk, IDX0) == RIGHT[IDX0]
-    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert states(rebuild(disk, TARGET)) == [IndexState.RIGHT, IndexState.RIGHT, IndexState.REBUILT]
     assert clean(disk)
 
 
@@ -371,8 +375,8 @@ def test_a_real_process_killed_in_the_middle(original: Path, tmp_path: Path) -> 
     assert ended.returncode == -signal.SIGKILL
     assert len(list(copy.glob("*/*.idx"))) == 5
     done = rebuild(RealDisk(), [Target(storage=str(copy))])
-    assert len(done.of(State.RIGHT)) == 5
-    assert len(done.of(State.REBUILT)) == 13
+    assert len(done.of(IndexState.RIGHT)) == 5
+    assert len(done.of(IndexState.REBUILT)) == 13
     assert verify(RealDisk(), [Target(storage=str(copy))], Options()).findings == []
 
 
@@ -380,7 +384,7 @@ def test_build_alone_leaves_the_old_index_in_its_place() -> None:
     """What the workers do: only the process that holds the lock puts a new index in the place of the old."""
     disk = _broken()
     old = bytes(disk.content(IDX0))
-    built = build_index(disk, IndexTask(directory="s/0", first_id=0, partition=0, key=KEY, next_first_id=3))
-    assert built.state is State.REBUILT
+    built = rebuild_index(disk, IndexTask(directory="s/0", first_id=0, partition=0, key=KEY, next_first_id=3))
+    assert built.state is IndexState.REBUILT
     assert bytes(disk.content(IDX0)) == old
     assert body(disk, IDX0 + NEW_SUFFIX) == RIGHT[IDX0]
