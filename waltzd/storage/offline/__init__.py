@@ -1,1 +1,1 @@
-"""Tools for files that no daemon holds: verify, reindex, dump, transplant."""
+"""Offline tools for storage directories: verify, rebuild indexes, dump."""

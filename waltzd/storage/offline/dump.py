@@ -1,8 +1,8 @@
-"""A file of a storage directory for a person in trouble: every record, and all other bytes, in the order of the file.
+"""Dumps a file of a storage directory: every record, and all other bytes, in the order of the file.
 
-Nothing here refuses damage. Items go to a sink one at a time, so a file of any size needs the memory of one chunk. Bytes
-between two sound records are handed over as damaged bytes, with the explanation of `waltzd.format.explain`; nothing is
-written, nothing is locked.
+Damage is never an error. Items go to a sink one by one, so the memory is that of one chunk for files of any size. Bytes
+between two sound records are reported as damaged bytes, with an explanation by `waltzd.format.explain`. Nothing is written
+or locked.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from waltzd.protocol.timelines import Lineage
 
 INDEX_CHUNK_ENTRIES = 1 << 16
 FOOTER_BYTES_MAX = 16 << 20
-"""So much is shown of what stands where a footer belongs."""
+"""Limit of the bytes that are reported in the place of a footer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileStart:
-    """The kind of file and its header, or the `problem` with it."""
+    """Kind and header of the file, or the `problem` with the header."""
 
     kind: str
     path: str
@@ -76,11 +76,11 @@ class WholeRecord:
     offset: int
     raw: memoryview
     time: int | None = None
-    """The rest is known in format 1."""
+    """Time of the record; None in format 0, as the next two fields are unset."""
     group: int | None = None
-    """The first id of its group."""
+    """First id of the group of the record."""
     locks: tuple[tuple[int, int], ...] = ()
-    """Mode and id of each."""
+    """Mode and id of each lock."""
 
     def record(self) -> Record:
         return decode_record(self.raw)
@@ -88,19 +88,19 @@ class WholeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStart:
-    """In front of the records of a batch."""
+    """The start of a batch, which precedes its records."""
 
     offset: int
     head: Head
     preamble: memoryview
     locks: int
     groups: tuple[tuple[int, int], ...]
-    """The first and the last id of each that has more than one record."""
+    """First and last id of each group with more than one record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FooterBytes:
-    """Behind the last batch of a sealed segment. `footer` is None where these bytes are no sound one."""
+    """The bytes after the last batch of a sealed segment. `footer` is None if they are no sound footer."""
 
     offset: int
     raw: bytes
@@ -109,7 +109,7 @@ class FooterBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedBytes:
-    """Bytes that are no sound record. `last_id` is None at the end of the file, where their number is unknown."""
+    """Bytes that are no sound records. `last_id` is None at the end of the file, where the number of ids is unknown."""
 
     first_byte: int
     last_byte: int
@@ -117,17 +117,17 @@ class DamagedBytes:
     last_id: int | None
     records: tuple[BadRecord, ...]
     read: Callable[[int, int], bytes]
-    """Reads (offset, size) of the file."""
+    """Function that reads the file at (offset, size)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexEntry:
     id: int
     offset: int
-    """Of the entry, in the index."""
+    """Offset of the entry in the index file."""
     points_to: int
     head: int | None = None
-    """In format 1: where its batch begins."""
+    """Offset of the batch; None in format 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +146,11 @@ Sink: TypeAlias = Callable[[Item], None]
 
 
 class _Enough(Exception):
-    """Not an error: the last wanted id has been shown."""
+    """Raised to stop after the last wanted id; not an error."""
 
 
 def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int | None = None) -> None:
-    """Everything in the file, as items; records and index entries only from `first_id` to `last_id`."""
+    """Send everything in a file to `sink`; records and index entries only from `first_id` to `last_id`."""
     name = path.rpartition("/")[2]
     small = {
         CONTROL_NAME: _dump_control,
@@ -167,8 +167,8 @@ def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int |
             small(file, sink)
         else:
             raise BadArgument(
-                f"{path} is no file of a storage directory",
-                not_done="nothing was shown",
+                f"{path} is not a file of a storage directory",
+                not_done="nothing was dumped",
                 next_step=f"give a .seg or .idx file, {CONTROL_NAME}, {IDENTITY_NAME} or a promise file",
             )
 
@@ -177,7 +177,7 @@ def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int |
 
 
 def _start(file: File, kind: str, sink: Sink) -> tuple[int, int]:
-    """Shows the header; returns the first id, by the name of the file or else by its header, and the version."""
+    """Report the header; return the first id, by the name of the file or else by its header, and the version."""
     named = first_id_of(file.path.rpartition("/")[2])
     raw = file.read(0, HEADER_BYTES)
     try:
@@ -305,7 +305,7 @@ def _dump_index(file: File, sink: Sink, low: int, high: int | None) -> None:
     rest = max(0, file.size() - HEADER_BYTES) % 8
     if rest and high is None:
         at = file.size() - rest
-        sink(Slot(name="rest", offset=at, is_sound=False, note=f"{rest} bytes that are no whole entry"))
+        sink(Slot(name="rest", offset=at, is_sound=False, note=f"{rest} bytes, less than a whole entry"))
 
 
 # -- small files -------------------------------------------------------------------------------------------------------

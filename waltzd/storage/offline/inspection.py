@@ -1,12 +1,12 @@
-"""One segment and its index, looked at from end to end for a person.
+"""Inspects one segment and its index from end to end, and explains all damage.
 
-The data decides: every record is proven by its checksum, and the index is then compared with the places of the records. A
-task says what is known around the segment (which place it has, how far it must reach, whether a storage may be writing); a
-report says its content. Both travel between processes. Nothing is written.
+The data decides: every record is checked by its checksum, and the index is then compared with the offsets of the records. A
+task states what is known about the segment: its place, the ids that it must reach, whether a storage may be writing it. A
+report states what was found. Both are sent between processes. Nothing is written.
 
-The daemon's own examination (`waltzd.storage.replica.examine`) stands on the same readers, `survey`, `judge_tail` and
-`read_header`, and asks another question: which ids it refuses. It knows where the segment must end and mends indexes; this
-explains damage by bytes, and judges an end of which nothing is known.
+A daemon examines its own segments in `waltzd.storage.replica.examine`, with the same functions `survey`, `judge_tail` and
+`read_header`, to decide which ids it refuses. It knows where the segment must end, and repairs indexes. The inspection here
+explains damage byte by byte, and judges the end of a segment without that knowledge.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ from waltzd.format.scan import Survey, Tail, judge_tail, survey, version_behind
 from waltzd.format.span import BatchSpan, Span
 
 FINDINGS_MAX = 1000
-"""Of one kind in one segment; further ones are counted in a last finding, so that the memory stays bounded."""
+"""Number of findings of one kind in one segment. Further ones are counted in a last finding, to bound the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentTask:
     directory: str
     first_id: int
-    """Of the file name."""
+    """First id by the file name."""
     partition: int | None
     key: UUID | None
-    """Of the partition and cluster that it should belong to, where they are known."""
+    """Key of the cluster that the segment should belong to. Key and partition are None if unknown."""
     next_first_id: int | None = None
-    """None for the last segment."""
+    """First id of the next segment; None for the last segment."""
     floor: int = NO_MARK
     is_live: bool = False
-    """A storage may be writing at the end of the last segment: bytes there above the floor are in flight."""
+    """Whether a storage may be writing the last segment: bytes at its end above the floor are in flight."""
     durable_id: int | None = None
-    """Ids above it are not looked at."""
+    """Highest id that is checked; None for all."""
     is_deep: bool = False
     was_cut: bool = True
-    """The machine may have lost power since the last segment was written."""
+    """Whether the machine may have lost power since the last segment was written."""
     before: End | None = None
-    """Of the segment in front; None where it is not known yet, and `Links` are compared instead."""
+    """End of the segment in front; None if unknown, so that `Links` are compared afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What a segment of format 1 says of the one in front, and what the one behind has to say of it."""
+    """What a segment of format 1 states about the segment before, and what the next segment has to state about it."""
 
     before: int = 0
-    """The checksum of a head, by the first batch."""
+    """Checksum of the head before the first batch, as the first batch states it."""
     first_time: int = 0
     end: End | None = None
-    """None where the end of the segment is not sound."""
+    """End of the segment; None if it is not sound."""
     footer_before: bytes | None = None
-    """The hash of a footer, by the footer; None where there is no sound one."""
+    """Hash of the footer before, as the footer states it; None without a sound footer."""
     footer_hash: bytes | None = None
 
 
@@ -91,15 +91,15 @@ class SegmentReport:
     bytes: int = 0
     records: int = 0
     next_id: int | None = None
-    """The id after the last sound record; None when the file could not be read as a segment."""
+    """Id after the last sound record; None if the file could not be read as a segment."""
     reaches: int | None = None
-    """The same, with the ids that a finding about the end already names."""
+    """`next_id`, or the id after those that a finding about the tail names."""
     in_flight_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     header: FileHeader | None = None
-    """None unless it is the right one."""
+    """Header of the segment; None unless it is right."""
     links: Links | None = None
-    """None in format 0, and where the first batch is not sound."""
+    """Links to the segments around it; None in format 0, and if the first batch is not sound."""
 
 
 def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
@@ -107,7 +107,7 @@ def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
 
 
 class _FindingGroup:
-    """Findings of one kind, with neighbouring ids in one."""
+    """Findings of one kind. Findings about consecutive ids are merged."""
 
     def __init__(self, code: Code, path: str, partition: int | None) -> None:
         self._code, self._path, self._partition = code, path, partition
@@ -127,11 +127,13 @@ class _FindingGroup:
         out: list[Finding] = []
         for first_id, last_id, first_byte, last_byte, detail in self._found:
             if last_id > first_id:
-                detail += f"; the {last_id - first_id} ids behind it likewise"
+                detail += f"; the {last_id - first_id} ids after it likewise"
             place = {"first_byte": first_byte, "last_byte": last_byte, "first_id": first_id, "last_id": last_id}
             out.append(Finding(self._code, self._path, detail, partition=self._partition, **place))
         if self._more:
-            out.append(Finding(self._code, self._path, f"{self._more} more places like these", partition=self._partition))
+            out.append(
+                Finding(self._code, self._path, f"{self._more} more findings of this kind", partition=self._partition)
+            )
         return out
 
 
@@ -205,7 +207,7 @@ class _Inspection:
     # -- headers
 
     def _check_header(self, file: File) -> int | None:
-        """The id to start with; None when the file cannot be read as a segment."""
+        """Check the header; return the first id, or None if the file cannot be read as a segment."""
         task, raw = self._task, file.read(0, HEADER_BYTES)
         header, findings = self._read_header(raw, self._path)
         self._report.findings += findings
@@ -219,7 +221,7 @@ class _Inspection:
             self._report.header = header
         if self._partition is None:
             self._partition = header.partition
-        if _first_id(file, self._version) == header.first_id:  # the first record decides between name and header
+        if _first_id(file, self._version) == header.first_id:  # the first record decides if name and header differ
             return header.first_id
         return task.first_id
 
@@ -243,7 +245,7 @@ class _Inspection:
         if header is not None and self._report.header is not None and header.version != self._version:
             detail = f"the header says format {header.version}, that of the segment {self._version}"
             self._find(Code.DAMAGED_INDEX, detail, in_index=True, first_byte=0, last_byte=3)
-        if len(raw) < HEADER_BYTES:  # there are no entries to say more about
+        if len(raw) < HEADER_BYTES:  # it has no entries
             index.close()
             self._index = None
             return
@@ -279,7 +281,7 @@ class _Inspection:
         self._footer.add_span(span)
 
     def _right_header(self, header: FileHeader, first: Head) -> FileHeader:
-        """In format 1 the time of the first batch says also when the file was created."""
+        """Return the header with the right creation time, which in format 1 follows from the first batch."""
         right = replace(header, created_ms=first.time // 1000)
         if first.first_id == header.first_id and header != right:
             detail = f"the creation time is {header.created_ms}, that of the first batch is {right.created_ms}"
@@ -313,7 +315,7 @@ class _Inspection:
         return f"{int(start[0])} in the batch at {int(head[0])}"
 
     def _check_one_by_one(self, run: Run, places: I64) -> None:
-        """Record by record, with the checksum of zlib: no arithmetic shared with the fast way."""
+        """Check record by record with the checksum of zlib, which shares no code with the fast checks."""
         for number in range(len(run)):
             start, stop = int(run.bounds[number]), int(run.bounds[number + 1])
             if zlib.crc32(run.data[start : stop - 4]) != int.from_bytes(run.data[stop - 4 : stop], "big"):
@@ -394,7 +396,7 @@ class _Inspection:
         return verdict
 
     def _last_id_of_tail(self, found: Survey) -> int:
-        """The last id that the damage at the end has taken, by the next segment, the floor or the index."""
+        """Return the last id that a damaged tail held: by the next segment, the floor, or the index."""
         if self._task.next_first_id is not None:
             return self._task.next_first_id - 1
         room = found.tail_bytes // OVERHEAD_BYTES
@@ -417,7 +419,7 @@ class _Inspection:
             first_byte = max(expected, size - rest if entries <= 0 else 0)
             self._find(Code.EXTRA_INDEX_ENTRY, detail, in_index=True, first_byte=first_byte, last_byte=size - 1, **ids)
 
-    # -- the footer, and what ties this segment to the others
+    # -- footer and links
 
     def _report_footer(self, found: Survey, tail: Tail) -> None:
         footer, is_whole = found.footer, not found.gaps and not found.tail_bytes
@@ -444,7 +446,7 @@ class _Inspection:
             )
 
     def _differences(self, footer: Footer) -> list[str]:
-        """In which words it is not the footer of these batches."""
+        """Return the names of the fields in which the footer differs from that of the batches."""
         assert self._footer is not None
         right = self._footer.footer(footer.before)
         same = {
@@ -459,7 +461,7 @@ class _Inspection:
 
 
 def _first_id(file: File, version: int) -> int | None:
-    """By the first record, or batch."""
+    """Return the first id by the first record or batch; None if it cannot be read."""
     if version == BATCHES:
         head = Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES))
         return None if head is None else head.first_id

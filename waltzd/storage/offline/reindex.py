@@ -1,15 +1,15 @@
-"""All indexes of a storage made again from the data, without ever being without one.
+"""Rebuilds the indexes of a storage from its segments. At every moment there is an old or a new index.
 
-A scan writes the new index of a segment beside the old one and flushes it; putting it in its place is a step of its own, so
-a process that is killed leaves the old index or the new one. Workers only write beside; the one process that holds the lock
-of the directory puts things in their place. Only sound records get an entry. Damage refuses the segment unless its ids may
-be left out: an index that silently skips records would hide that they are lost.
+A scan writes the new index of a segment beside the old one and flushes it; a separate step renames it, so a killed process
+leaves the old index or the new one. Workers write new files; only the process that holds the lock of the directory renames
+them. Only sound records get an entry. A damaged segment is refused unless its damaged ids may be left out: an index that
+silently skips records would hide that they are lost.
 
-A footer says where the batches of a sealed segment are, so an index follows from it, from the heads and from the lengths
-of the records. Their checksums are not computed then: nothing is left out, and a reader finds a damaged record by itself.
-Where footer, heads and lengths do not agree, the segment is read as one without a footer.
+The footer of a sealed segment states where the batches are, so the index follows from the footer, the heads and the lengths
+of the records. The records are not checked then: each gets an entry, and a read of a damaged record fails its checksum. If
+footer, heads and lengths contradict each other, the segment is scanned as one without a footer.
 
-A rebuild that was killed is run again: it finds the finished indexes right, and leaves them alone.
+A killed rebuild is continued by running it again: indexes that are right are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ IdRange = tuple[int, int]
 
 class IndexState(enum.StrEnum):
     RIGHT = "right"
-    """The index was right and was left alone."""
+    """The index was right, and was kept."""
     REBUILT = "rebuilt"
     REFUSED = "refused"
 
@@ -58,12 +58,12 @@ class IndexState(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class IndexTask(SegmentTask):
     left_out: tuple[IdRange, ...] = ()
-    """Ids that may be missing from the index."""
+    """Ranges of damaged ids that may be left out of the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult:
-    """The outcome for one segment. A rebuilt index is sealed beside the old one and still has to be installed."""
+    """The result for one segment. A rebuilt index is a new file beside the old one until `install` renames it."""
 
     directory: str
     first_id: int
@@ -75,9 +75,9 @@ class IndexResult:
     index_crc: int = 0
     torn_bytes: int = 0
     is_from_footer: bool = False
-    """The records were not checked."""
+    """Whether the index was built from the footer, without a check of the records."""
     findings: tuple[Finding, ...] = ()
-    """The damage that is in the way."""
+    """Damage because of which the index was not rebuilt."""
 
     @property
     def path(self) -> str:
@@ -89,7 +89,7 @@ class IndexResult:
 
 
 def rebuild_index(disk: Disk, task: IndexTask) -> IndexResult:
-    """Unless the index is right already, a new one is sealed beside the old one."""
+    """Check the index of a segment, and write a new one beside it unless it is right."""
     built = _build_from_footer(disk, task)
     if built is not None:
         return built
@@ -125,7 +125,7 @@ def rebuild_index(disk: Disk, task: IndexTask) -> IndexResult:
 
 
 def _build_from_footer(disk: Disk, task: IndexTask) -> IndexResult | None:
-    """None where the data has to tell."""
+    """Do the work of `rebuild_index` by the footer alone; return None if the segment has to be scanned."""
     data = opened(disk, join(task.directory, segment_name(task.first_id)))
     if data is None:
         return None
@@ -162,7 +162,7 @@ def _build_from_footer(disk: Disk, task: IndexTask) -> IndexResult | None:
 
 
 def _is_index_of(disk: Disk, path: str, header: FileHeader, data: File, footer: Footer) -> bool | None:
-    """Whether the index is what the footer says; None where the footer contradicts its segment."""
+    """Return whether the index agrees with the footer; None if the footer contradicts its segment."""
     index = opened(disk, path)
     if index is None:
         return False
@@ -224,7 +224,7 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
 
 
 def sum_of(disk: Disk, path: str) -> tuple[int, int]:
-    """The size and the checksum of a file."""
+    """Return size and checksum of a file."""
     at = crc = 0
     with closing(disk.open(path)) as file:
         while piece := file.read(at, COMPARE_BYTES):
@@ -234,7 +234,7 @@ def sum_of(disk: Disk, path: str) -> tuple[int, int]:
 
 
 def install(disk: Disk, built: IndexResult) -> IndexResult:
-    """Put a sealed index in its place, once it reads back as it was built."""
+    """Rename a new index over the old one, after reading it back."""
     if built.state is IndexState.REBUILT:
         size, crc = sum_of(disk, built.path + NEW_SUFFIX)
         if (size, crc) != (built.index_bytes, built.index_crc):
@@ -286,7 +286,7 @@ def rebuild(
 
 
 def _take(disk: Disk, storage: str) -> File | None:
-    """The lock of the directory; a storage without a control file has nothing to lock."""
+    """Lock the directory; return None if it has no control file to lock."""
     try:
         control = disk.open(join(storage, CONTROL_NAME), write=True)
     except PathMissing:
@@ -305,7 +305,7 @@ def _tasks(
     for plan in partition_checks(disk, storage, ledger, targets, Report()):
         for task in plan.tasks:
             if task.first_id in plan.first_ids:
-                # Torn or damaged, an index ends in front of a bad end, so it does not matter if power was lost.
+                # An index ends before a torn and before a damaged tail, so it does not matter whether power was lost.
                 yield IndexTask(**{**vars(task), "was_cut": True, "left_out": left_out})
 
 

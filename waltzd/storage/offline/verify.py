@@ -1,9 +1,9 @@
-"""Verification of a storage directory: every byte that a checksum or a second copy can speak for is checked.
+"""Verifies a storage directory: every byte that a checksum or a second copy covers.
 
-Three layers: the small files (`replica.control` and `promise`), each segment with its index by itself (`inspection`, in
-parallel), and here everything that shows only between them: gaps between segments, a log shorter than its marks, missing
-files and partitions. Nothing is ever written. A directory that another process holds is refused, because its writes in
-flight would look like damage; with `is_read_only` the end of each log is left out of the judgement instead.
+There are three layers: the small files (`replica.control` and `promise`), each segment with its index (`inspection`, in
+parallel), and here the checks across files: gaps between segments, a log that ends below its marks, missing files and
+partitions. Nothing is ever written. A directory that another process holds is refused, because writes in flight would look
+like damage; with `is_read_only` the end of each log is not judged instead.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from waltzd.storage.replica.promise import read_promise
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The marks that a replica's log must reach, each with its source."""
+    """Marks that the log of a replica must reach, each with its source."""
 
     named: tuple[tuple[str, int], ...] = ()
     newest: int = NO_MARK
-    """A segment that starts here or later must exist."""
+    """Id at or above which a segment must start."""
     begin: int = 0
-    """The trim floor: where the log begins. What lies below is left of a trim, and is not looked at."""
+    """Trim floor, where the log begins. Files below it are leftovers of a trim, and are ignored."""
 
     @property
     def floor(self) -> int:
@@ -67,18 +67,18 @@ def marks_of(struct: ControlStruct | None, promise: Promise | None) -> Marks:
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Callback with the number of bytes done and in total."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Target:
-    """A storage directory, one partition directory, or one segment. `storage` is "" where there is no control file."""
+    """A storage directory, one partition directory, or one segment. `storage` is "" if there is no control file."""
 
     storage: str
     directory: str = ""
     """The partition directory; "" for the whole storage."""
     first_id: int = NO_MARK
-    """Of one segment; NO_MARK for the whole partition."""
+    """First id of one segment; NO_MARK for the whole partition."""
 
     def covers(self, other: Target) -> bool:
         if not self.directory:
@@ -144,7 +144,7 @@ def verify(disk: Disk, targets: list[Target], options: Options, on_progress: OnP
 
 
 def wanted_targets(targets: list[Target]) -> list[Target]:
-    """Without repetitions, and without targets that a wider one covers."""
+    """Return the targets without repetitions, and without targets that a wider one covers."""
     once = list(dict.fromkeys(targets))
     return [target for target in once if not any(other.covers(target) for other in once if other != target)]
 
@@ -158,15 +158,15 @@ def is_held(disk: Disk, storage: str) -> bool:
 
 
 def _held(storage: str, how: str = "is held by another process") -> DirectoryHeld:
-    return DirectoryHeld(f"{storage} {how}", not_done="nothing can be said about the files; nothing was changed")
+    return DirectoryHeld(f"{storage} {how}", not_done="the files were not verified; nothing was changed")
 
 
 def verify_partition(
     disk: Disk, directory: str, partition: int, key: UUID, *, durable_id: int, marks: Marks | None = None
 ) -> Iterator[Finding | PartitionReport]:
-    """One partition of a running storage: its findings, a segment at a time, and the whole report at last.
+    """Verify one partition of a running storage: yield findings segment by segment, and the whole report at the end.
 
-    Ids above `durable_id` are left out, and so are the small files, which the daemon itself holds open."""
+    Ids above `durable_id` are not checked, nor are the small files, which the daemon holds open."""
     plan = PartitionCheck(disk, directory, partition, key, marks=marks or Marks(), durable_id=durable_id)
     told = 0
     for task in plan.tasks:
@@ -175,7 +175,7 @@ def verify_partition(
         told += len(report.findings)
     whole = plan.judge()
     whole.last_id = min(whole.last_id, durable_id)
-    yield from whole.findings[told:]  # those between segments come behind theirs
+    yield from whole.findings[told:]  # findings across segments come last
     yield whole
 
 
@@ -195,7 +195,7 @@ def partition_checks(
     disk: Disk, storage: str, ledger: Ledger, targets: list[Target], report: Report, *, is_live: bool = False,
     is_deep: bool = False,
 ) -> list[PartitionCheck]:  # fmt: skip
-    """One for each partition of the targets. Findings about missing directories go to the report."""
+    """Return a check for each partition of the targets. Findings about missing directories go to the report."""
     directories: dict[str, list[int]] = {}
     for target in targets:
         if not target.directory:
@@ -245,7 +245,7 @@ def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Rep
 
 
 class PartitionCheck:
-    """The segments of one partition: a task for each, and the verdict on their reports."""
+    """The check of one partition: a task for each segment, and the verdict on their reports."""
 
     def __init__(
         self, disk: Disk, directory: str, partition: int | None, key: UUID | None, *, marks: Marks, is_live: bool = False,
@@ -265,7 +265,9 @@ class PartitionCheck:
         self.first_ids = segment_ids(sizes)
         if key is None:
             key, self.partition = _by_majority(disk, directory, self.first_ids, partition)
-        named = {first_id for name in sizes if (first_id := first_id_of(name)) is not None}  # by a segment or a lone index
+        named = {
+            first_id for name in sizes if (first_id := first_id_of(name)) is not None
+        }  # by a segment, or by an index without a segment
         next_of: dict[int, int | None] = {**dict.fromkeys(named), **dict(pairwise(self.first_ids))}
         wanted = sorted(named & set(self._only) if self._only else named)
         self.sizes = {first_id: sizes.get(segment_name(first_id), 0) for first_id in wanted}
@@ -322,7 +324,7 @@ class PartitionCheck:
         return out + self._broken_links(ids)
 
     def _broken_links(self, ids: list[int]) -> list[Finding]:
-        """Where segments of format 1 are not those that followed each other when they were written."""
+        """Return findings about segments of format 1 that do not continue the segment in front of them."""
         out: list[Finding] = []
         front: SegmentReport | None = None
         for first_id in ids:
@@ -356,7 +358,7 @@ class PartitionCheck:
 
 
 def _links_in_front(front: SegmentReport | None) -> Links:
-    """Of a segment of format 0, or of nothing, no batch and no footer is named."""
+    """Return what the next segment has to name: no head and no footer after a segment of format 0, or at the start."""
     if front is None or (front.header is not None and front.header.version == VERSION):
         return Links(end=End(), footer_hash=NO_HASH)
     return front.links or Links()
@@ -365,16 +367,16 @@ def _links_in_front(front: SegmentReport | None) -> Links:
 def _breaks(front: Links, links: Links) -> list[str]:
     found: list[str] = []
     if front.end is not None and links.before != front.end.crc:
-        found.append("its first batch names another one than the last of the segment in front")
+        found.append("its first batch does not name the last batch of the segment in front of it")
     if front.end is not None and links.first_time < front.end.time:
-        found.append("its first batch has an earlier time than the last of the segment in front")
+        found.append("its first batch has an earlier time than the last batch of the segment in front of it")
     if None not in (front.footer_hash, links.footer_before) and links.footer_before != front.footer_hash:
-        found.append("its footer names another one than that of the segment in front")
+        found.append("its footer does not name the footer of the segment in front of it")
     return found
 
 
 def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: int | None) -> tuple[UUID | None, int | None]:
-    """Without a control file the segments must at least agree with each other."""
+    """Return the key and partition that most segments state: without a control file, segments must agree at least."""
     seen: Counter[tuple[UUID, int]] = Counter()
     for first_id in first_ids:
         path = join(directory, segment_name(first_id))

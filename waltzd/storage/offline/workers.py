@@ -1,9 +1,8 @@
-"""One function over many segments, in processes where that pays.
+"""Applies one function to many segments, in worker processes if there is enough work.
 
-A worker needs half a second to start, so little work is done here. Workers are fresh processes, because a fork would
-inherit the lock of the directory. They end with their parent, however it ends; an interrupt reaches the parent alone, which
-ends them.
-"""
+A worker needs half a second to start, so small amounts of work run in this process. Workers are spawned, because a fork
+would inherit the lock of the directory. They exit when their parent exits for any reason. An interrupt reaches only the
+parent, which terminates them."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from waltzd.disk.seam import Disk
 from waltzd.errors import WorkerLost
 
 FEW_BYTES = 1 << 30
-"""Half a second of checking; below it the workers would not have started before it is done."""
+"""Bytes below which no workers are started: they are checked in half a second, before a worker would be ready."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -42,7 +41,7 @@ def run(
     total_bytes: int,
     few_bytes: int = FEW_BYTES,
 ) -> Iterator[tuple[Task, Result]]:
-    """Each task with its result, as they finish."""
+    """Yield each task with its result, in the order in which they finish."""
     assert jobs > 0
     jobs = min(jobs, len(tasks))
     if jobs <= 1 or total_bytes < few_bytes:
@@ -64,7 +63,7 @@ def run(
     except BrokenProcessPool as error:
         raise WorkerLost("a worker process ended before its work was done") from error
     finally:
-        if not is_done:  # an interrupt may come in the middle of the first hand-over, too
+        if not is_done:  # also if an interrupt came while tasks were submitted
             executor.shutdown(wait=False, cancel_futures=True)
             for child in set(multiprocessing.active_children()) - others:
                 child.terminate()
@@ -73,7 +72,7 @@ def run(
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Workers inherit the blocked signal: Ctrl-C is for the parent, and a half-started worker prints no traceback."""
+    """Block SIGINT, which workers inherit: Ctrl-C is for the parent, and a starting worker prints no traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -82,7 +81,8 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """A worker that outlives a killed parent would go on writing beside the next holder of the directory."""
+    """Exit when the parent exits: else a worker of a killed parent could write while another process holds the
+    directory."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -160,7 +160,7 @@ def test_an_index() -> None:
     found = items(disk, IDX)
     entries = [(item.id, item.offset, item.points_to) for item in found if isinstance(item, IndexEntry)]
     assert entries == [(10 + number, 128 + 8 * number, BOUNDS[number]) for number in range(6)]
-    assert [item.note for item in found if isinstance(item, Slot)] == ["3 bytes that are no whole entry"]
+    assert [item.note for item in found if isinstance(item, Slot)] == ["3 bytes, less than a whole entry"]
     assert [item.id for item in items(disk, IDX, 12, 13) if isinstance(item, IndexEntry)] == [12, 13]
 
 
