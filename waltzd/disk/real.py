@@ -1,4 +1,4 @@
-"""The file system of this machine, behind the contract of `waltzd.disk.seam`."""
+"""The file system of this machine, with the interface of `waltzd.disk.seam`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IOV_MAX = 1024
 _HEADER_LOCK_BYTES = 128
 _FLOCK = struct.Struct("hhqqi4x")
-"""struct flock of 64-bit Linux: type, whence, start, length, pid."""
+"""Layout of `struct flock` of 64-bit Linux: type, whence, start, length, pid."""
 _FS_IOC_GETVERSION = 0x80087601
-"""The generation of an inode, an int, from the file systems that have one (ext4, xfs, btrfs, f2fs)."""
+"""Request for the generation of an inode, which ext4, xfs, btrfs and f2fs have."""
 _STATX_BYTES, _STATX_BTIME, _BIRTH_OFFSET, _AT_EMPTY_PATH = 256, 0x800, 0x50, 0x1000
 
 
 def translate(error: OSError, what: str) -> WaltzError:
-    """An error of the operating system as a WaltzError."""
+    """Return the `WaltzError` for an error of the operating system."""
     number = error.errno or 0
     name = errno.errorcode.get(number, "?")
     said = f"{what}: {os.strerror(number)} ({name})"
@@ -64,7 +64,7 @@ def _translated(what: str) -> Iterator[None]:
 
 
 def _birth_ns(fd: int) -> int:
-    """The moment at which a file was made, which never changes; 0 where the file system does not say."""
+    """Return the birth time of a file in nanoseconds, which never changes; 0 if the file system does not store it."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer):
@@ -93,7 +93,7 @@ class RealFile:
     def inode(self) -> Inode:
         try:
             generation = struct.unpack_from("I", fcntl.ioctl(self._fd, _FS_IOC_GETVERSION, bytes(8)))[0]
-        except OSError:  # this file system has none
+        except OSError:  # this file system has no generations
             generation = _birth_ns(self._fd)
         return Inode(os.fstat(self._fd).st_ino, generation)
 
@@ -139,7 +139,7 @@ class RealFile:
                 except OSError as error:
                     raise self._write_error(error, offset) from error
                 if count == 0 and any(len(piece) for piece in batch):
-                    raise FlushFailed(f"writing {self._path} at {offset}: nothing was written and no error given")
+                    raise FlushFailed(f"writing {self._path} at {offset}: no byte was written, and no error was returned")
                 offset += count
                 while batch and count >= len(batch[0]):
                     count -= len(batch.pop(0))
@@ -170,8 +170,8 @@ class RealFile:
             raise self._fatal(error, f"flushing {self._path}") from error
 
     def lock(self) -> None:
-        """An fcntl lock over the control header, which the original takes too; flock keeps out a second opening in this
-        process."""
+        """Lock with fcntl over the control header, as the original Waltz does, and with flock, which also excludes a second
+        opening in this process."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, _HEADER_LOCK_BYTES, 0)
@@ -181,7 +181,7 @@ class RealFile:
             raise translate(error, f"locking {self._path}") from error
 
     def is_locked_elsewhere(self) -> bool:
-        """A query: a lock of its own, even for a moment, could keep a starting daemon out."""
+        """Query the lock without taking it: a lock even for a moment could keep a starting daemon out."""
         question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _HEADER_LOCK_BYTES, 0)
         answer = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question))
         return bool(answer[0] != fcntl.F_UNLCK)
@@ -196,7 +196,7 @@ class RealFile:
         if fd >= 0:
             try:
                 os.close(fd)
-            except OSError as error:  # the last chance of the system to report a lost write
+            except OSError as error:  # the system reports a lost write here at the latest
                 raise FlushFailed(f"closing {self._path}: {os.strerror(error.errno or 0)}") from error
 
 
@@ -238,7 +238,7 @@ class RealDisk:
         with _translated(f"listing {path}"), os.scandir(path) as found:
             for item in found:
                 is_directory = item.is_dir(follow_symlinks=False)
-                with suppress(FileNotFoundError):  # a tool looks on while a daemon renames: what left is left out
+                with suppress(FileNotFoundError):  # a daemon renamed or removed it meanwhile
                     size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
                     out.append(Entry(item.name, is_directory, size))
         return sorted(out, key=lambda entry: entry.name)
@@ -293,8 +293,8 @@ class RealDisk:
 
 
 class GuestDisk(RealDisk):
-    """For tools that make files in the directory of a daemon. A file made by root gets the owner of its directory, so that
-    the daemon, another user, can open it. Files of other users stay their own."""
+    """Disk of tools that create files in the directory of a daemon. A file created by root gets the owner of its directory,
+    so that the daemon, which runs as another user, can open it."""
 
     def create(self, path: str) -> RealFile:
         file = super().create(path)
@@ -316,11 +316,13 @@ class GuestDisk(RealDisk):
 
     @staticmethod
     def _give(path: str, fd: int) -> None:
-        """By the open file, as its name could lead elsewhere by now."""
+        """Change the owner through the open file, because its name could point to another file by now."""
         if os.geteuid() != 0:
             return
         with _translated(f"giving {path} to the owner of its directory"):
             home, found = os.stat(os.path.dirname(path) or "."), os.fstat(fd)
-            is_elsewhere = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # it has a name outside of this directory
+            is_elsewhere = (
+                stat.S_ISREG(found.st_mode) and found.st_nlink > 1
+            )  # it may have a name outside of this directory
             if (found.st_uid, found.st_gid) != (home.st_uid, home.st_gid) and not is_elsewhere:
                 os.fchown(fd, home.st_uid, home.st_gid)

@@ -1,12 +1,11 @@
-"""The file system as a seam: small enough to simulate, and the only way to files.
+"""The interface of the file system: small enough to simulate, and used for all files of a storage.
 
-Everything that touches files takes a `Disk` and works with plain, synchronous calls. `waltzd.disk.real` is the file system
-of this machine, `waltzd.disk.simulated` the same interface over memory, with a page cache that a crash forgets. Both keep
-these rules:
+Code that uses files takes a `Disk`, whose calls block. `waltzd.disk.real` implements it over the file system of this
+machine, `waltzd.disk.simulated` in memory, with a page cache that a crash discards. Both follow these rules:
 
 - A write is in the cache until `flush`; a name is in the cache until `flush_directory`.
-- A failed flush, or an I/O error of a write, raises `FlushFailed`: after it the process may only end.
-- No space raises `DiskFull`, and the caller takes back what it wrote.
+- A failed flush, or an I/O error of a write, raises `FlushFailed`, after which the process must exit.
+- A write without space raises `DiskFull`, and the caller truncates what it wrote.
 - Links are never followed.
 """
 
@@ -24,28 +23,28 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class File(Protocol):
-    """An open file. Offsets are explicit; nothing depends on a position."""
+    """An open file. Offsets are explicit: there is no current position."""
 
     @property
     def path(self) -> str: ...
     def size(self) -> int: ...
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Read `size` bytes, or fewer at the end of the file."""
         ...
 
     def read_into(self, offset: int, buffer: memoryview) -> int: ...
     def write(self, offset: int, data: Buffer) -> None:
-        """All of `data`, or an error."""
+        """Write all of `data`, or raise an error."""
         ...
 
     def write_many(self, offset: int, pieces: Sequence[Buffer]) -> None: ...
     def truncate(self, size: int) -> None: ...
     def flush(self) -> None:
-        """Content and size are on the disk when this returns."""
+        """Flush content and size to the disk."""
         ...
 
     def lock(self) -> None:
-        """Exclusive, for the life of the open file; `DirectoryHeld` when another process has it."""
+        """Take an exclusive lock until the file is closed; raise `DirectoryHeld` if another process holds it."""
         ...
 
     def is_locked_elsewhere(self) -> bool: ...
@@ -60,15 +59,16 @@ class Entry:
 
 
 class Inode(NamedTuple):
-    """The identity of a file, whatever its name: a copy has another one, a renamed file keeps its own."""
+    """The identity of a file: a copy has another one, a renamed file keeps its own."""
 
     number: int
     generation: int
-    """Tells a file from an earlier one with the same number: the generation of the file system (32 bits), or else the
-    nanoseconds at which the file was born; 0 where it knows neither."""
+    """Distinguishes files that reuse an inode number: the generation of the inode (32 bits), or else the birth time in
+    nanoseconds; 0 if the file system has neither."""
 
     def is_same(self, other: Inode) -> bool:
-        """Generations are compared only with generations, and births with births."""
+        """Return whether both are one file. A generation is compared only with a generation, a birth time with a birth
+        time."""
         mine, theirs = self.generation, other.generation
         is_comparable = 0 not in (mine, theirs) and (mine < 1 << 32) == (theirs < 1 << 32)
         return self.number == other.number and (mine == theirs or not is_comparable)
@@ -77,18 +77,18 @@ class Inode(NamedTuple):
 class Disk(Protocol):
     def open(self, path: str, *, write: bool = False) -> File: ...
     def create(self, path: str) -> File:
-        """A new empty file open for writing; an existing file of that name is emptied."""
+        """Create an empty file, open for writing; empty an existing file of that name."""
         ...
 
     def exists(self, path: str) -> bool: ...
     def size(self, path: str) -> int: ...
     def inode(self, path: str) -> Inode: ...
     def list(self, path: str) -> list[Entry]:
-        """Sorted by name."""
+        """Return the entries of a directory, sorted by name."""
         ...
 
     def names(self, path: str) -> Sequence[str]:
-        """Sorted; cheaper than `list` where sizes and kinds do not matter."""
+        """Return the sorted names in a directory, which costs less than `list`."""
         ...
 
     def make_directory(self, path: str) -> None: ...
@@ -98,13 +98,13 @@ class Disk(Protocol):
     def flush_directory(self, path: str) -> None: ...
     def free_bytes(self, path: str) -> int: ...
     def now_ms(self) -> int:
-        """The creation date for file headers; nothing is ever decided by it."""
+        """Return the creation date for file headers, in milliseconds since 1970. Nothing is decided by it."""
         ...
 
     def fresh_id(self) -> uuid.UUID: ...
     def boot_id(self) -> uuid.UUID:
-        """Another one after each start of the machine; zeros where it is unknown. Within one boot no write is lost,
-        whatever became of the process."""
+        """Return an id that changes with each start of the machine; zeros if unknown. While it stays equal, no write was
+        lost, even if processes were killed."""
         ...
 
 
@@ -113,7 +113,7 @@ def join(directory: str, name: str) -> str:
 
 
 def opened(disk: Disk, path: str) -> File | None:
-    """For reading; None where there is no readable file."""
+    """Open a file for reading; return None if there is no readable plain file."""
     try:
         return disk.open(path)
     except (PathMissing, NotRegularFile, ReadFailed):
@@ -121,6 +121,6 @@ def opened(disk: Disk, path: str) -> File | None:
 
 
 def read_whole(disk: Disk, path: str, limit: int) -> bytes:
-    """A small file, up to the limit."""
+    """Read a small file, up to `limit` bytes."""
     with closing(disk.open(path)) as file:
         return file.read(0, limit)

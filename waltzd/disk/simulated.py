@@ -1,13 +1,13 @@
-"""A disk in memory that forgets, tears and fails like a real one.
+"""A disk in memory that loses, tears and fails writes like a real one.
 
-Each file has a cache, which programs see, a platter, which a power cut leaves, and the operations between the two; each
-directory likewise for its names. `power_cut` makes the platter the truth: of the operations not yet flushed it keeps a
-random part. Every operation is numbered and announced to `observer` *before* it happens, so that a test can look at every
-state that a crash could leave; `faults` makes the operation with a given number fail.
+Each file has a cache, which programs see, a platter, which survives a power cut, and the pending operations between the
+two. A directory has the same for its names. `power_cut` applies a random part of the pending operations to the platter, and
+makes it the cache. Every operation is numbered and passed to `observer` *before* it happens, so that a test can inspect
+each state that a crash could leave; `faults` makes the operation with a given number fail.
 
 Two ways to lose unflushed operations:
-- ordered: the first k operations on a file survive, the last of them perhaps in part, as in journaling file systems;
-- scattered: each 512-byte sector of each write survives or not by itself, which is all that the standard promises.
+- ordered: the first k operations on a file survive, the last of them possibly in part, as in journaling file systems;
+- scattered: each 512-byte sector of each write survives or not independently, which is all that POSIX promises.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class _FileNode:
 class _Link:
     name: str
     node: _Node | None
-    """None: the name goes away."""
+    """Target of the name; None if the name is removed."""
     old_name: str = ""
-    """The name that goes away at the same moment: a rename."""
+    """Name that a rename removes in the same step; "" for other operations."""
 
 
 @dataclass(eq=False)
@@ -191,7 +191,7 @@ class SimDisk:
         self.random = random.Random(seed)
         self.capacity_bytes = capacity_bytes
         self.epoch = 1
-        """Rises at every crash, which closes all files."""
+        """Number of crashes. Each crash closes all files."""
         self.steps = 0
         self.observer: Callable[[str, str], None] | None = None
         self.faults: dict[int, Fault] = {}
@@ -199,7 +199,7 @@ class SimDisk:
         self._clock_ms = 1_700_000_000_000
         self._numbers, self._boots = 0, 1
         self._used: int | None = None
-        """Bytes in all files; None when names have changed since they were counted."""
+        """Total size of all files in bytes; None if names have changed since it was counted."""
 
     # -- for tests: steps, faults, crashes
 
@@ -219,7 +219,7 @@ class SimDisk:
             self._used += count
 
     def clone(self, seed: int) -> SimDisk:
-        """An independent disk in the same state, without observer and faults."""
+        """Return an independent disk in the same state, without observer and faults."""
         other = SimDisk(seed, capacity_bytes=self.capacity_bytes)
         other._root = _copy_directory(self._root, {})
         other.epoch, other._clock_ms = self.epoch, self._clock_ms
@@ -227,7 +227,7 @@ class SimDisk:
         return other
 
     def restored(self, seed: int, *, over: SimDisk | None = None) -> SimDisk:
-        """The same files, put back from a backup: as new ones, or written over those of another disk."""
+        """Return a disk with the same files restored from a backup: as new files, or written over those of `over`."""
         other = self.clone(seed)
         other.kill()
         if over is not None:
@@ -247,11 +247,11 @@ class SimDisk:
             self._renumber(child, over.names.get(name) if isinstance(over, _DirectoryNode) else None)
 
     def kill(self) -> None:
-        """The process is gone, the machine is not: the cache survives."""
+        """Kill the process but not the machine: the cache survives."""
         self.epoch += 1
 
     def power_cut(self, loss: Loss = Loss.ORDERED) -> None:
-        """The machine is gone: operations without a flush survive in part."""
+        """Cut the power of the machine: operations that were not flushed survive in part."""
         self.epoch += 1
         self._boots += 1
         self._used = None
@@ -293,13 +293,13 @@ class SimDisk:
             at = stop
 
     def content(self, path: str) -> bytearray:
-        """The bytes of a file, to look at or to damage; damage reaches the platter too when it goes through `corrupt`."""
+        """Return the cached bytes of a file, to inspect or damage. `corrupt` damages the platter as well."""
         node = self._node(path)
         assert isinstance(node, _FileNode)
         return node.cache
 
     def corrupt(self, path: str, offset: int, value: bytes) -> None:
-        """The medium changes bytes by itself."""
+        """Change bytes of a file as a failing medium would."""
         node = self._node(path)
         assert isinstance(node, _FileNode)
         for content in (node.cache, node.platter):

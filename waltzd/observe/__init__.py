@@ -1,12 +1,12 @@
-"""What a client does, told to the systems that watch applications: figures for Prometheus, spans for OpenTelemetry.
+"""Observability of clients: metrics for Prometheus, spans for OpenTelemetry.
 
     client = Client("server-1:55180", view=view)
     observe.metrics(client)
     observe.traces(client)
     async with client: ...
 
-Each takes a `Client` or a `BlockingClient` that is not open yet, and is an extra: `waltzd[metrics]`, `waltzd[otel]`. A
-client that nobody observes does nothing for either."""
+Each function takes a `Client` or a `BlockingClient` that is not open yet, and needs an extra: `waltzd[metrics]`,
+`waltzd[otel]`. A client without them does no extra work."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Observed: TypeAlias = "Client | BlockingClient"
 
 
 def metrics(client: Observed, *, name: str = "client", registry: CollectorRegistry | None = None) -> None:
-    """Register the figures of a client with Prometheus: outcomes, how long they took, what is under way, and for each
-    partition the position of the view, how far it is behind, and whether it fails. docs/how-to/observe.md lists them.
+    """Register the metrics of a client with Prometheus: outcomes, durations, transactions in flight, and for each partition
+    the position of the view, its lag, and whether it fails. docs/how-to/observe.md lists them.
 
     Args:
         client: A client that is not open yet.
-        name: The label `client` of its figures. Of two clients of one process each needs its own.
+        name: The label `client` of its metrics. Each client of a process needs its own name.
         registry: Where to register; the default of `prometheus_client` if it is not given.
 
     Raises:
         NotInstalled: `prometheus_client` is missing: `pip install 'waltzd[metrics]'`.
-        BadArgument: The client is open, or another one that is not closed has the name in this registry.
+        BadArgument: The client is open, or another client with this name in the registry is not closed.
 
     Example:
         ```python
@@ -52,12 +52,13 @@ def metrics(client: Observed, *, name: str = "client", registry: CollectorRegist
 
 
 def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -> None:
-    """Make a span of everything that a client sends and applies, with OpenTelemetry.
+    """Create OpenTelemetry spans for everything that a client sends and applies.
 
-    `waltz append` lasts from handing in to the outcome, below the span of the caller, once for each attempt of a submit.
-    `waltz apply` lasts as long as the view works on a transaction, or on several together; statements of its database are
-    below it. Where this client has appended what is applied, the second has a link to the first. In other processes both
-    have the attributes `waltz.partition` and `waltz.id`: the 32 bits of a header have no room for a context.
+    `waltz append` lasts from the call to the outcome, as a child of the span of the caller, once for each attempt of a
+    submit. `waltz apply` lasts while the view applies a transaction, or several together; spans of its database are
+    children. If this client appended the applied transaction, `waltz apply` has a link to `waltz append`. Across processes,
+    both have the attributes `waltz.partition` and `waltz.id`, because the 32 bits of a record header have no room for a
+    context.
 
     Args:
         client: A client that is not open yet.

@@ -1,7 +1,7 @@
-"""The spans of a client for OpenTelemetry. Only its API is needed; where spans go is the application's.
+"""OpenTelemetry spans of a client. Only the API package is needed; the application configures where spans go.
 
-The context of a caller is there when its transaction is handed in. The view is called by a task of the client, which has no
-caller: its span is a root, with links to the spans in which this client appended the same transactions."""
+An append runs in the context of its caller. The view is called by a task of the client, which has no caller, so its span is
+a root, with links to the spans in which this client appended the same transactions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waltzd.protocol.groups import AckKind
 from waltzd.protocol.locks import Committed, Rejected
 
 REMEMBERED = 10_000
-"""So many transactions that were committed and are not applied yet get a link; the oldest are forgotten first."""
+"""Number of committed transactions whose append span is remembered for a link. The oldest are dropped first."""
 Attributes = dict[str, str | int]
 
 
@@ -29,7 +29,7 @@ class Spans:
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = trace.get_tracer("waltzd", tracer_provider=provider)
         self._made: OrderedDict[tuple[int, int], SpanContext] = OrderedDict()
-        """By partition and id: the span that appended it. Nobody takes one out of a client without a view."""
+        """Append span by partition and id. It stays empty in a client without a view, which would never remove one."""
         self._has_view = False
 
     def sent(self, partition: int, request: AnyRequest, outcome: asyncio.Future[Any]) -> None:
@@ -54,13 +54,13 @@ class Spans:
         span.end()
 
     def again(self, partition: int) -> None:
-        """Each attempt has a span of its own."""
+        """Do nothing: each attempt has a span of its own."""
 
     def delivered(self, group: str, partition: int, count: int) -> None:
-        """A group has no spans of its own."""
+        """Do nothing: consumer groups have no spans."""
 
     def settled(self, group: str, partition: int, verb: AckKind, count: int) -> None:
-        """Neither has what becomes of deliveries."""
+        """Do nothing: acknowledgements have no spans."""
 
     def calling(self, partition: int, call: Call) -> Call:
         self._has_view = True
@@ -75,7 +75,7 @@ class Spans:
                 made = (self._made.pop((partition, transaction.id), None) for transaction in given)
                 links = [Link(context) for context in made if context is not None]
             with self._tracer.start_as_current_span("waltz apply", kind=SpanKind.CONSUMER, attributes=about, links=links):
-                # With the span, also where the view runs on a thread of its own.
+                # In a copy of this context, so that the span is current even if the view runs on another thread.
                 return await call(partial(contextvars.copy_context().run, function), *arguments)
 
         return traced

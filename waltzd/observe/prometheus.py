@@ -1,7 +1,7 @@
-"""The figures of clients for Prometheus. Counted where an outcome comes; everything else is read when somebody scrapes.
+"""Prometheus metrics of clients. Outcomes are counted when they arrive; everything else is read at a scrape.
 
-One collector serves all clients of a registry, because a page may name each metric once. Scraping may happen on any thread:
-what is read there are numbers, which others change meanwhile."""
+One collector serves all clients of a registry, because a page may list each metric once. A scrape may run on any thread: it
+reads only numbers, which the client may change meanwhile."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OUTCOMES = (*_NAMES.values(), NOT_SENT, CANCELLED)
 
 
 class Figures:
-    """What is counted of one client."""
+    """Counters of one client."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries = 0
         self.deliveries: Counter[tuple[str, str]] = Counter()
-        """By group and by what became of them."""
+        """Number of deliveries by group and outcome."""
         self.durations = Durations()
         self.applied = Durations()
         self.apply_failures = 0
@@ -121,7 +121,7 @@ class ClientCollector(Collector):
 
 
 def _is_over(client: Client) -> bool:
-    """It was open once, and is closed."""
+    """Return whether a client was opened and is closed again."""
     return client._registration is not None and not client.partitions
 
 
@@ -130,7 +130,7 @@ _registering = Lock()
 
 
 def figures_of(client: Client, name: str, registry: CollectorRegistry | None) -> Figures:
-    """What is to be told of everything that the client does."""
+    """Register a client, and return its counters."""
     registry = REGISTRY if registry is None else registry
     with _registering:
         collector = _collectors.get(registry)
@@ -143,21 +143,21 @@ def figures_of(client: Client, name: str, registry: CollectorRegistry | None) ->
 def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
     outcomes = CounterMetricFamily(
         "waltz_client_transactions",
-        "Transactions that were handed in, by outcome; each attempt of a submit counts.",
+        "Transactions that were appended, by outcome; each attempt of a submit counts.",
         labels=["client", "outcome"],
     )
     retries = CounterMetricFamily(
-        "waltz_client_retries", "How often a submit built its transaction anew.", labels=["client"]
+        "waltz_client_retries", "Retries of submits: each builds its transaction anew.", labels=["client"]
     )
     failures = CounterMetricFamily("waltz_client_apply_failures", "Calls of the view that failed.", labels=["client"])
     deliveries = CounterMetricFamily(
         "waltz_client_deliveries",
-        "Deliveries of consumer groups, by what became of them.",
+        "Deliveries of consumer groups, by outcome.",
         labels=["client", "group", "outcome"],
     )
-    took = HistogramMetricFamily("waltz_client_outcome_seconds", "From handing in to the outcome.", labels=["client"])
+    took = HistogramMetricFamily("waltz_client_outcome_seconds", "Seconds from append to outcome.", labels=["client"])
     applied = HistogramMetricFamily(
-        "waltz_client_apply_seconds", "What the view took for a transaction.", labels=["client"]
+        "waltz_client_apply_seconds", "Seconds in which the view applied a transaction.", labels=["client"]
     )
     for figures, _ in found:
         for outcome in OUTCOMES:
