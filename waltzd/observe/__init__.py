@@ -48,7 +48,7 @@ def metrics(client: Observed, *, name: str = "client", registry: CollectorRegist
         ```
     """
     inner = _unopened(client)
-    _look(inner, _module("prometheus", "metrics").figures_of(inner, name, registry))
+    _attach(inner, _module("prometheus", "metrics").register_client(inner, name, registry))
 
 
 def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -> None:
@@ -68,7 +68,7 @@ def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -
         NotInstalled: `opentelemetry-api` is missing: `pip install 'waltzd[otel]'`.
         BadArgument: The client is open.
     """
-    _look(_unopened(client), _module("opentelemetry", "otel").Spans(tracer_provider))
+    _attach(_unopened(client), _module("opentelemetry", "otel").Spans(tracer_provider))
 
 
 def _unopened(client: Any) -> Client:
@@ -80,7 +80,7 @@ def _unopened(client: Any) -> Client:
     return inner
 
 
-def _look(client: Client, instrument: Instrument) -> None:
+def _attach(client: Client, instrument: Instrument) -> None:
     if instrument not in client._instruments:
         client._instruments.append(instrument)
 

@@ -37,7 +37,7 @@ _SETTLED = {AckKind.ACKNOWLEDGE: "acknowledged", AckKind.REFUSE: "failed", AckKi
 OUTCOMES = (*_NAMES.values(), NOT_SENT, CANCELLED)
 
 
-class Figures:
+class ClientCounters:
     """Counters of one client."""
 
     def __init__(self, name: str) -> None:
@@ -100,16 +100,16 @@ class Figures:
 class ClientCollector(Collector):
     def __init__(self) -> None:
         self._lock = Lock()
-        self._clients: WeakKeyDictionary[Client, Figures] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[Client, ClientCounters] = WeakKeyDictionary()
 
-    def add(self, client: Client, name: str) -> Figures:
+    def add(self, client: Client, name: str) -> ClientCounters:
         with self._lock:
-            for other, figures in list(self._clients.items()):
-                if figures.name == name and other is not client:
+            for other, counters in list(self._clients.items()):
+                if counters.name == name and other is not client:
                     if not _is_over(other):
                         raise BadArgument(f"another client has the name {name!r}", next_step="give each its own `name`")
                     del self._clients[other]
-            return self._clients.setdefault(client, Figures(name))
+            return self._clients.setdefault(client, ClientCounters(name))
 
     def describe(self) -> Iterator[Metric]:
         return families([])
@@ -117,7 +117,7 @@ class ClientCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             clients = list(self._clients.items())
-        return families([(figures, client) for client, figures in clients])
+        return families([(counters, client) for client, counters in clients])
 
 
 def _is_over(client: Client) -> bool:
@@ -129,7 +129,7 @@ _collectors: WeakKeyDictionary[CollectorRegistry, ClientCollector] = WeakKeyDict
 _registering = Lock()
 
 
-def figures_of(client: Client, name: str, registry: CollectorRegistry | None) -> Figures:
+def register_client(client: Client, name: str, registry: CollectorRegistry | None) -> ClientCounters:
     """Register a client, and return its counters."""
     registry = REGISTRY if registry is None else registry
     with _registering:
@@ -140,7 +140,7 @@ def figures_of(client: Client, name: str, registry: CollectorRegistry | None) ->
     return collector.add(client, name)
 
 
-def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
+def families(found: Sequence[tuple[ClientCounters, Client]]) -> Iterator[Metric]:
     outcomes = CounterMetricFamily(
         "waltz_client_transactions",
         "Transactions that were appended, by outcome; each attempt of a submit counts.",
@@ -159,21 +159,21 @@ def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
     applied = HistogramMetricFamily(
         "waltz_client_apply_seconds", "Seconds in which the view applied a transaction.", labels=["client"]
     )
-    for figures, _ in found:
+    for counters, _ in found:
         for outcome in OUTCOMES:
-            outcomes.add_metric([figures.name, outcome], figures.outcomes[outcome])
-        retries.add_metric([figures.name], figures.retries)
-        failures.add_metric([figures.name], figures.apply_failures)
-        for group, outcome in sorted(figures.deliveries):
-            deliveries.add_metric([figures.name, group, outcome], figures.deliveries[group, outcome])
-        for family, durations in ((took, figures.durations), (applied, figures.applied)):
-            _add(family, figures.name, durations.histogram())
+            outcomes.add_metric([counters.name, outcome], counters.outcomes[outcome])
+        retries.add_metric([counters.name], counters.retries)
+        failures.add_metric([counters.name], counters.apply_failures)
+        for group, outcome in sorted(counters.deliveries):
+            deliveries.add_metric([counters.name, group, outcome], counters.deliveries[group, outcome])
+        for family, durations in ((took, counters.durations), (applied, counters.applied)):
+            _add(family, counters.name, durations.histogram())
     yield from (outcomes, retries, failures, deliveries, took, applied)
-    states = [(figures, state) for figures, client in found for state in client.status()]
+    states = [(counters, state) for counters, client in found for state in client.status()]
     for name, about, value in GAUGES:
         gauge = GaugeMetricFamily(f"waltz_client_{name}", about, labels=["client", "partition"])
-        for figures, state in states:
-            gauge.add_metric([figures.name, str(state.partition)], value(state))
+        for counters, state in states:
+            gauge.add_metric([counters.name, str(state.partition)], value(state))
         yield gauge
 
 
