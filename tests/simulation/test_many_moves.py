@@ -18,7 +18,7 @@ from waltzd.cluster.memory import MemoryTree
 from waltzd.disk.simulated import SimDisk
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.settings import SessionSettings, Turns
+from waltzd.server.session.settings import RenewalTurns, SessionSettings
 
 PARTITIONS, SERVERS = 32, 2
 RATE = 200.0
@@ -84,7 +84,8 @@ class Plant:
         )
         settings = SessionSettings(partitions=PARTITIONS, key=KEY)
         servers = [
-            (Cluster(self.tree.connect()), replace(settings, turns=Turns()), PeriodicTimer(1.0)) for _ in range(SERVERS)
+            (Cluster(self.tree.connect()), replace(settings, turns=RenewalTurns()), PeriodicTimer(1.0))
+            for _ in range(SERVERS)
         ]
         for number in range(PARTITIONS):
             cluster, mine, timer = servers[number % SERVERS]

@@ -15,7 +15,7 @@ from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Membership, Moves
 from waltzd.errors import CannotConnect
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.settings import Turns
+from waltzd.server.session.settings import RenewalTurns
 
 FULL = "session_bytes_max is reached"
 LEARNER = "a learner is level"
@@ -167,25 +167,25 @@ async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> No
 
 
 def test_so_many_sessions_begin_at_a_time_and_who_waits_is_told() -> None:
-    turns, rings = Turns(2), list[str]()
+    turns, rings = RenewalTurns(2), list[str]()
     tellers = {name: partial(rings.append, name) for name in "abcd"}
     assert [turns.take(tellers[name]) for name in "abcdc"] == [True, True, False, False, False]
-    turns.give()
+    turns.give_back()
     assert rings == ["c"], "who waits for longest, and once"
     assert turns.take(tellers["c"])
-    turns.give()
-    turns.give()
+    turns.give_back()
+    turns.give_back()
     assert rings == ["c", "d"]
     assert turns.take(tellers["d"])
     assert turns.take(tellers["a"])
-    turns.give()
+    turns.give_back()
     assert rings == ["c", "d"], "nobody waits"
 
 
 @story
 async def test_a_session_that_waits_for_its_turn_can_be_handed_over() -> None:
     async with cell() as c:
-        settings = replace(SETTINGS, session_bytes_max=5_000, turns=Turns(0))
+        settings = replace(SETTINGS, session_bytes_max=5_000, turns=RenewalTurns(0))
         owned = await c.own(1, settings=settings)
         pipeline = await c.opened(owned)
         last = pipeline.append(100)

@@ -1,8 +1,8 @@
-"""Who uploads the next segment of a partition, and when: the replicas take turns, and what fails waits longer each time.
-And when it is looked for what was uploaded before.
+"""Which replica uploads the next segment of a partition and when, and when archived objects are looked for again.
 
-Nothing of the log depends on an upload. So there is one at a time, nothing is hurried, and a replica that cannot is only
-asked last. Pure: the shell is `waltzd.server.session.archive_upload`.
+The replicas take turns, and a failed upload waits longer each time. Appends and reads never depend on an upload. So there
+is one upload at a time, and a replica that fails is asked again after all other replicas. Pure: the shell is
+`waltzd.server.session.archive_upload`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from dataclasses import dataclass, field
 from waltzd.protocol.descriptions import ArchiveCheck
 
 TURN_SEGMENTS = 8
-"""So many in a row by one replica: it has the newest manifest in memory then."""
+"""Segments in a row that one replica uploads, because it then has the newest manifest in memory."""
 IDLE_SECONDS = 5.0
-"""Until the next look whether a segment is sealed."""
+"""Pause before looking again whether a segment is sealed."""
 LOOKS = 12
-"""While nothing is committed there is nothing to ask for, but what a replica may have learned meanwhile: so seldom."""
+"""Number of idle pauses after which replicas are asked again although nothing was committed meanwhile."""
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 ROUND_SECONDS = 86_400.0
-"""In which each object of an archive is looked for once."""
+"""Period in which each object of an archive is looked for once."""
 FIRST_SECONDS = 900.0
-"""From the begin of a session on: an owner that has just got hundreds of partitions has other things to do."""
+"""Delay after the begin of a session: an owner that has just got hundreds of partitions has other work."""
 STEP_SECONDS, AGAIN_SECONDS = 1.0, 600.0
 
 
 @dataclass
-class Turns:
-    """`pause` says how long to wait before the next question."""
+class UploadTurns:
+    """Turns of the replicas at uploading. `pause` is the number of seconds to wait before the next call of `choose`."""
 
     trouble: str = ""
-    """Why it does not go on; empty while it does."""
+    """Cause why uploads do not proceed; empty while they do."""
     pause: float = 0.0
     _order: list[str] = field(default_factory=list)
-    """The first that is able is asked next."""
+    """Replicas in the order in which they are asked."""
     _left: int = TURN_SEGMENTS
     _retry: float = RETRY_SECONDS
     _nothing: dict[str, int] = field(default_factory=dict)
-    """What was committed when a replica had no segment for the archive."""
+    """Committed mark at which a replica had no segment to upload."""
     _looks: int = 0
     _failed: dict[str, None] = field(default_factory=dict)
-    """Those that failed since the last upload or pause."""
+    """Replicas that failed since the last upload or pause."""
 
     def choose(self, able: Sequence[str], committed: int) -> str | None:
-        """Whom to ask, of those that can upload; None to wait and look again."""
+        """Return the replica to ask, of those that can upload; None to wait for `pause`."""
         self._order += [name for name in able if name not in self._order]
         name = next((name for name in self._order if name in able and name not in self._failed), None)
         if name is not None and self._nothing.get(name) == committed and self._looks < LOOKS:
@@ -55,7 +55,7 @@ class Turns:
         return name
 
     def hurry(self) -> None:
-        """A segment is known to wait: who had none before is asked again."""
+        """Ask all replicas again: a segment is known to wait for its upload."""
         self._nothing.clear()
 
     def uploaded(self, name: str) -> None:
@@ -66,14 +66,14 @@ class Turns:
             self._pass_on(name)
 
     def found_none(self, name: str, committed: int) -> None:
-        """No segment is sealed there yet that is known to be committed. Another replica may be further."""
+        """Record that no sealed and committed segment waits at this replica. Another replica may have one."""
         self.trouble, self.pause = "", IDLE_SECONDS
         self._nothing[name] = committed
         self._failed.clear()
         self._pass_on(name)
 
     def failed(self, name: str, why: str, able: Sequence[str]) -> None:
-        """The other replicas are asked at once, and then there is a pause."""
+        """Record a failure. The other replicas are asked at once; when all have failed there is a pause."""
         self._failed[name] = None
         self._pass_on(name)
         self.pause = 0.0
@@ -90,23 +90,24 @@ class Turns:
 
 
 @dataclass
-class Rounds:
-    """When the objects of an archive are looked for, some at a time, from the first id to the last one: in the first round
-    of a session one step after the other, and then so that a round takes a day. It stops at an object that is missing,
-    until that is back. `pause` says how long to wait before the next step."""
+class ArchiveRounds:
+    """Schedule of the search for archived objects, step by step from the first id to the last one. The first round of a
+    session runs without long pauses; each later round takes a day. The search stops at a missing object until the object
+    is back. `pause` is the number of seconds before the next step."""
 
     first_id: int = 0
-    """From where on the next step looks."""
+    """First id that the next step looks for."""
     last_id: int = -1
-    """All objects up to this id were there, in this round or the one before."""
+    """Id up to which all objects were present, in this round or the round before."""
     missing: str = ""
     since: float | None = None
-    """When the round began in which all were there; None before there was one, and from a missing object on."""
+    """Time at which the newest round began that found all objects; None before such a round, and after an object was
+    found missing."""
     pause: float = FIRST_SECONDS
     _began: float = 0.0
 
-    def saw(self, found: ArchiveCheck, archived_id: int, asked: float) -> None:
-        """What a step that was `asked` for at that moment has found, of what was archived up to `archived_id` then."""
+    def record(self, found: ArchiveCheck, archived_id: int, asked: float) -> None:
+        """Record the result of one step. `asked`: when the step began. `archived_id`: the last archived id at that time."""
         if self.first_id == 0:
             self._began = asked
         share = (found.last_id + 1 - self.first_id) / (archived_id + 1)
@@ -119,15 +120,15 @@ class Rounds:
         self.pause = STEP_SECONDS if self.since is None else max(STEP_SECONDS, share * ROUND_SECONDS)
 
     def failed(self) -> None:
-        """Nothing was learned, or nothing is archived yet."""
+        """Wait for long: the step failed, or nothing is archived yet."""
         self.pause = AGAIN_SECONDS
 
     def uploaded(self, before: int, last_id: int) -> None:
-        """What was uploaded behind an id was read back then."""
+        """Count an upload that follows on `before` as present: the storage has read it back."""
         if self.since is not None and self.last_id == before:
             self.last_id = last_id
 
-    def told(self, now: float) -> ArchiveCheck | None:
+    def describe(self, now: float) -> ArchiveCheck | None:
         if self.since is None and not self.missing:
             return None
         age_ms = None if self.since is None else int(1000 * (now - self.since))

@@ -13,43 +13,42 @@ from collections.abc import Mapping
 from waltzd.errors import ClockAhead
 
 AHEAD_MAX = 60_000_000
-"""So many microseconds a client's time may be ahead of the owner's clock. One wrong clock must not push the time of the
+"""Microseconds that a client's time may be ahead of the owner's clock. One wrong clock must not push the time of the
 whole cluster into the future."""
-
-
 OWN_AHEAD_MAX = 10_000_000
-"""Microseconds that an owner's clock may be ahead of the median of its storages' clocks: more than clocks that are set by a
-network differ, and less than what makes a moment wrong for people."""
+"""Microseconds that an owner's clock may be ahead of the median of the clocks of its storages. Clocks that are
+synchronized over a network differ by less, and people do not notice a time that is wrong by so little."""
 
 
-class Witness:
-    """What the storages of a partition say the time is, each of which told it once; they go on as the owner's steady clock
-    does. So an owner whose clock is set wrong, or jumps, does not push the time of the log into the future."""
+class StorageClocks:
+    """Clocks of the storages of a partition, each read once and then advanced by the owner's steady clock. They bound the
+    owner's own clock: if it is wrong or jumps, the time of the log is not pushed into the future."""
 
     def __init__(self) -> None:
         self._ahead: dict[str, int] = {}
-        """Storage → microseconds that its clock is ahead of the owner's steady clock, which begins anywhere."""
+        """Storage to microseconds by which its clock is ahead of the owner's steady clock. The steady clock has no fixed
+        origin."""
 
-    def heard(self, name: str, time: int, steady: float) -> None:
-        """Take in what a storage tells. `time`: microseconds since 1970; 0 where it tells none. `steady`: seconds of the
-        owner's steady clock."""
+    def note(self, name: str, time: int, steady: float) -> None:
+        """Note the clock of a storage. `time`: microseconds since 1970; 0 if the storage reports none. `steady`: seconds
+        of the owner's steady clock."""
         if time > 0:
             self._ahead[name] = time - round(1e6 * steady)
 
     def bounded(self, own: int, steady: float) -> int:
-        """What the owner's clock shows, as far as its storages confirm it."""
+        """Return the time of the owner's clock, or the highest time that the storages' clocks allow if that is less."""
         known = median(self._ahead)
         return own if known is None else min(own, known + round(1e6 * steady) + OWN_AHEAD_MAX)
 
 
 def median(values: Mapping[str, int]) -> int | None:
-    """The lower one of the two in the middle; None of nothing."""
+    """Return the lower median; None if there are no values."""
     return sorted(values.values())[(len(values) - 1) // 2] if values else None
 
 
 def check_seen(seen: int, now: int, last: int = 0) -> None:
-    """Refuse what a client passes on as the highest time that it has seen, where it would move the log far ahead of
-    `now`. `last`: the time of the log. What is not above it moves nothing."""
+    """Raise `ClockAhead` if the highest time that a client has seen would move the log far ahead of `now`. `last`: the
+    time of the log. A time that is not above `last` moves nothing."""
     if seen > last and seen > now + AHEAD_MAX:
         raise ClockAhead(
             f"the client has seen a time {(seen - now) / 1e6:.0f} seconds ahead of this server's clock; "
@@ -63,6 +62,6 @@ class HybridClock:
         self.last = last
 
     def next(self, now: int, seen: int = 0) -> int:
-        """The time of the next batch. `seen` was checked when it came."""
+        """Return the time of the next batch. `seen` has passed `check_seen`."""
         self.last = max(self.last, now, seen)
         return self.last

@@ -1,17 +1,17 @@
 """The lock table of one session: whether a client may still act on what it has seen. Pure.
 
-A map from each lock to the last transaction that marked it, bounded in size. The oldest marks are evicted first, and the
-highest id that was ever evicted is the *floor*: the mark of every lock that is not in the table. So an answer may be too
-strict for a client that lags far behind, and never too lenient. Marks are set when the id is given, not when it is
+The table maps each lock to the last transaction that marked it, and is bounded in size. The oldest marks are evicted
+first. The highest evicted id is the *floor*: the mark of every lock that is not in the table. So a decision may be too
+strict for a client that lags far behind, and is never too lenient. Marks are set when the id is given, not when it is
 committed, so that transactions in flight conflict exactly; a transaction that then gets lost takes the session, and this
 table, with it.
 
-A new table knows nothing, and its floor is the mark at which the session opened. Where the log says under which locks its
-transactions were decided, that is read backwards (`lower`): older marks stand in front of the oldest, and the floor sinks
-to where the reading has come. At any moment the table answers like one that has seen everything, or more strictly.
+A new table is empty, and its floor is the mark at which the session opened. In format 1 the log holds the locks of its
+transactions. They are read backwards (`lower`), and the floor sinks to the first transaction that was read. At any moment
+the table decides like one that has seen everything, or more strictly.
 
-A group of transactions is decided like one transaction that has the locks of all of them and has seen the least that any of
-them has: all of them are accepted, or all are refused for the same reason.
+A group of transactions is decided like one transaction that has the locks of all of them and has seen the least that any
+of them has: all of them are accepted, or all are refused for the same reason.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ _NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zer
 
 class LockTable:
     def __init__(self, size: int, low_mark: int) -> None:
-        """`low_mark`: where the session opened. What was marked before that is not known here until `lower` tells it."""
+        """`low_mark`: the mark at which the session opened. Older marks are unknown until `lower` adds them."""
         assert size > 0
         self.floor = low_mark
         self._low_mark = low_mark
         self._size = size
         self._marked: OrderedDict[int, int] = OrderedDict()
-        """Marked in this session, oldest mark first."""
+        """Locks marked in this session, oldest mark first."""
         self._before: dict[int, int] = {}
-        """Marked before and not since, newest mark first: the oldest is what `popitem` takes."""
+        """Locks marked before this session and not since, newest mark first, so that `popitem` takes the oldest."""
         self.lowest = low_mark
-        """What was marked above it is known, or was evicted."""
+        """Id above which each mark is in the table or was evicted."""
         self.has_evicted = False
 
     def __len__(self) -> int:
         return len(self._marked) + len(self._before)
 
     def decide(self, batch: AppendBatch, next_id: int, committed: int) -> Refusals:
-        """What is refused, each with the failed lock of the highest mark. The other rows get the ids from `next_id` on, in
-        order, and their marks are set, so that a later row, or group, sees those of an earlier one."""
+        """Decide the locks of a batch. Return the refused rows, each with the failed lock of the highest mark. The
+        accepted rows get the ids from `next_id` on, in order, and set their marks, so that a later row or group sees
+        them."""
         if len(batch.lock_ids) == 0:
             return _NOTHING_REFUSED
         ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
@@ -95,8 +96,8 @@ class LockTable:
         self.floor = (self._before.popitem() if self._before else self._marked.popitem(last=False))[1]
 
     def lower(self, history: LockHistory) -> bool:
-        """Take the marks of the transactions in front of those that are known, and lower the floor to where they begin.
-        False when nothing further back can be taken: there is no room, or what is above is not known any more."""
+        """Add the marks of the transactions before the oldest known ones, and lower the floor to the first of them.
+        Return False when nothing older can be added: the table is full, or marks were evicted."""
         count = len(history.locks)
         assert history.first_id + count - 1 == self.lowest, "nothing may be left out"
         if self.has_evicted:
@@ -118,14 +119,15 @@ class LockTable:
         return self.floor >= 0
 
     def explain(self, lock: int, committed: int) -> tuple[int, Reason]:
-        """The mark with which a client's is compared, and why one that has seen less would be refused."""
+        """Return the mark that a client's mark is compared with, and the reason why a client with a lower mark is
+        refused."""
         mark = self._marked.get(lock)
         if mark is None:
             mark = self._before.get(lock, self.floor)
         return mark, self._reason(lock, mark, committed)
 
     def check(self) -> None:
-        """What is true after every event: the table is bounded, and its floor is not above any mark in it."""
+        """Assert that the table is bounded, and that its floor is not above any mark in it."""
         assert len(self) <= self._size
         assert self.has_evicted or self.floor <= self._low_mark
         oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
@@ -138,8 +140,8 @@ class LockTable:
 
 
 def _groups(batch: AppendBatch) -> tuple[Iterable[tuple[int, int, int]], list[int] | None]:
-    """For each group: what it has seen, its locks, its rows; and for each lock how far behind the first of its group its
-    row stands. None: each row stands by itself."""
+    """Return for each group what it has seen, its locks and its rows; and for each lock the distance of its row from the
+    first row of its group. The second value is None if each row stands by itself."""
     if batch.follows is None:
         return zip(batch.marks.tolist(), batch.lock_counts.tolist(), repeat(1), strict=False), None
     starts = np.flatnonzero(~batch.follows)

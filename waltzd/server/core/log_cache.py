@@ -1,9 +1,10 @@
-"""The newest records of a partition in memory: what is on its way to the replicas, and what readers ask for most.
+"""The newest records of a partition in memory: what is in flight to the replicas, and what readers ask for most. Pure.
 
-It holds pieces: runs of format 0, or batches. Every replica and every hot reader is a cursor into the same pieces, so a
-slow one costs nothing: what is committed may be evicted, oldest first, and a cursor that is then in front of the tail reads
-from a storage until it has caught up. The newest piece and what is not committed are never evicted; the pipeline bounds
-that by taking no more. Readers get runs, of which any part may be taken; replicas get batches whole. Pure.
+The cache holds pieces: runs of format 0, or batches. Each replica and each reader near the end of the log is a cursor
+into the same pieces, so a slow one costs nothing. Committed pieces are evicted, oldest first. A cursor that is then
+before the cache reads from a storage until it has caught up. The newest piece and uncommitted pieces are never evicted;
+the pipeline bounds them by accepting no more. Readers get runs, of which any part may be taken; replicas get whole
+batches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from waltzd.protocol.peers import Content
 from waltzd.protocol.quorum import EVERYTHING
 
 RUN_BYTES = 512
-"""What a piece costs besides its bytes: many small ones must not hide behind a bound in bytes."""
+"""Cost of a piece besides its bytes, so that many small pieces count against a limit in bytes."""
 _GONE = empty_run(0)
 
 
@@ -26,28 +27,28 @@ def _weight(piece: Piece) -> int:
 
 class LogCache:
     def __init__(self, next_id: int, bytes_max: int, end: End | None = None) -> None:
-        """`end`: where the last batch of the log ends; None where its last records are of format 0, or there are none."""
+        """`end`: where the last batch of the log ends; None if its last records are of format 0, or if there are none."""
         self.next_id = next_id
         self.end = end
         self.bytes = 0
         self.pending_bytes = 0
-        """Of the pieces that are not committed as a whole."""
+        """Bytes of the pieces that are not wholly committed."""
         self.committed = next_id - 1
         self._bytes_max = bytes_max
         self._first_batch = next_id if end is not None else EVERYTHING
-        """From this id on the log is of batches."""
+        """First id that is stored in a batch; the records before are of format 0."""
         self._pieces: list[Piece] = []
         self._first_ids: list[int] = []
         self._evicted = 0
-        """How many pieces at the start of the lists are gone; cut off now and then."""
+        """Number of evicted pieces at the start of the lists. They are cut off now and then."""
         self._joined: Run | None = None
-        """The last that were put together: what one replica is sent the others are sent, too."""
+        """Newest run that was joined from several pieces, kept because all replicas are sent the same."""
         self._settled = 0
-        """How many pieces at the start are committed as a whole."""
+        """Number of wholly committed pieces at the start of the lists."""
 
     @property
     def first_id(self) -> int:
-        """The oldest id that is still here."""
+        """Oldest id in the cache; `next_id` if the cache is empty."""
         return self._first_ids[self._evicted] if self._evicted < len(self._pieces) else self.next_id
 
     def append(self, piece: Piece) -> None:
@@ -70,7 +71,7 @@ class LogCache:
         self._make_room()
 
     def commit(self, mark: int) -> None:
-        """Everything up to `mark` may go when there is no room."""
+        """Set the committed mark. Pieces up to it may be evicted when there is no room."""
         assert self.committed <= mark < self.next_id
         self.committed = mark
         while self._settled < len(self._pieces) and self._pieces[self._settled].last_id <= mark:
@@ -92,7 +93,7 @@ class LogCache:
             self._evicted = 0
 
     def check(self) -> None:
-        """What is true after every event."""
+        """Assert the invariants of the cache."""
         pieces, settled = self._pieces, self._settled
         assert len(pieces) == len(self._first_ids)
         assert self._evicted <= settled <= len(pieces), "nothing that is not committed is evicted"
@@ -107,14 +108,15 @@ class LogCache:
     # -- for replicas
 
     def content_from(self, first_id: int, last_id: int, bytes_max: int) -> Content | None:
-        """What a replica is sent that holds everything in front of `first_id`: a run up to `last_id`, or whole batches, of
-        about `bytes_max` together but never less than one record or batch. None when there is nothing up to `last_id`."""
+        """Return what is sent to a replica that holds everything before `first_id`: one run up to `last_id`, or whole
+        batches, of about `bytes_max` bytes and at least one record or batch. Return None when there is nothing up to
+        `last_id`."""
         if first_id < self._first_batch:
             return self.joined_from(first_id, min(last_id, self._first_batch - 1), bytes_max)
         return self.batches_from(first_id, last_id, bytes_max) or None
 
     def batches_from(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches, from the one that holds `first_id` on."""
+        """Return whole batches, starting with the batch that holds `first_id`."""
         found: list[Batch] = []
         size = 0
         for position in range(self._position(first_id), len(self._pieces)):
@@ -127,8 +129,8 @@ class LogCache:
         return tuple(found)
 
     def end_at(self, id_: int) -> End | None:
-        """With which batch the log ended at this id; of one that is not the newest, without its place in the segment. None
-        where that is not known here."""
+        """Return the end of the batch that ends at this id, or None if it is unknown here. For a batch that is not the
+        newest the position in its segment is left out."""
         if id_ == self.next_id - 1:
             return self.end
         at = bisect_right(self._first_ids, id_, self._evicted) - 1
@@ -136,7 +138,7 @@ class LogCache:
         return End(crc=piece.head.crc, time=piece.head.time) if isinstance(piece, Batch) and piece.last_id == id_ else None
 
     def records_up_to(self, id_: int, count: int) -> Run | None:
-        """The last so many records of format 0 up to this one; None where they are not all in here."""
+        """Return the last `count` records of format 0 up to this id; None if the cache lacks some of them."""
         first_id = max(0, id_ - count + 1)
         if not self.first_id <= first_id <= id_ < min(self.next_id, self._first_batch):
             return None
@@ -145,8 +147,8 @@ class LogCache:
     # -- for readers
 
     def runs_from(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> list[Run]:
-        """Consecutive runs, the first of them from `first_id` on, up to `last_id`, of about `bytes_max` together but never
-        less than one record; empty when there is nothing up to `last_id`."""
+        """Return consecutive runs from `first_id` to `last_id` of about `bytes_max` bytes together, at least one record.
+        Return an empty list when there is nothing up to `last_id`."""
         assert first_id >= self.first_id, (first_id, self.first_id)
         last_id = min(last_id, self.next_id - 1)
         found: list[Run] = []
@@ -171,7 +173,7 @@ class LogCache:
         return found
 
     def joined_from(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run | None:
-        """The same as one run; None when there is nothing."""
+        """Return the runs of `runs_from` as one run; None when there is nothing."""
         runs = self.runs_from(first_id, last_id, bytes_max, with_locks=with_locks)
         if len(runs) <= 1:
             return runs[0] if runs else None
@@ -183,8 +185,8 @@ class LogCache:
         return joined
 
     def find_time(self, time: int) -> tuple[int, bool]:
-        """The highest id in front of the first transaction in here whose time is `time` or later; and whether none that has
-        left the tail can be in front of it and be as late, or have no time."""
+        """Return the highest id before the first cached transaction at or after `time`; and whether the answer is
+        certain, which it is not if an evicted transaction may be as late, or has no time."""
         mark, before = self.next_id - 1, NO_TIME
         for piece in self._pieces[self._evicted :]:
             if isinstance(piece, Batch) and piece.head.time >= time:
@@ -194,7 +196,7 @@ class LogCache:
         return mark, mark < 0 or before != NO_TIME
 
     def _position(self, id_: int) -> int:
-        """Of the piece that holds this id, or behind the last."""
+        """Return the index of the piece that holds this id; the number of pieces if the id is behind the last one."""
         if id_ >= self.next_id:
             return len(self._pieces)
         return max(self._evicted, bisect_right(self._first_ids, id_) - 1)

@@ -1,4 +1,4 @@
-"""How the document of a partition changes: who takes part in its session, who has forgotten something, who has diverged.
+"""Changes of the document of a partition: which replicas take part in its session, which have forgotten, which diverged.
 
 Each change is a new document, saved before anything relies on it (`waltzd.server.core.recovery` says when). Pure.
 """
@@ -22,9 +22,9 @@ def admitting(
     level: Mapping[str, ReplicaStatus],
     diverged: Mapping[str, UUID] | None = None,
 ) -> PartitionMeta:
-    """The document with which the session opens. Level replicas have joined it; of each other one it says up to where it
-    can be trusted. What such a one is cut above is nothing that it could forget. `diverged`: which directories hold another
-    history."""
+    """Return the document that opens the session. Level replicas have joined it. For each other replica the document says
+    up to which id it can be trusted; what is cut above that id does not count as forgotten. `diverged`: directories that
+    hold another history."""
     outside = diverged or {}
     states: dict[str, ReplicaState] = {}
     for name in roles:
@@ -45,8 +45,9 @@ def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaSta
 
 
 def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
-    """The document that lets this member's acknowledgements count, once it is saved; None when it may not join. One that
-    had forgotten something joins again when it holds all that it, or the replica in whose place it is, had acknowledged."""
+    """Return the document that makes the acknowledgements of this member count; None if it may not join. A member that
+    had forgotten something joins again when it holds all that it had acknowledged, or that the replica in whose place it
+    stands had acknowledged."""
     state = meta.replicas.get(name)
     if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
         return None
@@ -58,8 +59,8 @@ def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: 
 
 
 def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
-    """The document that takes away the vote of a member that has forgotten what it acknowledged in this session: everything
-    up to `mark`."""
+    """Return the document that takes the vote from a member that has forgotten what it acknowledged in this session, up
+    to `mark`; None if that is not needed."""
     state = meta.replicas.get(name)
     if name not in meta.joined or state is None or state.is_lost:
         return None
@@ -68,8 +69,8 @@ def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
 
 
 def diverging(meta: PartitionMeta, name: str, incarnation: UUID, mark: int) -> PartitionMeta | None:
-    """The document that takes a replica out whose directory holds another history; None where it says so already. It may
-    have acknowledged up to `mark`, and whoever stands in its place later has to hold that."""
+    """Return the document that excludes a replica whose directory holds another history; None if it is excluded already.
+    The replica may have acknowledged up to `mark`: its successor has to hold all of that."""
     state = meta.replicas.get(name)
     if state is not None and state.is_diverged and state.incarnation == incarnation:
         return None
@@ -82,7 +83,7 @@ def diverging(meta: PartitionMeta, name: str, incarnation: UUID, mark: int) -> P
 
 
 def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMeta:
-    """The document that says how far the joined members have acknowledged; the same one where it says so already."""
+    """Return the document that records how far the joined members have acknowledged; `meta` itself if nothing has risen."""
     risen = {
         name: replace(state, acknowledged=marks[name])
         for name, state in meta.replicas.items()
@@ -92,17 +93,17 @@ def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMet
 
 
 def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark`: nothing is in flight, and nothing will be written any more."""
+    """Return the document that closes its session at `mark`: nothing is in flight, and nothing more will be written."""
     assert meta.opened == meta.session
     return replace(meta, decision=Decision(mark=mark, session=meta.session))
 
 
 def released(meta: PartitionMeta) -> PartitionMeta:
-    """The document that says besides that its owner answers no read any more: nobody has to outlast its lease."""
+    """Return the document without a lease: its owner answers no more reads, so nobody has to wait for the lease to end."""
     return replace(meta, lease_ms=0)
 
 
 def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark` and takes the next one, in one write: no other owner comes in
-    between."""
+    """Return the document that closes its session at `mark` and takes the next session in one write, so that no other
+    owner comes between."""
     return replace(closing(meta, mark), session=meta.session + 1)

@@ -1,13 +1,13 @@
-"""How far each replica is in one session, and what is committed by that. Pure.
+"""Progress of each replica in one session, and what is committed by it. Pure.
 
-A `Progress` is all that the owner knows of one replica for as long as one session lasts: what the storage said, what it
-was sent, what it acknowledged and what counts of that. Recovery, the marks and the replica's link read and write the same
-one, so that they cannot disagree. A new session starts with new ones: what a replica acknowledged in the last session says
-nothing about this one.
+A `Progress` is all that the owner knows of one replica during one session: what it reported, what it was sent, what it
+acknowledged and which acknowledgements count. Recovery, the marks and the replicator share one `Progress` for each
+replica, so they cannot disagree. A new session starts with new ones: acknowledgements of the last session prove nothing
+for this one.
 
 `Marks` is what is committed in an open session: the highest mark that a majority of its members has on disk.
-Rule 1: only members that the saved document says have joined are counted, and the majority is that of all members.
-Rule 2: the committed mark only rises, whatever a replica says later.
+Rule 1: only members that have joined by the saved document are counted, and the majority is that of all members.
+Rule 2: the committed mark only rises, whatever a replica reports later.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from waltzd.server.core.lease import Lease
 class Progress:
     was_asked: bool = False
     before: ReplicaStatus | None = None
-    """Where it stood before we opened it; None also when its storage, which was asked, holds nothing of the partition."""
+    """Status before this session opened it; None if it was not asked, or holds nothing of the partition."""
     was_tried: bool = False
-    """It answered, or failed to, at least once."""
+    """Whether the replica answered or failed to answer at least once."""
     status: ReplicaStatus | None = None
-    """What it said last; None while it is silent."""
+    """Its newest status; None while it is silent."""
     held: int = EMPTY
-    """The last id on its disk, as far as we were told."""
+    """Last id on its disk, as far as it was reported."""
     copied: int | None = None
-    """Up to here it has got the log from us since it was opened."""
+    """Id up to which it has copied the log from us since it was opened; None if it has copied nothing."""
     sent: int = EMPTY
-    """The last id on the open append stream."""
+    """Last id that was sent on the open append stream."""
     told: int = EMPTY
-    """The committed mark that it knows."""
+    """Committed mark that it was told."""
     durable: int | None = None
-    """Up to here its acknowledgements count; None while they do not count at all."""
+    """Id up to which its acknowledgements count; None while they do not count."""
     acknowledged: int = EMPTY
-    """The most that it ever acknowledged while it counted: if it holds less afterwards, it has forgotten something."""
+    """Highest id that it acknowledged while its acknowledgements counted. If it holds less afterwards, it has forgotten
+    something."""
     has_forgotten: bool = False
-    """It has forgotten something, and that is not saved yet."""
+    """Whether the replica has forgotten something that is not saved in the document yet."""
     trimmed: int = 0
-    """The floor that it was given since it was opened; its own may be lower, because it keeps whole segments."""
+    """Floor that it was told since it was opened. Its own floor may be lower, because it keeps whole segments."""
     copied_end: object = None
-    """What the log was seen to end with when this one had copied up to the mark."""
+    """End of the log as known when this replica had copied up to the mark."""
     diverged: tuple[UUID, str] | None = None
-    """It holds another history than the log: which directory does, and how that was seen."""
+    """Incarnation of its directory, and how it was found to hold another history than the log; None if it was not."""
 
     def check(self) -> None:
         assert self.status is None or self.was_tried
@@ -62,50 +63,51 @@ class Progress:
 
 
 def is_bound(status: ReplicaStatus, incarnation: UUID | None, session: int) -> bool:
-    """Whether it has joined this session, and has promised itself to no newer one. One whose disk was replaced may have
-    forgotten a promise."""
+    """Return whether a replica has joined this session and is fenced by no newer one. A replica whose disk was replaced
+    may have forgotten that it was fenced."""
     return status.promised_session == session == status.session and status.incarnation == incarnation
 
 
 def print_of(end: End | None) -> object:
-    """What is compared of it. The checksum is that of a head, which names the one in front of it."""
+    """Return the parts of an end that are compared. The checksum is that of a batch's head, which includes the checksum
+    of the batch before."""
     return None if end is None else (end.crc, end.time)
 
 
 def certain_of(status: ReplicaStatus, mark: int) -> int:
-    """Up to here nothing is ever cut on this replica. It can know of more than the mark of an open session only from that
-    session itself, when it has forgotten since that it had begun it."""
+    """Return the id up to which nothing is ever cut on this replica. It knows a committed mark above `mark` only from the
+    session that `mark` opened, whose begin it has then forgotten."""
     return max(mark, status.committed)
 
 
 class Marks:
     def __init__(self, progress: Mapping[str, Progress], joined: Sequence[str], low_mark: int) -> None:
-        """`progress` is that of the members."""
+        """`progress`: of all members."""
         assert progress
         assert set(joined) <= set(progress)
         self.members = tuple(progress)
         self.committed = self._low_mark = low_mark
         self._progress = progress
         self.lease: Lease | None = None
-        """How long the owner need not ask whether it was replaced; None where it always does."""
+        """Lease within which the owner answers confirmed reads without asking; None if there is no lease."""
         for name in joined:
             progress[name].durable = progress[name].acknowledged = low_mark
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The members whose acknowledgements count."""
+        """Members whose acknowledgements count."""
         return tuple(name for name, progress in self._progress.items() if progress.durable is not None)
 
     @property
     def acknowledged(self) -> dict[str, int]:
-        """The most that each member ever acknowledged while it counted."""
+        """Highest id that each member acknowledged while its acknowledgements counted."""
         return {name: progress.acknowledged for name, progress in self._progress.items()}
 
     def counts(self, name: str) -> bool:
         return name in self._progress and self._progress[name].durable is not None
 
     def missing(self, readable: Collection[str]) -> str:
-        """Why nothing can be committed with these replicas, in one sentence; empty when it can."""
+        """Return in one sentence why nothing can be committed with these replicas; empty if it can."""
         writable = [name for name in self.counted if name in readable]
         if len(writable) >= majority(len(self.members)):
             return ""
@@ -113,21 +115,22 @@ class Marks:
         return f"no majority takes appends: {', '.join(others)} of {', '.join(self.members)} do not"
 
     def confirms(self, bound: Collection[str]) -> bool:
-        """Whether these are so many that no newer session had opened when they said that they are bound to this one."""
+        """Return whether these members prove that no newer session had opened when they confirmed ours."""
         return sum(name in bound for name in self.counted) >= majority(len(self.members))
 
     def join(self, name: str, mark: int) -> bool:
-        """Saved: it counts from now on, and has this much on disk. True when the committed mark rose."""
+        """Count a member from now on, of which the document says that it joined. It holds everything up to `mark`. Return
+        whether the committed mark rose."""
         progress = self._progress[name]
         progress.durable, progress.acknowledged = mark, max(mark, progress.acknowledged)
         return self._commit()
 
     def lose(self, name: str) -> None:
-        """It has forgotten something: nothing that it says counts any more."""
+        """Stop counting a member that has forgotten something."""
         self._progress[name].durable = None
 
     def acknowledge(self, name: str, mark: int) -> bool:
-        """It says that everything up to `mark` is on its disk. True when the committed mark rose."""
+        """Note that the member has everything up to `mark` on its disk. Return whether the committed mark rose."""
         progress = self._progress.get(name)
         if progress is None or progress.durable is None or mark <= progress.durable:
             return False
@@ -143,7 +146,7 @@ class Marks:
         return True
 
     def check(self) -> None:
-        """What is committed was acknowledged by a majority of all members while they counted."""
+        """Assert that a majority of all members acknowledged what is committed, while they counted."""
         assert self.committed >= self._low_mark
         if self.committed > self._low_mark:
             assert reached(self.acknowledged.values(), len(self.members)) >= self.committed

@@ -1,10 +1,10 @@
-"""Quotas as arithmetic: how long a name waits for what it wants beyond its grant, and who may take a mount. Pure.
+"""Quotas as arithmetic: how long a name waits when it exceeds its grant, and whether it may have another mount. Pure.
 
-A bucket holds what may be used at once, and fills at the granted rate. What is larger than its content is taken all the
-same, on credit: whoever took it waits until the debt is paid, and all who come meanwhile wait behind it. So nothing is
-refused, nothing is cut into pieces, and over any time no more passes than the rate, one bucket and one thing.
+A token bucket holds what may be used at once, and fills at the granted rate. An amount that exceeds its content is taken
+on credit: its taker waits until the debt is paid, and later takers wait behind it. So nothing is refused and nothing is
+cut into pieces. In any period at most the rate, one bucket and one amount pass.
 
-Times are seconds of any clock that does not go back.
+Times are seconds of any clock that never goes back.
 """
 
 from __future__ import annotations
@@ -13,51 +13,52 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 BURST_SECONDS = 1.0
-"""A bucket holds as much as comes in so long: who was quiet may be quick for a moment."""
+"""Seconds of the granted rate that a bucket holds, so that a name that was quiet may send a burst."""
 LOCKS_MAX = 4096
-"""So many locks of a name are counted apart. One whose bucket is full again is forgotten first; when there is none, further
-locks share as many buckets more, by their ids: no lock gets a new bucket while it has a debt."""
+"""Number of locks of a name that have a bucket each. When there are more, a lock whose bucket is full is forgotten. If
+there is none, further locks share as many buckets, chosen by their ids. So no lock gets a new bucket while it has a
+debt."""
 LOOKS = 8
-"""So many locks are looked at for one that may be forgotten, those first that were marked longest ago."""
+"""Number of locks that are checked for one that may be forgotten, the least recently marked first."""
 SHARE = 4
-"""A name may hold this many mounts for each one that is free: alone it leaves a fifth of them to others."""
+"""Mounts that a name may hold for each free one. A single name leaves a fifth of all mounts to other names."""
 
 
 class Bucket:
     def __init__(self, rate: float, now: float, *, burst_seconds: float = BURST_SECONDS) -> None:
-        """`rate`: so much a second."""
+        """`rate`: units per second."""
         assert rate > 0
         self.rate = rate
         self._burst_seconds = burst_seconds
         self._paid_at = now - burst_seconds
-        """When all that was taken is paid for. As far as that is in the past, the bucket has something in it."""
+        """Time at which all that was taken is paid for. While that time is in the past, the bucket is not empty."""
 
     def take(self, amount: float, now: float) -> float:
-        """How long whoever takes this has to wait."""
+        """Take an amount, on credit if need be; return the seconds that its taker has to wait."""
         paid_at = max(self._paid_at, now - self._burst_seconds) + amount / self.rate
         self._paid_at = paid_at
         return max(0.0, paid_at - now)
 
     def wait(self, now: float) -> float:
-        """How long until the next taking begins without a debt."""
+        """Return the seconds until the debt is paid."""
         return max(0.0, self._paid_at - now)
 
     def is_full(self, now: float) -> bool:
-        """It is as good as a new one."""
+        """Return whether the bucket equals a new one."""
         return self._paid_at <= now - self._burst_seconds
 
 
 class LockBuckets:
-    """How often a name marks each lock."""
+    """Limit of how often a name marks each lock."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
         self._shared: dict[int, Bucket] = {}
-        """Of locks for which there is no room."""
+        """Buckets of locks that share, by lock id modulo `LOCKS_MAX`."""
 
     def take(self, locks: Iterable[tuple[int, int]], now: float) -> float:
-        """Locks, and how often each is marked; the longest of the waits."""
+        """Take the marks of these locks, given with a count each; return the longest wait."""
         longest = 0.0
         for lock, count in locks:
             bucket = self._buckets.get(lock)
@@ -96,9 +97,9 @@ class LockBuckets:
 
 
 def may_enter(held: int, total: int, total_max: int, *, most: int | None = None, is_shared: bool = True) -> bool:
-    """Whether a name that holds so many mounts may have another one, where all names together hold `total`. `most`: of its
-    quota. `is_shared`: there may be other names, and some mounts stay free for them: the last ones go only to names that
-    hold fewer than `SHARE`."""
+    """Return whether a name with `held` mounts may have another one, where all names together hold `total`. `most`: the
+    limit of its quota. `is_shared`: whether other names may exist. Then the last free mounts go only to names that hold
+    fewer than `SHARE` for each free one."""
     if total >= total_max or (most is not None and held >= most):
         return False
     return not is_shared or held == 0 or held < SHARE * (total_max - total)

@@ -1,53 +1,54 @@
-"""The recovery of one partition by one session: where does the last session end, and which replicas hold exactly that log?
+"""The recovery of one partition by one session: where does the last session end, and which replicas hold exactly that
+log?
 
-How to think about it. A session is one owner's lease on the log, and at most one can commit: storages refuse every session
-below the one that they promised themselves to. What a session committed is on a majority of its members; what it only sent
-may be on any of them. The next session therefore asks the members how much they hold, and takes a vote. The result is the
-*closing mark*: up to it every record stays for ever; what is above it was never acknowledged, and is cut.
+How to think about it. A session is one owner's period of writing the log, and at most one session can commit: storages
+refuse every session below the one that fenced them. What a session committed is on a majority of its members; what it
+only sent may be on any of them. The next session therefore asks the members how much they hold, and takes a vote. The
+result is the *closing mark*: up to it every record stays for ever; what is above it was never acknowledged, and is cut.
 
 Rule 1: the vote belongs to the session that is being closed: to its recorded members, by its majority, whatever the
-assignment says now.
-Rule 2: each vote is a range. A member that joined and remembers everything counts as what it holds; one that never joined
-counts as nothing; a silent one, or one that has forgotten something, may have held anything. The mark is decided when the
-highest mark that a majority reached is the same at both ends of all ranges: then no later answer can change it.
-Rule 3: decide, save, act. No replica is brought to a mark that is not saved yet. Before that one is cut, mended or copied
-to only where the vote can lose nothing by it. So a crash at any point leads the next owner to the same mark.
-Rule 4: only what is certainly the log may be counted or copied from (`trusted`). Above that a replica may hold what another
-session wrote.
+assignment is now.
+Rule 2: each vote is a range. A member that joined and remembers everything counts as what it holds. A member that never
+joined counts as nothing. A member that is silent, or has forgotten something, may have held anything. The mark is decided
+when the highest mark that a majority reached is the same at both ends of all ranges: then no later answer can change it.
+Rule 3: decide, save, act. No replica is brought to a mark that is not saved yet. Before that a replica is cut, mended or
+copied to only where the vote can lose nothing by it. So a crash at any point leads the next owner to the same mark.
+Rule 4: only what is certainly the log may be counted or copied from (`trusted`). Above that id a replica may hold what
+another session wrote.
 
-Five steps: VOTING (hear what the replicas hold) → RECORDING (save the closing mark) → SETTLING (cut and copy until a
-majority holds exactly that log) → ADMITTING (save who takes part) → OPEN. The step is computed from the document and the
-`Progress` of each replica. It is stored nowhere, so it cannot disagree with them.
+Five steps: VOTING (learn what the replicas hold) → RECORDING (save the closing mark) → SETTLING (cut and copy until a
+majority holds exactly that log) → ADMITTING (save which replicas take part) → OPEN. The step is computed from the
+document and the `Progress` of each replica. It is stored nowhere, so it cannot contradict them.
 
 The pull. This module remembers and decides, and does nothing. Its driver asks `next_for(replica)` and `next_save()`,
-carries that out, and tells how it went. Both may be asked at any time, in any order, and any answer may be lost with the
-process.
+carries out the answer, and reports the result. Both may be asked at any time, in any order, and any answer may be lost
+with the process.
 
-The hard part is what a replica *was*, when all that can be asked is what it says now (`_is_the_one_that_joined`, `_least`,
-`_lineage`). Disks are replaced, directories go back to older copies, halves of control files are lost, writes are torn.
-Each is told from a replica that remembers everything by its incarnation, by the session that it has begun, by its own
-marks, and by what the document says that it had acknowledged. One that fails any of these is not touched while it may hold
-the last copy of something acknowledged; it regains its vote by holding all of that again.
+The hard part is what a replica *was*, when only its state now can be asked (`_is_the_one_that_joined`, `_least`,
+`_lineage`). Disks are replaced, directories go back to older copies, halves of control files are lost, writes are torn. A
+replica that remembers everything differs from all of these by its incarnation, by the session that it has begun, by its
+own marks, and by what it had acknowledged according to the document. A replica that fails one of these checks is not
+touched while it may hold the last copy of something acknowledged; it regains its vote by holding all of that again.
 
-What a replica holds may also be what no owner ever wrote. So being level means to end alike, and not only at the same id:
-with the same batch, whose checksum names the one in front of it and so all of them, or in format 0 with the same last
-records. Who ends otherwise than the log is *diverged*: it counts for nothing, gives nothing, and is neither cut nor copied
-to. What the log ends with, the owner that wrote it knows; else those say it who hold it since before, all of them or a
-majority of the members. Where they contradict each other without a majority, nothing opens (`log_end`).
+A replica may also hold what no owner ever wrote. So being level means to end alike, and not only at the same id: with the
+same batch, whose checksum includes the batch before and so all of them, or in format 0 with the same last records. A
+replica that ends otherwise than the log is *diverged*: it has no vote, is no source, and is neither cut nor copied to.
+The end of the log is known by the owner that wrote it; else by the replicas that held it before this session: all of
+them, or a majority of the members. If they contradict each other without a majority, nothing opens (`log_end`).
 
-The log may have had other *timelines*: an operator ended it at an earlier id, and it went on from there. A replica of an
-older timeline may hold committed transactions above the fork, and other ones have the same ids now. So it does not vote, is
-no source, and raises no known mark, until it has gone over (`Fork`): its storage sets aside what it holds above the fork.
-A replica of a timeline that this log never had is quarantined like one that has diverged.
+The log may have had other *timelines*: an operator ended it at an earlier id, and it continued from there. A replica of
+an older timeline may hold committed transactions above the fork, and other transactions have the same ids now. So it does
+not vote, is no source, and raises no known mark, until it has switched (`Fork`): its storage sets aside what it holds
+above the fork. A replica of a timeline that this log never had is treated like one that has diverged.
 
-The document itself may be an older one, put back by an operator, or be forged. Each session is saved there before a storage
-hears of it, so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`). A
-document that none of its storages confirms (`is_confirmed`) is one that says that there never was a log, or names
-storages that know nothing of it: all storages of the cluster are asked then, before any is fenced, since the log may
-be on the others.
+The document itself may be an older one that an operator put back, or a forged one. Each session is saved in the document
+before a storage sees it. So a storage that knows a later session than the document proves that the document is wrong, and
+nothing is decided (`refusal`). A document may also be confirmed by none of its storages (`is_confirmed`): it contains no
+log, or names storages without the partition. Then all storages of the cluster are asked before any is fenced, since the
+log may be on the others.
 
-How the document changes when a session opens, while it is open and when it ends, is in `waltzd.server.core.membership`. In
-order below: what a replica does next, as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
+Changes of the document when a session opens, while it is open and when it ends are in `waltzd.server.core.membership`.
+Stories of recovery are in `tests/golden/recovery/`. Pure.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from waltzd.server.core.progress import Marks, Progress, certain_of, print_of
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 
 NEAR_IDS = 10_000
-"""A replica that lags less than this is level in a moment."""
+"""Lag in ids up to which a replica is level in a moment."""
 
 
 class Step(enum.StrEnum):
@@ -90,45 +91,45 @@ class Recovery:
         ours: Mapping[str, UUID] | None = None,
         end: End | None = None,
     ) -> None:
-        """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
-        where this owner also had the session that is closed, the incarnation of each replica that was in contact with
-        it; and `end`: with which batch the log ends at its mark."""
+        """`meta` has our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`: if
+        this owner also had the session that is closed, the incarnation of each replica that was in contact with it.
+        `end`: the batch with which the log then ends at its mark."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
         self.is_taken = is_taken
         self._ours = ours or {}
         self.patience_left = True
-        """While true, a session that could open waits for replicas that are nearly level; the driver ends that."""
+        """Whether a session that could open waits for replicas that are nearly level. The driver sets it to False."""
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
-        """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
+        """Newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
         self._known_end: object = print_of(end)
-        """What the log has at the mark at which this session opens, once that is certain."""
+        """End of the log at the mark at which this session opens; None while it is not certain."""
         self.leaving: frozenset[str] = frozenset()
-        """Assigned replicas that leave with this session, if all others that are assigned are level when it opens. While a
+        """Assigned replicas that leave with this session, if all other assigned replicas are level when it opens. While a
         session is open: those that leave with the next one. Empty after each change of `roles`."""
         self.others: list[str] = []
-        """Storages of the cluster that the log should not be on. They are asked where nothing confirms the document."""
+        """Storages of the cluster to which the log is not assigned. They are asked if nothing confirms the document."""
         self._strange: dict[str, ReplicaStatus | None] = {}
-        """What they said."""
+        """Status of each of `others` that answered; None if it has no replica of the partition."""
         assert meta.opened <= meta.session
 
     # -- who there is
 
     @property
     def names(self) -> list[str]:
-        """All replicas to contact: those that may vote, and those that shall hold the log from now on."""
+        """Replicas to contact: those that may vote, and those that shall hold the log from now on."""
         return sorted({*self.roles, *self.meta.members})
 
     @property
     def is_fresh(self) -> bool:
-        """No session of this partition was ever opened."""
+        """Return whether no session of this partition was ever opened."""
         return self.meta.opened == 0 and self.meta.decision is None
 
     @property
     def mark(self) -> int | None:
-        """The mark at which this session opens, when it is saved."""
+        """Mark at which this session opens; None until it is saved."""
         if self.meta.opened == self.session:
             return self.meta.low_mark
         return self.meta.decision.mark if self.meta.decision is not None else None
@@ -142,14 +143,14 @@ class Recovery:
         return Step.ADMITTING if self._is_admissible else Step.SETTLING
 
     def progress(self, name: str) -> Progress:
-        """How far this replica is: one value for as long as the session lasts."""
+        """Return the progress of this replica. It is the same object for as long as the session lasts."""
         found = self._progress.get(name)
         if found is None:
             found = self._progress[name] = Progress()
         return found
 
     def marks(self) -> Marks:
-        """What is committed in this session from now on: it has just opened."""
+        """Return the commit marks of this session, which has just opened."""
         assert self.step is Step.OPEN
         return Marks({name: self.progress(name) for name in self.meta.members}, self.meta.joined, self.meta.low_mark)
 
@@ -158,7 +159,7 @@ class Recovery:
 
     @property
     def statuses(self) -> dict[str, ReplicaStatus]:
-        """Of the replicas that answer."""
+        """Status of each replica that answers."""
         return {name: progress.status for name, progress in self._progress.items() if progress.status is not None}
 
     @property
@@ -167,24 +168,24 @@ class Recovery:
 
     @property
     def forgetful(self) -> list[str]:
-        """Those that have forgotten what they acknowledged in this session, where that is not saved yet."""
+        """Replicas that have forgotten what they acknowledged in this session, if that is not saved yet."""
         return [name for name, progress in self._progress.items() if progress.has_forgotten]
 
     def held(self, name: str) -> int:
-        """The last id on this replica, as far as we were told."""
+        """Return the last id on this replica, as far as it was reported."""
         return self.progress(name).held
 
     # -- what happened
 
     def asked(self, name: str, status: ReplicaStatus | None) -> None:
-        """It says where it stands, before we have ever opened it. None: it holds nothing of the partition."""
+        """Note the status of a replica before this session opened it; None if it has no replica of the partition."""
         progress = self.progress(name)
         progress.was_asked, progress.before = True, status
 
     @property
     def has_asked_enough(self) -> bool:
-        """Our session id may be saved: a session that decided anything after this document was written has fenced one of
-        the replicas that were asked, and that one would have said so."""
+        """Return whether our session id may be saved. A session that decided anything after this document was written has fenced
+        one of the replicas that were asked, and that replica would have reported it."""
         if not self._has_asked_replicas:
             return False
         if self.is_confirmed:
@@ -196,17 +197,17 @@ class Recovery:
 
     @property
     def needs_others(self) -> bool:
-        """Whether the storages that the log should not be on have to say so."""
+        """Return whether the storages to which the log is not assigned have to be asked as well."""
         return self._has_asked_replicas and not self.is_confirmed
 
     def asked_other(self, name: str, status: ReplicaStatus | None) -> None:
-        """One of `others` says what it holds of the partition: None is nothing."""
+        """Note the status of one of `others`; None if it has no replica of the partition."""
         self._strange[name] = status
 
     @property
     def is_confirmed(self) -> bool:
-        """A replica that was asked is what the document says of it: it took part in the session that is to be closed, or,
-        where the closing mark is saved, has begun a session since."""
+        """Return whether a replica that was asked confirms the document: it took part in the session that is to be closed, or,
+        if the closing mark is saved, has begun a session since."""
         if self.is_fresh or self.meta.opened == 0:
             return False
         if self.meta.decision is None:
@@ -227,50 +228,51 @@ class Recovery:
         return bool(voters) and sum(self.progress(name).was_asked for name in voters) >= majority(len(voters))
 
     def opened(self, name: str, status: ReplicaStatus) -> None:
-        """It answered: lower sessions are fenced there."""
+        """Note that this session opened a replica: lower sessions are fenced there."""
         self.progress(name).was_tried = True
         self.progress(name).copied = self.progress(name).copied_end = None
         self.progress(name).trimmed = 0
         self.changed(name, status)
 
     def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
-        """Another name under which this very replica answers: what is acknowledged under both is on one disk."""
+        """Return another name under which this very replica answers, or None. What is acknowledged under both names is on
+        one disk."""
         others = ((other, known) for other, known in self.statuses.items() if other != name)
         return next((other for other, known in others if known.incarnation == status.incarnation), None)
 
     def is_recorded(self, name: str, status: ReplicaStatus) -> bool:
-        """It is the replica that took part under this name."""
+        """Return whether this is the replica that took part under this name."""
         state = self.meta.replicas.get(name)
         return state is not None and state.incarnation == status.incarnation
 
     def changed(self, name: str, status: ReplicaStatus) -> None:
-        """After a truncation, a low-water mark or a healing."""
+        """Note the status after a truncation, a low-water mark or a repair."""
         progress = self.progress(name)
         progress.status, progress.held = status, status.last_id
 
     def trimmed(self, name: str, floor: int, status: ReplicaStatus) -> None:
-        """It was told to begin at this floor. While it streams, what it holds is known better than by this answer."""
+        """Note that a replica was told to begin at this floor. While it streams, `held` is newer than this status."""
         progress = self.progress(name)
         progress.trimmed = max(progress.trimmed, floor)
         if progress.status is not None:
             progress.status = replace(progress.status, floor=status.floor, untrimmed=status.untrimmed)
 
     def copied(self, name: str, last_id: int) -> None:
-        """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
+        """Note that a replica holds the log up to this id on its disk: it got it from us, behind what was trusted."""
         progress = self.progress(name)
         progress.held = progress.copied = max(progress.held, last_id)
         if progress.copied_end is None and self.mark is not None and progress.held >= self.mark:
             progress.copied_end = self.log_end
 
     def diverged(self, name: str, why: str) -> None:
-        """It was seen to hold another history than the log, in this session."""
+        """Note that a replica was found to hold another history than the log, in this session."""
         progress = self.progress(name)
         if progress.status is not None:
             progress.diverged = progress.status.incarnation, why
             progress.durable = None
 
     def silent(self, name: str) -> None:
-        """It does not answer, for now."""
+        """Note that a replica does not answer."""
         progress = self.progress(name)
         progress.was_tried = True
         if not self.is_taken:
@@ -278,7 +280,7 @@ class Recovery:
         progress.status, progress.held = None, EMPTY
 
     def saved(self, meta: PartitionMeta) -> None:
-        """What `next_save` asked for, or another change, is in the coordinator."""
+        """Note that this document is saved in the coordinator."""
         assert meta.session == self.session
         if meta.opened == self.session != self.meta.opened:
             self._known_end = self.log_end
@@ -288,7 +290,8 @@ class Recovery:
 
     @property
     def refusal(self) -> WaltzError | None:
-        """Why nothing may be decided without an operator: a storage and the document contradict each other."""
+        """Error that forbids any decision without an operator, because a storage and the document contradict each other;
+        or None."""
         for name in self.names:
             for status in (self.progress(name).before, self.progress(name).status):
                 error = None if status is None else self._contradiction(name, status)
@@ -309,7 +312,7 @@ class Recovery:
         return contradiction(self.meta, name, status, begun_max=self._begun_max, is_before=is_before)
 
     def decide(self) -> int | None:
-        """The closing mark of the last opened session, or None while more than one answer is possible."""
+        """Return the closing mark of the last opened session; None while more than one answer is possible."""
         if self.meta.decision is not None:
             return self.meta.decision.mark
         if self.refusal is not None:
@@ -327,7 +330,7 @@ class Recovery:
         return decided((max(known, low), max(known, high)) for low, high in bounds)
 
     def _bounds(self, name: str) -> tuple[int, int]:
-        """What this member held of the session that is being closed: at least, and at most."""
+        """Return how much this member held of the session that is being closed: at least, and at most."""
         trusted = self.trusted(name)
         if name not in self.meta.joined:
             return trusted, trusted  # nothing of it ever counted; what it has copied since does
@@ -336,14 +339,14 @@ class Recovery:
         return trusted, self.held(name) if self.knows_its_end(name) else EVERYTHING
 
     def is_faithful(self, name: str) -> bool:
-        """It joined the session that is being closed and remembers everything that it acknowledged in it."""
+        """Return whether a replica joined the session that is being closed and remembers all that it acknowledged in it."""
         status = self.status(name)
         return status is not None and status.is_sound and self._is_the_one_that_joined(name, status)
 
     # -- whether it is the log that a replica holds
 
     def divergence(self, name: str) -> str:
-        """How this replica is known to hold another history than the log; empty where it is not."""
+        """Return how this replica is known to hold another history than the log; empty if it is not."""
         progress, state = self._progress.get(name), self.meta.replicas.get(name)
         status = None if progress is None else progress.status
         if progress is None or status is None:
@@ -361,12 +364,12 @@ class Recovery:
 
     @property
     def foreign(self) -> dict[str, UUID]:
-        """The directories that hold another history than the log."""
+        """Directories that hold another history than the log, by replica."""
         return {name: status.incarnation for name, status in self.statuses.items() if self.divergence(name)}
 
     @property
     def log_end(self) -> object:
-        """What the log has at the mark. None: nobody has said it, or those who hold it contradict each other."""
+        """End of the log at the mark; None if no replica reported it, or if those that hold it contradict each other."""
         if self._known_end is not None:
             return self._known_end
         found = self._ends
@@ -380,11 +383,11 @@ class Recovery:
 
     @property
     def _ends(self) -> dict[str, object]:
-        """What those have at the mark who hold it since before this session. A copy says no more than its source did."""
+        """Ends at the mark of the replicas that held it before this session. A copy proves no more than its source did."""
         return {name: end for name in self.roles if self._copied(name) == EMPTY and (end := self._end(name)) is not None}
 
     def _end(self, name: str) -> object:
-        """What this replica has at the mark, once it has begun this session; None where that is not known."""
+        """Return the end of this replica at the mark, once it has begun this session; None if it is not known."""
         progress, mark = self._progress.get(name), self.mark
         status = None if progress is None else progress.status
         if progress is None or status is None or status.session != self.session:
@@ -396,7 +399,8 @@ class Recovery:
 
     @property
     def contest(self) -> str:
-        """Who contradicts whom about the end of the log, in a sentence; empty where a majority or nobody does."""
+        """Sentence that says which replicas contradict each other about the end of the log; empty if none do, or a
+        majority agrees."""
         found = self._ends
         if self.log_end is not None or len(set(found.values())) <= 1:
             return ""
@@ -408,7 +412,7 @@ class Recovery:
     # -- what a replica held
 
     def knows_its_end(self, name: str) -> bool:
-        """It joined that session and is damaged, but sound records stand behind the damage: it never held more than the
+        """Return whether a replica that joined that session is damaged before sound records: it never held more than the
         last of them. A power cut in the middle of a write can leave it so."""
         status = self.status(name)
         if status is None or status.is_sound or not self._is_the_one_that_joined(name, status):
@@ -431,14 +435,14 @@ class Recovery:
         )
 
     def _least(self, state: ReplicaState, status: ReplicaStatus) -> int:
-        """A replica that joined holds this much, or has forgotten something: it joined with the low-water mark of the
-        session. Above the closing mark, once that is known, it forgets what it is told to."""
+        """Return what a replica that joined must hold, or it has forgotten something: it joined with the low-water mark
+        of the session. Above the closing mark, once that is known, it forgets what it is told to."""
         mark = EVERYTHING if self.meta.decision is None else self.meta.decision.mark
         own = max(self.meta.low_mark, status.low_mark, status.local_low_mark, status.committed)
         return max(own, min(mark, state.acknowledged))
 
     def trusted(self, name: str) -> int:
-        """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
+        """Return the id up to which the replica holds the log, or the lineage of the session that is being closed."""
         status = self.status(name)
         if status is None or not status.is_sound or self._given_up(status) is not None or self.divergence(name):
             return EMPTY
@@ -447,14 +451,14 @@ class Recovery:
         return self._lineage(name, status)
 
     def _is_of_older_timeline(self, status: ReplicaStatus) -> bool:
-        """Whether this replica holds the log of a timeline that was ended, and has not gone over to the current one."""
+        """Return whether this replica holds a timeline that was ended, and has not switched to the current one."""
         return status.timeline != self.meta.lineage.current and status.timeline in self.meta.lineage
 
     def _given_up(self, status: ReplicaStatus) -> int | None:
         return self.meta.gave_up(status.session, status.certain)
 
     def _lineage(self, name: str, status: ReplicaStatus) -> int:
-        """The same as if nothing of it were damaged."""
+        """Return what `trusted` returns, as if the replica were not damaged."""
         state, held = self.meta.replicas.get(name), self.held(name)
         if status.session == self.session:
             return held  # it has begun our session: whatever it has got since, it has got from us
@@ -506,7 +510,7 @@ class Recovery:
             waits = self._not_compared(name, mark)
             if waits:
                 return Wait(f"{', '.join(waits)} said nothing yet of the end of the log")
-            last_id, sources = self.give(name, held, mark)
+            last_id, sources = self.sources_for(name, held, mark)
             missing = f"no replica that answers holds the ids from {held + 1} to {mark}"
             return Copy(last_id, sources) if sources else Wait(missing)
         return Level()
@@ -522,22 +526,23 @@ class Recovery:
 
     @property
     def floor(self) -> int:
-        """The highest trim floor of all replicas that answer: from there on each of them can give what it holds. An owner
-        sets none above the mark at which its session began."""
+        """Highest trim floor of all replicas that answer: from there on each of them can give what it holds. An owner
+        sets no floor above the mark at which its session began."""
         current = self.meta.lineage.current
         found = max((status.floor for status in self.statuses.values() if status.timeline == current), default=0)
         return found if found <= self.meta.low_mark + 1 else 0
 
     def _lacks_only_archived(self, name: str, status: ReplicaStatus) -> bool:
-        """Nobody can give it what it needs first: it ends below the floor, or is damaged there."""
+        """Return whether no replica can give it what it needs first, because it ends below the floor or is damaged
+        there."""
         floor = self.floor
         if status.floor >= floor or self.progress(name).trimmed >= floor:
             return False
         return self.held(name) + 1 < floor or min(status.damaged_segments, default=floor) < floor
 
     def _not_compared(self, name: str, mark: int) -> list[str]:
-        """Those who hold the decided log, but have not begun this session, so that its end cannot be compared: until then
-        nobody copies, because a copy of what is not the log cannot be told from it later."""
+        """Return the replicas that hold the decided log but have not begun this session, so that their ends cannot be
+        compared. Until then no replica copies, because a copy of something else could not be told from the log later."""
         if self.meta.opened == self.session or self._known_end is not None or self._end_of_majority is not None:
             return []
         return [
@@ -550,14 +555,14 @@ class Recovery:
         ]
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
-        """Damage up to what is certain is replaced by what the others hold; what is behind it is cut, as long as this
-        session has not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
+        """Replace damage up to what is certain by what the other replicas hold, and cut what is behind it as long as this
+        session has not begun there. Afterwards nothing is cut, so the others must give all that this replica held."""
         has_begun = status.session == self.session
         mark = certain_of(status, mark)
         last_id = max(mark, status.last_id, *(one.last_id or EMPTY for one in status.findings)) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
-            last_id, sources = self.give(name, segment - 1, last_id)
+            last_id, sources = self.sources_for(name, segment - 1, last_id)
             if sources:
                 return Heal(segment, last_id, sources)
         elif status.damaged_segments and not has_begun:
@@ -591,20 +596,20 @@ class Recovery:
             return Truncate(keep)
         if self._lacks_only_archived(name, status):
             return Trim(self.floor)
-        return Copy(*self.give(name, keep, self.held(sources[0])))
+        return Copy(*self.sources_for(name, keep, self.held(sources[0])))
 
     def _may_be_filled(self, name: str, status: ReplicaStatus) -> bool:
-        """Another directory stands in the place of the one that joined, and the session that is being closed was never
-        begun in it: nothing that was acknowledged can be cut there. And a copy can decide: whatever silent and forgetful
-        replicas held, no majority reached more than the faithful ones hold."""
+        """Return whether another directory stands in the place of the one that joined and may be copied to. The session
+        that is being closed never began in it, so nothing acknowledged can be cut there. And a copy can decide the vote:
+        whatever silent and forgetful replicas held, no majority reached more than the faithful replicas hold."""
         state = self.meta.replicas.get(name)
         is_another = state is not None and state.incarnation != status.incarnation and status.session < self.meta.opened
         highest = [self._bounds(other)[1] for other in self.meta.members]
         return is_another and reached(highest, len(highest)) < EVERYTHING
 
     def _mend_to_vote(self, name: str, status: ReplicaStatus) -> Task:
-        """A replica that was faithful in the same session, and holds all that this one ever had, has the very bytes that
-        are missing here. With them this one votes for what it held."""
+        """Repair a damaged member so that it can vote. A replica that was faithful in the same session, and holds all
+        that this one ever had, has the very bytes that are missing here."""
         held = self.held(name)
         sources = self._faithful_sources(name, held - 1)
         if self.knows_its_end(name) and sources and status.damaged_segments:
@@ -614,14 +619,14 @@ class Recovery:
     def _faithful_sources(self, name: str, above: int) -> tuple[str, ...]:
         return tuple(other for other in self.sources(name, above) if self.is_faithful(other))
 
-    def give(self, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
-        """Up to where the others can give it the log, and which of them can."""
+    def sources_for(self, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
+        """Return up to which id the other replicas can give it the log, and which of them can."""
         sources = self.sources(name, above)
         last_id = min([mark, *(self.trusted(other) for other in sources[:1])])
         return last_id, tuple(other for other in sources if self.trusted(other) >= last_id)
 
     def sources(self, name: str, above: int) -> tuple[str, ...]:
-        """The replicas that hold more of the log than `above`, the longest first."""
+        """Return the replicas that hold more of the log than `above`, the longest first."""
         found = [
             (-self.trusted(other), other)
             for other in self.names
@@ -630,7 +635,7 @@ class Recovery:
         return tuple(other for _, other in sorted(found))
 
     def waiting(self) -> str:
-        """What this recovery waits for, in one sentence; empty when it waits for nothing."""
+        """Return in one sentence what this recovery waits for; empty if it waits for nothing."""
         refusal = self.refusal
         if refusal is not None:
             return refusal.message
@@ -655,7 +660,7 @@ class Recovery:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members that this session will have: the assigned ones, and learners that have become level."""
+        """Members that this session will have: the assigned ones, and learners that have become level."""
         staying = self._staying.items()
         return tuple(name for name, role in staying if role is Membership.MEMBER or isinstance(self.next_for(name), Level))
 
@@ -671,7 +676,7 @@ class Recovery:
 
     @property
     def has_level_majority(self) -> bool:
-        """A majority of the members that this session will have holds exactly the decided log."""
+        """Return whether a majority of the members that this session will have holds exactly the decided log."""
         members = self.members
         level = sum(isinstance(self.next_for(name), Level) for name in members)
         return bool(members) and level >= majority(len(members))
@@ -688,7 +693,7 @@ class Recovery:
         return min(self.trusted(name), self.mark) + NEAR_IDS >= self.mark
 
     def next_save(self) -> PartitionMeta | None:
-        """The document to save before anything else is done with what it says."""
+        """Return the document to save before anything else relies on it; None if there is none."""
         if self.meta.opened == self.session or not self.is_taken:
             return None
         if self.meta.decision is None:
@@ -703,8 +708,9 @@ class Recovery:
         return admitting(self.meta, self.meta.decision.mark, self.members, self._staying, level, self.foreign)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
-        """The replicas that hold the decided log because they have copied it. That is saved with the decision, which rests
-        on it: else the next session would not trust these records, cut them, and perhaps find them nowhere else."""
+        """Return the replicas that hold the decided log because they have copied it. They are saved with the decision,
+        which rests on them. Otherwise the next session would not trust these records, would cut them, and might find them
+        nowhere else."""
         return {
             name: ReplicaState(session=status.session, closing=mark, incarnation=status.incarnation)
             for name, status in self.statuses.items()
@@ -722,13 +728,14 @@ class Recovery:
         return progress.status is not None if self.is_taken else progress.was_asked
 
     def has_joined(self, name: str) -> bool:
-        """It is saved that its acknowledgements count in the open session, and it has not forgotten any of them."""
+        """Return whether it is saved that its acknowledgements count in the open session, and it has not forgotten any of
+        them."""
         state = self.meta.replicas.get(name)
         is_open = self.meta.opened == self.session
         return is_open and name in self.meta.joined and state is not None and not state.is_lost
 
     def check(self) -> None:
-        """What is true of the whole state after every event, whatever the replicas said and whatever was lost."""
+        """Assert what holds after every event, whatever the replicas reported and whatever was lost."""
         meta = self.meta
         assert meta.session == self.session >= meta.opened
         joined = meta.joined if meta.opened == self.session else ()

@@ -1,12 +1,12 @@
 """What the trim floor of a partition may become: the first id that its storages have to keep. Pure.
 
-How to think about it. Three bounds say what may go: it is archived, every replica that counts on it is past it, and the
-policy does not want it any more. The highest segment that begins within all of them is the floor. A mark is what a replica
-is known to have for good: the low-water mark of the session for one that has begun it, for a silent one the last that was
-heard of it. So a floor never takes from a replica what it still has to copy.
+How to think about it. What may go is archived, is no longer needed by any replica, and is not kept by the policy. The
+floor is the first id of the highest segment that begins within these three bounds. For each replica the bound is a mark
+that it certainly holds: the low-water mark of the session if it has begun it, or the last mark that is known of a silent
+replica. So a floor never removes what a replica still has to copy.
 
-One segment that is archived and whole always stays behind the floor. A replica that begins there gets it as a file, and
-with its footer what it needs to know of the segment in front.
+One archived and whole segment always stays from the floor on. A replica that begins there gets it as a file, and its
+footer says what has to be known of the segment before.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.retention import Keep
 
 Sealed = tuple[int, int, int]
-"""First id, last id, and bytes of the data file, of a segment that takes no more records."""
+"""First id, last id and data file bytes of a segment that takes no more records."""
 
 
 def mark_of(meta: PartitionMeta, name: str, status: ReplicaStatus | None) -> int:
-    """Up to here this member of the open session needs nothing from another replica, as far as is known."""
+    """Return the id up to which this member of the open session needs nothing from another replica, as far as is known."""
     if status is not None and status.session == meta.session:
         return min(status.low_mark, status.last_id)
     state = meta.replicas.get(name)
@@ -37,8 +37,8 @@ def mark_of(meta: PartitionMeta, name: str, status: ReplicaStatus | None) -> int
 def reach_of(
     meta: PartitionMeta, roles: Mapping[str, Membership], statuses: Mapping[str, ReplicaStatus], held: Mapping[str, int]
 ) -> int:
-    """Up to here no replica needs the log from another one. A learner counts while it copies; one that is silent or has
-    nothing begins at the floor, whatever that is then."""
+    """Return the id up to which no replica needs the log from another replica. A learner counts while it copies. A
+    learner that is silent or empty begins at the floor of the time when it comes."""
     members = {*meta.members, *(name for name, role in roles.items() if role is Membership.MEMBER)}
     marks = [mark_of(meta, name, statuses.get(name)) for name in sorted(members)]
     learners = [name for name in statuses if name in roles and name not in members]
@@ -49,15 +49,15 @@ def reach_of(
 def next_floor(
     floor: int, *, archived: int, reach: int, replicas: Iterable[Sequence[Sealed]], keep: Keep, older: int = EMPTY
 ) -> int:
-    """The floor that follows upon this one; the same one where nothing may go. `replicas`: the sealed segments of each that
-    answers. `older`: up to here everything is older than a policy of time keeps."""
+    """Return the next floor, or `floor` if nothing may go. `replicas`: sealed segments of each replica that answers.
+    `older`: the id up to which everything is older than a policy of time keeps."""
     bound = min(archived, reach)
     found = [_begin(segments, bound, keep, older) for segments in replicas]
     return max(floor, min(found, default=0))
 
 
 def _begin(segments: Sequence[Sealed], bound: int, keep: Keep, older: int) -> int:
-    """Where the log of this replica may begin."""
+    """Return the first id that the policy and the bound leave to this replica."""
     if keep.seconds is not None:
         wanted = older + 1
     elif keep.size is not None:
@@ -68,7 +68,8 @@ def _begin(segments: Sequence[Sealed], bound: int, keep: Keep, older: int) -> in
 
 
 def _by_size(segments: Sequence[Sealed], size: int) -> int:
-    """The first id of the oldest segment that still fits. The one that is being written counts as a whole one."""
+    """Return the first id of the oldest segment that fits into `size`. The segment that is being written counts as a full
+    one."""
     left = size - max((bytes_of(segment) for segment in segments), default=0)
     wanted = segments[-1][1] + 1 if segments else 0
     for segment in reversed(segments):
@@ -80,6 +81,6 @@ def _by_size(segments: Sequence[Sealed], size: int) -> int:
 
 
 def bytes_of(segment: Sealed) -> int:
-    """With its index."""
+    """Return the size of a segment with its index."""
     first, last, size = segment
     return size + index_offset(last - first + 1)

@@ -1,7 +1,7 @@
-"""One step of a pipeline: what arrived together becomes one run of records, and in format 1 one batch. Pure.
+"""One step of a pipeline: batches that arrived together become one run of records, and in format 1 one batch. Pure.
 
-Batches stay columns from the message to the disk: nothing here makes an object for a transaction. A batch is checked before
-it is queued, so that a step cannot fail half-way.
+Batches stay columns from the message to the disk: nothing here makes an object for a transaction. A batch is checked
+before it is queued, so that a step cannot fail half-way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from waltzd.protocol.batches import AppendBatch
 
 
 def check_payloads(batch: AppendBatch) -> None:
-    """Every payload is what the client's checksum says, each by itself: two wrong checksums that make up for each other
-    would pass a check of all together, and no storage would take the records that are made with them."""
+    """Check each payload against the client's checksum, and raise `BadFrame` for the first wrong one. One check over all
+    payloads would not do: two wrong checksums could cancel out, and storages would refuse the records that are made with
+    them."""
     view, bounds = memoryview(batch.payloads), [0, *np.cumsum(batch.lengths).tolist()]
     found = [crc32(view[start:stop]) for start, stop in pairwise(bounds)]
     said = batch.data_crcs.tolist()
@@ -34,8 +35,9 @@ def check_payloads(batch: AppendBatch) -> None:
 
 
 def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[AppendBatch]:
-    """The batch in pieces of about so many rows and bytes at most, without copying payloads: each piece is one turn of the
-    loop, and the other partitions of this server have theirs in between. A group is never cut."""
+    """Cut a batch into pieces of at most `rows_max` rows and about `bytes_max` bytes, without copying payloads. Each
+    piece is one turn of the event loop, so other partitions of this server get their turns in between. A group is never
+    cut."""
     count = len(batch)
     if count <= rows_max and batch.bytes <= bytes_max:
         yield batch
@@ -45,7 +47,7 @@ def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[Append
     view = memoryview(batch.payloads)
     size_at = payload_at + np.arange(count + 1) * OVERHEAD_BYTES
     cuts = np.arange(1, count + 1) if batch.follows is None else np.append(np.flatnonzero(~batch.follows)[1:], count)
-    """Behind each row or group."""
+    # `cuts`: the row behind each row or group.
     start = 0
     while start < count:
         most = min(start + rows_max, int(size_at.searchsorted(size_at[start] + bytes_max, "right")) - 1)
@@ -143,7 +145,7 @@ class QueuedBatch(Generic[S]):
 
 
 def build(first_id: int, items: Sequence[QueuedBatch[Any]], *, partition: int, generation: int) -> Run:
-    """The records of all accepted rows, in order, as the bytes that go to the disk."""
+    """Encode all accepted rows, in order, as the records that are written to the disk."""
     total = sum(len(item.sequences) for item in items)
     requests = np.empty((total, 4), np.int32)
     requests[:, 1], requests[:, 2] = generation, partition
@@ -169,7 +171,7 @@ def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def locks_of(items: Sequence[QueuedBatch[Any]]) -> LockColumns | None:
-    """The locks of all accepted rows; None: none of them has one."""
+    """Return the locks of all accepted rows; None if there are none."""
     if not any(len(item.batch.lock_ids) for item in items):
         return None
     found = [item.locks() for item in items]
@@ -177,7 +179,7 @@ def locks_of(items: Sequence[QueuedBatch[Any]]) -> LockColumns | None:
 
 
 def groups_of(items: Sequence[QueuedBatch[Any]]) -> Flags | None:
-    """Which accepted row goes on with the one before; None: none does."""
+    """Return which accepted rows belong to the group of the row before; None if there are no groups."""
     if all(item.batch.follows is None for item in items):
         return None
     found = [

@@ -1,10 +1,10 @@
-"""Which servers are taken for dead before the coordinator says so. Pure: the time is an argument.
+"""Servers that are treated as dead before their coordinator session ends. Pure: the time is an argument.
 
-A process that was killed keeps its place in the list of servers until its coordinator session ends. It is suspected earlier
-when two things agree: nothing listens at its port (the port refuses; silence proves nothing), and of every partition that
-it owns a majority of the members says that no append stream stands. Either alone may come from a broken way between two
-machines. Sessions fence, so a wrong suspicion costs a hand-over and never a transaction; and there is one for each process
-in so many seconds, so that a way that comes and goes cannot make partitions wander.
+A process that was killed stays in the list of servers until its coordinator session ends. It is suspected earlier when
+two facts agree. First, nothing listens at its port: the port refuses connections (silence proves nothing). Second, for
+each partition that it owns a majority of the members reports that no append stream exists. A broken network between two
+machines can cause one of the two alone. Sessions fence, so a wrong suspicion costs a hand-over and never a transaction.
+Suspicions of one process are rare (`REST_SECONDS`), so that an unstable network cannot move partitions back and forth.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 REST_SECONDS = 60.0
-"""Between two suspicions of one process."""
+"""Minimum time between two suspicions of one process."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +25,30 @@ class Suspicion:
 
 
 def silent_everywhere(members: Mapping[int, Collection[str]], quiet: Mapping[str, Collection[int]]) -> bool:
-    """Whether of each of these partitions a majority of the members says that no append stream stands. Who says nothing, or
-    does not know the question, does not say so."""
+    """Return whether for each partition a majority of its members reports that no append stream exists. A storage that
+    does not answer, or does not support the question, does not count."""
     return all(
         2 * sum(partition in quiet.get(name, ()) for name in names) > len(names) for partition, names in members.items()
     )
 
 
 class Suspicions:
-    """Of one server about the others."""
+    """Suspicions of one server about all other servers."""
 
     def __init__(self) -> None:
         self.suspected: dict[str, Suspicion] = {}
         self._last: dict[UUID, float] = {}
-        """When each process was suspected last."""
+        """Process to the time of its newest suspicion."""
 
     def seen(self, servers: Mapping[str, UUID]) -> bool:
-        """These are in the list of servers. Who is gone, or was started again, is not suspected any more; whether that
-        changed anything."""
+        """Drop the suspicions of processes that are not in this list of servers; return whether there were any."""
         over = [name for name, held in self.suspected.items() if servers.get(name) != held.instance]
         for name in over:
             del self.suspected[name]
         return bool(over)
 
     def answered(self, name: str) -> bool:
-        """It listens after all; whether it was suspected."""
+        """Drop the suspicion of a server that listens after all; return whether there was one."""
         return self.suspected.pop(name, None) is not None
 
     def may_suspect(self, name: str, instance: UUID, now: float) -> bool:
@@ -66,8 +65,8 @@ class Suspicions:
         members: Mapping[int, Collection[str]],
         quiet: Mapping[str, Collection[int]],
     ) -> bool:
-        """Whether it is suspected from now on. `members`: of each partition that it owns; `quiet`: of which partitions each
-        storage says that no append stream stands."""
+        """Decide whether a server is suspected from now on. `members`: of each partition that it owns. `quiet`: by
+        storage, the partitions for which it reports that no append stream exists."""
         if not (refuses and self.may_suspect(name, instance, now) and silent_everywhere(members, quiet)):
             return False
         for old in [old for old, last in self._last.items() if now - last >= REST_SECONDS]:

@@ -1,4 +1,4 @@
-"""What a replica should do next, as values: what recovery decides and the shell carries out. Pure."""
+"""Tasks of a replica, as values: recovery decides the next one, and the replicator carries it out. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp(Wait):
-    """It is damaged and no replica that answers holds what it lacks, or it holds what an operator gave up: wait for others,
-    or for an operator."""
+    """Wait for other replicas or an operator: it is damaged and no replica that answers can repair it, or it holds what
+    an operator gave up."""
 
 
 @dataclass(frozen=True)
 class Foreign(GiveUp):
-    """It holds another history than the log: only another directory in its place can be level."""
+    """Wait until another directory takes its place: it holds another history than the log."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """Go over to the newest timeline of the log: it holds the log of an older timeline, which an operator ended."""
+    """Switch to the newest timeline of the log: it holds an older timeline, which an operator ended."""
 
     lineage: Lineage
 
@@ -43,15 +43,14 @@ class SetLowMark:
 
 @dataclass(frozen=True)
 class Trim:
-    """Begin at this floor, below which the others have nothing either: what it lacks there, or has damaged, is in the
-    archive."""
+    """Begin at this floor: what it lacks or has damaged below the floor is in the archive, and on no other replica."""
 
     floor: int
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Get the ids up to `last_id` from one of these, the best first."""
+    """Copy the ids up to `last_id` from one of these sources, the best first."""
 
     last_id: int
     sources: tuple[str, ...]
@@ -59,7 +58,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Heal:
-    """Replace the segment that starts at this id with what the others hold, up to `last_id`; then look again."""
+    """Replace the segment that starts at this id by what the sources hold, up to `last_id`; then decide again."""
 
     segment: int
     last_id: int
@@ -68,7 +67,7 @@ class Heal:
 
 @dataclass(frozen=True)
 class Level:
-    """It holds the decided log and has begun this session."""
+    """Do nothing: it holds the decided log and has begun this session."""
 
 
 Task: TypeAlias = Wait | Fork | Truncate | SetLowMark | Trim | Copy | Heal | Level

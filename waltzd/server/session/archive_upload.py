@@ -17,7 +17,7 @@ from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment, WaltzError
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
-from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
+from waltzd.server.core.archive import IDLE_SECONDS, ArchiveRounds, UploadTurns
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.trimmer import Trimming
@@ -33,8 +33,8 @@ class Archiving:
         self._coordinator = cluster.coordinator
         self._trimming = Trimming(leader, cluster, say)
         self._say = say
-        self._turns = Turns()
-        self._rounds = Rounds()
+        self._turns = UploadTurns()
+        self._rounds = ArchiveRounds()
         self._looks = 0
         self._told = ""
         self._signal = ChangeSignal()
@@ -145,7 +145,7 @@ class Archiving:
 
     @property
     def seen(self) -> ArchiveCheck | None:
-        return self._rounds.told(asyncio.get_running_loop().time())
+        return self._rounds.describe(asyncio.get_running_loop().time())
 
     async def _look_again(self) -> None:
         while True:
@@ -173,7 +173,7 @@ class Archiving:
         )
         if not rounds.first_id - 1 <= found.last_id <= known.last_id:
             raise BadFrame(f"{name} has looked from id {rounds.first_id} to {known.last_id}, and says {found}")
-        rounds.saw(found, known.last_id, asked)
+        rounds.record(found, known.last_id, asked)
 
 
 def meta_of(found: Archived, floor: int) -> ArchiveMeta:

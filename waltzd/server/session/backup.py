@@ -102,7 +102,7 @@ class Backup:
             self._failed.clear()
             return seconds
         began = asyncio.get_running_loop().time()
-        moment = owned.witness.bounded(owned.settings.wall(), began)
+        moment = owned.storage_clocks.bounded(owned.settings.wall(), began)
         known, lineage = self._archiving.known, owned.core.meta.lineage
         if known is None:
             meta = of_timeline((await archived(self._coordinator, owned.partition))[0], lineage)

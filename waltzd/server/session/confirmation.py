@@ -90,7 +90,7 @@ class Confirming:
                 if is_bound(status, meta.replicas[name].incarnation if name in meta.replicas else None, session):
                     bound[name] = None
                     if lease is not None:
-                        lease.bound(name, asked_at)
+                        lease.renew(name, asked_at)
                 else:
                     problems[name] = f"{name} has promised itself to session {status.promised_session}"
             except WaltzError as error:

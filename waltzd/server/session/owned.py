@@ -361,5 +361,5 @@ class OwnedLog(Generic[P]):
         end = leader.open_cache.end if leader.open_cache is not None else None
         if end is None:
             return 0
-        ahead = end.time - leader.witness.bounded(self._settings.wall(), asyncio.get_running_loop().time())
+        ahead = end.time - leader.storage_clocks.bounded(self._settings.wall(), asyncio.get_running_loop().time())
         return ahead if ahead > AHEAD_MAX else 0

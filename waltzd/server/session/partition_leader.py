@@ -39,7 +39,7 @@ from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
-from waltzd.server.core.clock import Witness
+from waltzd.server.core.clock import StorageClocks
 from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
@@ -98,7 +98,7 @@ class PartitionLeader(Reading):
         self.say = say
         self.watch = watch
         self.core = Recovery(meta, roles, is_taken=False)
-        self.witness = Witness()
+        self.storage_clocks = StorageClocks()
         self.marks: Marks | None = None
         """What is committed in the open session."""
         self.open_cache: LogCache | None = None
@@ -470,7 +470,7 @@ class Replicator:
         if leader.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
-        leader.witness.heard(self.name, status.time, asyncio.get_running_loop().time())
+        leader.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
         if leader.is_other(status) and not core.divergence(self.name):
             leader.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
         leader.decided.notify()
@@ -624,7 +624,7 @@ class Replicator:
         while self._progress.held + 1 < leader.cache.first_id:
             held = self._progress.held
             self.state = ReplicatorState.CATCHING_UP
-            last_id, sources = leader.core.give(self.name, held, leader.committed)
+            last_id, sources = leader.core.sources_for(self.name, held, leader.committed)
             self.story = f"holds ids up to {held} of {leader.committed}, copying from {sources[0] if sources else 'none'}"
             if not sources:
                 seen = leader.decided.version

@@ -75,7 +75,7 @@ class _Renewing(AppendPort):
 
     def _came(self, mark: int) -> None:
         if self._asked is not None and mark >= self._asked[0]:
-            self._lease.bound(self._name, self._asked[1])
+            self._lease.renew(self._name, self._asked[1])
             self._asked = None
 
     def cancel(self) -> None:

@@ -335,7 +335,7 @@ class Session:
         sent is committed."""
         clock, leader = asyncio.get_running_loop(), self.leader
         with ExitStack() as turn:
-            turn.callback(self._settings.turns.give)
+            turn.callback(self._settings.turns.give_back)
             await self._save(leader.core.meta)
             await self.documents.read_format()
             leader.core.leaving = await self.documents.read_leaving()

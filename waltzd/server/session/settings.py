@@ -32,7 +32,7 @@ RENEWALS_MAX = 1
 storages, and both are silent for longer (docs/performance.md)."""
 
 
-class Turns:
+class RenewalTurns:
     """To begin a planned new session. A partition that gets none is told when there may be one."""
 
     def __init__(self, most: int = RENEWALS_MAX) -> None:
@@ -47,7 +47,7 @@ class Turns:
         self._waiting[ring] = None
         return False
 
-    def give(self) -> None:
+    def give_back(self) -> None:
         self._free += 1
         if self._waiting:
             ring = next(iter(self._waiting))
@@ -93,7 +93,7 @@ class SessionSettings:
     """How fast one replica copies from another just now; 0 for as fast as it can."""
     trim_seconds: float = 10.0
     """Between two looks whether storages need not keep something any more: policies are days, or many segments."""
-    turns: Turns = field(default_factory=Turns)
+    turns: RenewalTurns = field(default_factory=RenewalTurns)
     archive: ArchiveLane | None = None
     """Where readers find what storages have trimmed."""
     backup_seconds: float = 0.0

@@ -13,15 +13,15 @@ from waltzd.server.core.archive import (
     ROUND_SECONDS,
     STEP_SECONDS,
     TURN_SEGMENTS,
-    Rounds,
-    Turns,
+    ArchiveRounds,
+    UploadTurns,
 )
 
 ALL = ["a", "b", "c"]
 
 
 def test_the_replicas_take_turns_of_a_few_segments() -> None:
-    turns, asked = Turns(), []
+    turns, asked = UploadTurns(), []
     for committed in range(4 * TURN_SEGMENTS):
         name = turns.choose(ALL, committed)
         assert name is not None
@@ -32,7 +32,7 @@ def test_the_replicas_take_turns_of_a_few_segments() -> None:
 
 
 def test_when_a_segment_is_known_to_wait_who_had_none_is_asked_again() -> None:
-    turns = Turns()
+    turns = UploadTurns()
     for name in ALL:
         assert turns.choose(ALL, 5) == name
         turns.found_none(name, 5)
@@ -42,7 +42,7 @@ def test_when_a_segment_is_known_to_wait_who_had_none_is_asked_again() -> None:
 
 
 def test_when_one_has_nothing_another_is_asked_and_then_only_when_something_was_committed() -> None:
-    turns, asked = Turns(), []
+    turns, asked = UploadTurns(), []
     for _ in range(6):
         name = turns.choose(ALL, 10)
         asked.append(name)
@@ -55,7 +55,7 @@ def test_when_one_has_nothing_another_is_asked_and_then_only_when_something_was_
 
 def test_a_quiet_log_is_looked_at_now_and_then() -> None:
     """A replica may learn later that its last sealed segment is committed."""
-    turns = Turns()
+    turns = UploadTurns()
     for name in ALL:
         turns.found_none(name, 10)
     turns.choose(ALL, 10)
@@ -64,7 +64,7 @@ def test_a_quiet_log_is_looked_at_now_and_then() -> None:
 
 
 def test_who_fails_is_asked_last_and_all_of_them_later_and_later() -> None:
-    turns, pauses = Turns(), []
+    turns, pauses = UploadTurns(), []
     for step in range(30):
         name = turns.choose(ALL, step)
         assert name is not None
@@ -82,48 +82,48 @@ def test_who_fails_is_asked_last_and_all_of_them_later_and_later() -> None:
 
 
 def test_a_replica_that_cannot_be_asked_is_left_out() -> None:
-    turns = Turns()
+    turns = UploadTurns()
     assert turns.choose([], 5) is None
     assert turns.choose(["c"], 5) == "c"
     turns.failed("c", "away", ALL)
     assert turns.choose(ALL, 5) == "a"
 
 
-def walk(rounds: Rounds, archived: int, now: float, *, step: int = 100, gone: int | None = None) -> float:
+def walk(rounds: ArchiveRounds, archived: int, now: float, *, step: int = 100, gone: int | None = None) -> float:
     """One round over so many ids, or up to an object that is gone, and when it ended."""
     while True:
         now += rounds.pause
         last_id = min(rounds.first_id + step - 1, archived)
         if gone is not None and last_id >= gone:
-            rounds.saw(ArchiveCheck(last_id=gone - 1, missing=f"{gone} is gone"), archived, now)
+            rounds.record(ArchiveCheck(last_id=gone - 1, missing=f"{gone} is gone"), archived, now)
             return now
-        rounds.saw(ArchiveCheck(last_id=last_id), archived, now)
+        rounds.record(ArchiveCheck(last_id=last_id), archived, now)
         if rounds.first_id == 0:
             return now
 
 
 def test_the_first_round_is_quick_and_each_later_one_takes_a_day() -> None:
-    rounds = Rounds()
-    assert rounds.told(5.0) is None
+    rounds = ArchiveRounds()
+    assert rounds.describe(5.0) is None
     first = walk(rounds, 999, 0.0)
     assert first == FIRST_SECONDS + 9 * STEP_SECONDS
-    assert rounds.told(first) == ArchiveCheck(last_id=999, age_ms=9000)
+    assert rounds.describe(first) == ArchiveCheck(last_id=999, age_ms=9000)
     second = walk(rounds, 1999, first)
     assert abs(second - first - ROUND_SECONDS) <= ROUND_SECONDS / 10
     assert (rounds.last_id, rounds.since) == (1999, first + ROUND_SECONDS / 10)
 
 
 def test_one_step_that_sees_everything_comes_once_a_day() -> None:
-    rounds = Rounds()
+    rounds = ArchiveRounds()
     first = walk(rounds, 9, 0.0)
     assert walk(rounds, 9, first) == first + ROUND_SECONDS
 
 
 def test_at_a_missing_object_it_stops_until_that_is_back() -> None:
-    rounds = Rounds()
+    rounds = ArchiveRounds()
     now = walk(rounds, 999, walk(rounds, 999, 0.0), gone=250)
     assert (rounds.first_id, rounds.last_id, rounds.pause) == (250, 249, AGAIN_SECONDS)
-    assert rounds.told(now) == ArchiveCheck(last_id=249, missing="250 is gone")
+    assert rounds.describe(now) == ArchiveCheck(last_id=249, missing="250 is gone")
     rounds.uploaded(999, 1099)
     assert rounds.last_id == 249
     again = walk(rounds, 1099, now)
@@ -132,7 +132,7 @@ def test_at_a_missing_object_it_stops_until_that_is_back() -> None:
 
 
 def test_what_is_uploaded_was_read_back_and_counts() -> None:
-    rounds = Rounds()
+    rounds = ArchiveRounds()
     rounds.uploaded(-1, 99)
     assert rounds.last_id == -1, "nothing was looked for yet"
     walk(rounds, 99, 0.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.errors import ClockAhead
-from waltzd.server.core.clock import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, Witness, check_seen
+from waltzd.server.core.clock import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, StorageClocks, check_seen
 
 TIMES = st.integers(0, 1 << 60)
 
@@ -58,12 +58,12 @@ def test_a_log_that_stands_ahead_takes_what_moves_it_no_further() -> None:
 
 
 def test_an_owner_whose_clock_is_a_day_ahead_is_held_by_its_storages() -> None:
-    day, witness = 86_400 * SECOND, Witness()
-    assert witness.bounded(NOW + day, 5.0) == NOW + day, "nobody told a time"
+    day, storage_clocks = 86_400 * SECOND, StorageClocks()
+    assert storage_clocks.bounded(NOW + day, 5.0) == NOW + day, "nobody told a time"
     for name, offset in (("a", -SECOND), ("b", 0), ("c", 7 * day)):
-        witness.heard(name, NOW + offset, 5.0)
-    assert witness.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX
-    assert witness.bounded(NOW + day, 65.0) == NOW + 60 * SECOND + OWN_AHEAD_MAX, "their time goes on"
-    assert witness.bounded(NOW + 3 * SECOND, 5.0) == NOW + 3 * SECOND
-    witness.heard("b", 0, 6.0)
-    assert witness.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "an answer without a time changes nothing"
+        storage_clocks.note(name, NOW + offset, 5.0)
+    assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX
+    assert storage_clocks.bounded(NOW + day, 65.0) == NOW + 60 * SECOND + OWN_AHEAD_MAX, "their time goes on"
+    assert storage_clocks.bounded(NOW + 3 * SECOND, 5.0) == NOW + 3 * SECOND
+    storage_clocks.note("b", 0, 6.0)
+    assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "an answer without a time changes nothing"

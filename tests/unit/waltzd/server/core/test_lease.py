@@ -10,20 +10,20 @@ from waltzd.server.core.lease import OUTLASTS, Lease
 def test_a_majority_of_all_members_renews_it() -> None:
     lease = Lease(3, 0.2)
     assert not lease.holds("ABC", 0.0), "nobody was asked"
-    lease.bound("A", 10.0)
+    lease.renew("A", 10.0)
     assert not lease.holds("ABC", 10.0), "one of three"
-    lease.bound("B", 10.1)
+    lease.renew("B", 10.1)
     assert lease.holds("ABC", 10.19)
     assert not lease.holds("ABC", 10.2), "the second newest question counts"
-    lease.bound("C", 10.15)
+    lease.renew("C", 10.15)
     assert lease.holds("ABC", 10.29)
     assert not lease.holds("ABC", 10.3)
 
 
 def test_who_does_not_count_does_not_renew_it() -> None:
     lease = Lease(3, 0.2)
-    lease.bound("A", 10.0)
-    lease.bound("B", 10.0)
+    lease.renew("A", 10.0)
+    lease.renew("B", 10.0)
     assert lease.holds("AB", 10.1)
     assert not lease.holds("AC", 10.1)
     assert not lease.holds("A", 10.1), "a majority is one of all members"
@@ -31,8 +31,8 @@ def test_who_does_not_count_does_not_renew_it() -> None:
 
 def test_an_answer_that_comes_late_takes_nothing_away() -> None:
     lease = Lease(1, 0.2)
-    lease.bound("A", 10.0)
-    lease.bound("A", 9.0)
+    lease.renew("A", 10.0)
+    lease.renew("A", 9.0)
     assert lease.holds("A", 10.1)
 
 
@@ -53,7 +53,7 @@ def test_it_is_over_when_a_new_owner_has_outlasted_it() -> None:
                 asked = pick.uniform(0, 2)
                 answered = asked + pick.expovariate(20)
                 if answered < promised.get(name, 9.0):
-                    lease.bound(name, asked * ours)
+                    lease.renew(name, asked * ours)
         held += lease.holds(names, known * ours)
         opens = known + OUTLASTS * seconds / theirs
         assert not lease.holds(names, opens * ours)
