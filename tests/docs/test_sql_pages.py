@@ -267,7 +267,7 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
 
     async def come_from_elsewhere(cluster: LocalCluster) -> None:
         view = fast_view(engine)
-        with pytest.raises(ForeignCluster, match="'accounts' in this database comes from cluster"):
+        with pytest.raises(ForeignCluster, match="'accounts' in this database belongs to cluster"):
             async with cluster.client(view=view):
                 raise AssertionError
         await view.close()

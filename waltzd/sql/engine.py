@@ -1,6 +1,7 @@
-"""An engine for SQLite that several processes may share, and what is refused as an engine.
+"""SQLite engines that several processes may share, and validation of the engine that an application gives.
 
-The driver must not decide when a transaction begins, and the first statement of one must honour the busy timeout."""
+With SQLite the driver must not decide when a transaction begins, and its first statement must honour the busy timeout.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from waltzd.errors import BadArgument
 
 
 def sqlite(path: str, *, busy_seconds: int = 30) -> Engine:
-    """An engine for a SQLite file that several processes may share: readers see a snapshot and never wait for writers.
+    """Return an engine for a SQLite file that several processes may share: readers see a snapshot and never wait for
+    writers.
 
-    A power failure may take the last commits back (`synchronous = NORMAL`), but always position and rows together: the log
-    still has them, and feeds them again.
+    A power failure may undo the last commits (`synchronous = NORMAL`), but always position and rows together: their
+    transactions are still in the log, and are fed again.
 
     Args:
-        path: The file; it is created when it is missing.
-        busy_seconds: How long a writer waits for another one.
+        path: The file; it is created if it is missing.
+        busy_seconds: Seconds that a writer waits for another one.
 
     Returns:
         An engine of SQLAlchemy, for `SqlView` and for the application.
@@ -44,7 +46,8 @@ def sqlite(path: str, *, busy_seconds: int = 30) -> Engine:
 
 
 def _use_wal(connection: Any, seconds: int) -> None:
-    """Once in the life of a file. The only statement of SQLite for which its own busy timeout does not count."""
+    """Switch a file to the write-ahead log, once in its life. It is the only statement of SQLite that ignores the busy
+    timeout."""
     deadline = time.monotonic() + seconds
     while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         try:
@@ -56,21 +59,21 @@ def _use_wal(connection: Any, seconds: int) -> None:
 
 
 def checked_engine(engine: object) -> Engine:
-    """What was given as an engine, if it is one."""
+    """Return `engine` if it is an engine of SQLAlchemy; raise `BadArgument` otherwise."""
     if isinstance(engine, Engine):
         return engine
     if isinstance(engine, str | sa.URL):
         raise BadArgument(
-            "the view was given a URL and needs an engine",
+            "`engine` is a URL, and an engine is needed",
             next_step='make one: `waltzd.sql.sqlite("view.db")`, or `sqlalchemy.create_engine(URL)`',
         )
     if isinstance(getattr(engine, "sync_engine", None), Engine):
         raise BadArgument(
-            "the view was given an async engine; it works on threads of its own and needs a plain one",
+            "`engine` is an async engine; a view works on threads of its own and needs a plain one",
             next_step="make a second engine for the view: `sqlalchemy.create_engine(URL)`, with a driver that is not async "
             "(postgresql+psycopg, sqlite); the application may keep its own",
         )
     raise BadArgument(
-        f"the view was given {type(engine).__name__} and needs an engine of SQLAlchemy",
+        f"`engine` is of type {type(engine).__name__}, and an engine of SQLAlchemy is needed",
         next_step='make one: `waltzd.sql.sqlite("view.db")`, or `sqlalchemy.create_engine(URL)`',
     )

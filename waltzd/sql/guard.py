@@ -1,8 +1,10 @@
-"""What the application's function may be and do: a plain function that reads and writes, and ends no database transaction.
+"""Checks of the application's function: a plain function that reads and writes, and does not end its database
+transaction.
 
-A function that does something else when it is called than to apply is refused where the view is made, as far as that can
-be seen there. While it runs, a guard stands at its connection. The connection of the driver below SQLAlchemy's is out of
-reach here."""
+A function that does not apply anything when it is called is rejected when the view is made, as far as that can be
+detected. While the function runs, a guard watches its connection. The driver's connection below that of SQLAlchemy
+cannot be guarded.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ ONLY_READ_AND_WRITE = "let the function only read and write; raise an error to r
 
 
 def check_function(function: object) -> None:
-    """Raises BadArgument for what does nothing, or not yet, when it is called on a thread."""
+    """Raise `BadArgument` for a function that would apply nothing when it is called on a thread."""
     if not callable(function):
-        raise BadArgument(f"what applies transactions is a function, not {type(function).__name__}")
+        raise BadArgument(f"the function that applies transactions is not callable: {type(function).__name__}")
     bare = _bare(function)
     if inspect.iscoroutinefunction(bare) or inspect.isasyncgenfunction(bare):
         raise BadArgument(
@@ -41,16 +43,17 @@ def check_function(function: object) -> None:
 
 
 def _bare(function: Any) -> Any:
-    """Without `partial`; of an object that can be called, what is called."""
+    """Return the function inside a `partial`, or the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def name_of(function: Any) -> str:
-    """By which a view knows its function again: module and qualified name, the same in each process that has it.
+    """Return the name by which a view recognizes its function: module and qualified name, the same in every process.
 
-    The module that was started as a program goes by the name under which others import it."""
+    The module that was started as a program has the name under which others import it.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -63,7 +66,7 @@ def name_of(function: Any) -> str:
 
 
 def refuse_what_came(result: object) -> None:
-    """A result that would still have to be awaited or iterated: nothing was applied yet."""
+    """Raise TypeError if the result has to be awaited or iterated, because nothing was applied yet."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
@@ -77,8 +80,8 @@ _ENDING_IN_MYSQL = {"ALTER", "CREATE", "DROP", "LOCK", "RENAME", "TRUNCATE", "UN
 
 
 class Guard:
-    """While the application's function runs, its connection refuses to end the view's database transaction. Savepoints are
-    allowed."""
+    """Guard of a connection: while the application's function runs, it refuses to end the database transaction.
+    Savepoints are allowed."""
 
     def __init__(self, connection: Connection) -> None:
         self.refused = ""
@@ -97,7 +100,7 @@ class Guard:
         self._is_on = False
 
     def took_a_failure(self) -> bool:
-        """Whether a statement failed since this was asked last."""
+        """Return whether a statement has failed since the last call."""
         has_failed, self._begun, self._done = self._begun != self._done, 0, 0
         return has_failed
 
@@ -121,8 +124,8 @@ class Guard:
 
 
 def prove_alive(connection: Connection, doing: str, **facts: Any) -> None:
-    """For a function that went on after a statement that failed: PostgreSQL would answer the commit with a rollback and
-    call it a success."""
+    """Raise `ApplyFailed` if the database transaction is dead, because the function went on after a failed statement.
+    PostgreSQL would answer the commit with a rollback and report success."""
     try:
         connection.execute(sa.select(sa.literal(1)))
     except DBAPIError as error:
@@ -136,7 +139,7 @@ def prove_alive(connection: Connection, doing: str, **facts: Any) -> None:
 
 
 def is_of_the_database(error: Exception) -> bool:
-    """The database could not, rather than the application was wrong."""
+    """Return whether the database failed, and not the application."""
     if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -1,23 +1,22 @@
-"""What the members of a consumer group have done in a SQL database, so that nothing is done there twice.
+"""Which deliveries the members of a consumer group have handled in a SQL database, so that none is handled twice there.
 
-A delivery is done in one database transaction, and the first statement of that writes down its partition and id. So what is
-done is written there, what is written there is done, and a transaction that comes again meets its id: after a crash, a lost
-acknowledgement, a time that was over, or a change of owner.
+A delivery is handled in one database transaction, whose first statement inserts its partition and id. So exactly the
+handled deliveries have a row, and one that is delivered again finds its id: after a crash, a lost acknowledgement, a
+timeout or a change of owner.
 
-There is one row for each delivery that was done. `prune` removes rows up to the floor of the group, except those of parked
-transactions, and writes down the ranges of ids that it removed. An id in such a range is never done: the inbox refuses it
-(`InboxPruned`), because nothing says any more whether it was done. So a floor that was read too early, a list of parked ids
-that was too short, or a reset into the pruned past is an error with a name; it never does a transaction twice, and never
-leaves one out silently.
+`prune` deletes rows up to the floor of the group, except those of parked transactions, and stores the ranges of ids
+that it deleted. An id in such a range is never handled: the inbox raises `InboxPruned`, because it cannot tell whether
+it was handled. So a floor read too early, an incomplete list of parked ids or a reset into the pruned range is an
+error. It never handles a transaction twice and never skips one silently.
 
-An id is an id of one timeline of the log (`waltzd.protocol.timelines`), so a row says which. An id that was done in another
-timeline, above where an operator ended the log, is not taken for done: the inbox refuses (`OtherTimeline`), because what
-was done there belongs to a transaction that is gone. `forget` mends it.
+An id belongs to one timeline of the log (`waltzd.protocol.timelines`), which its row names. If an id was handled in
+another timeline above the fork, the inbox raises `OtherTimeline`, because it was handled for a transaction that is
+gone. `forget` clears such rows.
 
-A transaction inserts its row first and looks at the pruned ranges then. Rows leave only together with the range that
-replaces them, and an insert waits for whoever deletes the same row, so it meets one of the two. For that, what is read has
-to be as new as what was written; so an engine of PostgreSQL whose transactions read an older snapshot (REPEATABLE READ) is
-refused."""
+A transaction inserts its row first and then reads the pruned ranges. Rows are deleted only together with an insert of
+their range, and an insert waits for the deletion of its row, so it finds one of the two. That requires reads as new as
+writes: PostgreSQL engines that read an older snapshot (REPEATABLE READ) are rejected.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +53,11 @@ from waltzd.sql.positions import NAME_MAX, add_columns, claim, create, key_colum
 
 R = TypeVar("R")
 OLD_PAGE = 8192
-"""Ids in one bitmap of the table `waltz_inbox_pages`, which earlier versions wrote."""
+"""Ids in one bitmap of the table `waltz_inbox_pages` of earlier versions."""
 LOCK_SECONDS = 10
 PATIENCE_SECONDS = 60.0
 PAUSE_MIN, PAUSE_MAX = 0.1, 5.0
-"""Seconds before a database is asked again."""
+"""Shortest and longest pause in seconds before a database is tried again."""
 THREADS = 8
 FORGET = (1 << 63) - 1
 NEW_ENOUGH = ("READ COMMITTED", "SERIALIZABLE")
@@ -66,7 +65,7 @@ _log = logging.getLogger("waltz.sql")
 
 
 class Delivered(Protocol):
-    """What an inbox looks at of a delivery."""
+    """The part of a delivery that an inbox uses."""
 
     @property
     def cluster(self) -> UUID: ...
@@ -78,7 +77,7 @@ class Delivered(Protocol):
     def id(self) -> int: ...
     @property
     def lineage(self) -> Lineage | None:
-        """The timelines of the log; None: it never forked."""
+        """Return the timelines of the log; None if it never forked."""
         ...
 
 
@@ -90,8 +89,8 @@ D = TypeVar("D", bound=Delivered)
 
 
 class SqlInbox:
-    """What the members of one consumer group have done in a SQL database: each transaction is done there exactly once,
-    however often it is delivered. All members of the group have to use the same database; they share the inbox.
+    """The deliveries that members of one consumer group have handled in a SQL database: each is handled there exactly
+    once, however often it is delivered. All members of the group have to use the same database; they share the inbox.
 
     Example:
         ```python
@@ -120,12 +119,13 @@ class SqlInbox:
         Args:
             engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.
             group: The group whose deliveries are done here.
-            name: Of the inbox in the database; the group's, if it is not given. Under a new name nothing was done yet.
-            tables: The application's own tables, made when they are missing.
-            lock_seconds: How long to wait on PostgreSQL for another member that does the same transaction. Other databases
-                wait as long as the engine says.
-            patience_seconds: How long a handler waits for a database that does not answer before the delivery has failed.
-            threads: How many deliveries are done at once in this process: one for SQLite, which has one writer, else eight.
+            name: Name of the inbox in the database; by default that of the group. Under a new name nothing was handled yet.
+            tables: The application's own tables, created if they are missing.
+            lock_seconds: Seconds to wait on PostgreSQL for another member that handles the same transaction. Other
+                databases have a setting of the engine for that.
+            patience_seconds: Seconds that a handler waits for a database that does not answer before the delivery fails.
+            threads: Number of deliveries handled at once in this process. By default one for SQLite, which has one writer,
+                else eight.
 
         Raises:
             BadArgument: `engine` is no engine, a name is empty or too long, or a number is below 1.
@@ -147,19 +147,18 @@ class SqlInbox:
         count = threads or (1 if engine.dialect.name == "sqlite" else THREADS)
         self._threads = ThreadPoolExecutor(count, "waltz-inbox")
         self._slots = asyncio.Semaphore(count)
-        """As many as there are threads: who holds one finds a thread for each of its steps."""
+        """Semaphore of as many slots as there are threads: a holder finds a free thread for each step."""
 
     # -- for asyncio
 
     @asynccontextmanager
     async def once(self, delivery: Acknowledged) -> AsyncIterator[Connection | None]:
-        """A database transaction in which a delivery is done; it is acknowledged behind the commit.
+        """Handle a delivery in one database transaction, and acknowledge it after the commit.
 
-        The block is given the connection, or None for what was done before: there is nothing to do then. When the block
-        raises, the database transaction is rolled back, and nothing is said of the delivery: that is for who has it.
+        The block gets the connection, or None if the delivery was handled before and nothing is left to do. If the block
+        raises, the database transaction is rolled back, and the caller decides about the delivery.
 
-        The block runs where it is written. Its statements hold up the loop as long as they take; `handler` runs a function
-        on a thread.
+        The block runs on the event loop, and its statements block the loop; `handler` runs a function on a thread.
 
         Example:
             ```python
@@ -173,9 +172,9 @@ class SqlInbox:
             ApplyFailed: The block tried to end the database transaction, or went on after a statement that failed.
             DatabaseUnavailable: The database does not answer, or refuses.
             ForeignCluster: The inbox is filled from another cluster.
-            InboxPruned: Whether this id was done is not known any more.
-            OtherInbox: The inbox is another group's.
-            OtherTimeline: This id was done for a transaction that is not in the log any more.
+            InboxPruned: The id was pruned, so the inbox cannot tell whether it was handled.
+            OtherInbox: The inbox belongs to another group.
+            OtherTimeline: The id was handled for a transaction that is no longer in the log.
         """
         async with self._slots:
             work = _Work(self, delivery)
@@ -189,28 +188,28 @@ class SqlInbox:
         try:
             await delivery.ack()
         except WaltzError as error:
-            _log.info("inbox %s: %s; it is done, and not again when it comes again", self.name, error.message)
+            _log.info("inbox %s: handled, but not acknowledged: %s; a new delivery is skipped", self.name, error.message)
 
     async def _begun(self, work: _Work) -> Connection | None:
         beginning = self._threads.submit(work.begin)
         try:
             return await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
-            if not beginning.cancel():  # it runs: nobody waits for what it has begun
+            if not beginning.cancel():  # it is running, and its result has no receiver any more
                 beginning.add_done_callback(lambda _: work.give_back())
             raise
 
     def handler(self, function: Callable[[Connection, D], object]) -> Callable[[D], Awaitable[None]]:
-        """A handler for `client.handle`: it does each delivery by a function, once.
+        """Return a handler for `client.handle` that calls a function once for each delivery.
 
         Args:
-            function: `function(connection, delivery)` does what the transaction means, through this connection and nothing
-                else: it is called again when the database took the first try back. It is a plain function and runs on a
-                thread of the inbox. What it raises takes back what it did, and counts as a failure of the delivery;
-                `Reject` puts the transaction aside. A database that is away is no failure for `patience_seconds`.
+            function: `function(connection, delivery)` writes what the transaction means, through this connection only: it
+                is called again if the database rolled the first try back. It is a plain function and runs on a thread of
+                the inbox. If it raises, its changes are rolled back and the delivery has failed; `Reject` parks the
+                transaction. An unavailable database counts as a failure only after `patience_seconds`.
 
         Raises:
-            BadArgument: It is a coroutine or generator function, or none at all.
+            BadArgument: `function` is a coroutine function, a generator function, or not callable.
         """
         check_function(function)
 
@@ -224,14 +223,14 @@ class SqlInbox:
                     except DatabaseUnavailable as error:
                         if loop.time() + pause > deadline:
                             raise
-                        _log.warning("inbox %s: %s; it is tried again", self.name, error.message)
+                        _log.warning("inbox %s: %s; trying again", self.name, error.message)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, PAUSE_MAX)
 
         return handle
 
     async def close(self) -> None:
-        """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
+        """Wait for running handlers, and end the threads. The engine stays open, because it belongs to the application."""
         await asyncio.to_thread(self.close_blocking)
 
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -241,7 +240,7 @@ class SqlInbox:
 
     @contextmanager
     def once_blocking(self, delivery: Delivered) -> Iterator[Connection | None]:
-        """As `once`, for plain code: the delivery is acknowledged by who has it, behind this block."""
+        """Handle a delivery as `once` does, for blocking code. The caller acknowledges the delivery after the block."""
         work = _Work(self, delivery)
         connection = work.begin()
         try:
@@ -252,7 +251,7 @@ class SqlInbox:
         work.finish()
 
     def handler_blocking(self, function: Callable[[Connection, D], object]) -> Callable[[D], None]:
-        """As `handler`, for `BlockingClient.handle`."""
+        """Return a handler as `handler` does, for `BlockingClient.handle`."""
         check_function(function)
         return functools.partial(self._do, function)
 
@@ -263,43 +262,44 @@ class SqlInbox:
                     refuse_what_came(function(connection, delivery))
 
     def is_done(self, partition: int, id: int) -> bool:
-        """Whether a transaction was done here.
+        """Return whether a transaction was handled here.
 
         Raises:
             DatabaseUnavailable: The database does not answer, or refuses.
-            InboxPruned: That is not known any more.
+            InboxPruned: The id was pruned, so the inbox cannot tell whether it was handled.
         """
         with _translated("read the inbox"), self._engine.connect() as connection:
             return self._done.has(connection, partition, id)
 
     def forget(self, partition: int, first: int, last: int = FORGET, *, timeline: UUID | None = None) -> None:
-        """These ids count as not done, and are done again when they are delivered again: before a group is reset to do its
-        work once more, and after a rescue or a restore those above the fork.
+        """Delete the record that these ids were handled, so that they are handled again when they are delivered. Use it
+        before a group is reset to repeat its work, and for the ids above the fork after a rescue or a restore.
 
         Args:
-            partition: Which partition.
-            first: The first of these ids.
-            last: The last one.
-            timeline: Only ids that were done in this timeline of the log, as `OtherTimeline` says. Pruned ids stay pruned.
+            partition: Number of the partition.
+            first: First id of the range.
+            last: Last id of the range.
+            timeline: If given, only ids that were handled in this timeline of the log, which `OtherTimeline` names. Pruned
+                ids stay pruned then.
 
         Raises:
-            BadArgument: The ids are no stretch.
+            BadArgument: `first` is negative or above `last`.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         if not 0 <= first <= last:
-            raise BadArgument(f"ids {first} to {last} are no stretch of ids")
+            raise BadArgument(f"ids {first} to {last} are not a range of ids", not_done="nothing was forgotten")
         with _translated("forget what was done"), self._exclusive() as connection:
             self._done.forget(connection, partition, first, last, timeline)
 
     def prune(self, partition: int, floor: int, *, parked: Collection[int] = ()) -> int:
-        """Remove the rows of ids up to the floor of the group; return how many. These ids are refused from then on.
+        """Delete the rows of ids up to the floor of the group; return how many. These ids are refused from then on.
 
         Args:
-            partition: Which partition.
-            floor: Everything up to it is acknowledged or parked, as `waltzctl group describe` shows. Take one that is some
-                minutes old: acknowledgements of the last moment can come again after a change of owner.
-            parked: Ids that are parked, as `waltzctl group parked list` shows. Their rows stay, so that a replay does each
-                of them once.
+            partition: Number of the partition.
+            floor: Id up to which everything is acknowledged or parked, as `waltzctl group describe` shows. Use one that is
+                some minutes old, because recent acknowledgements can be lost at a change of owner.
+            parked: Parked ids, as `waltzctl group parked list` shows. Their rows stay, so that a replay handles each of
+                them once.
 
         Raises:
             DatabaseUnavailable: The database does not answer, refuses, or another process prunes.
@@ -308,14 +308,14 @@ class SqlInbox:
             return self._done.prune(connection, partition, floor, parked)
 
     def close_blocking(self) -> None:
-        """As `close`."""
+        """Close the inbox as `close` does, for blocking code."""
         self._threads.shutdown()
 
     # -- below
 
     def prepare(self, cluster: UUID) -> None:
-        """Make the tables that are missing, prove that the database can roll back, and take the name of the inbox for this
-        cluster and group, or see that both have it. It happens by itself with the first delivery."""
+        """Create the missing tables, prove that the database can roll back, and claim the name of the inbox for a
+        cluster and group. Raise if another one has it. The first delivery calls this."""
         with self._preparing:
             if self._cluster is None:
                 with _translated("prepare the inbox"):
@@ -332,7 +332,7 @@ class SqlInbox:
             return
         with self._engine.connect() as connection:
             level = str(connection.get_isolation_level())
-        if level not in (*NEW_ENOUGH, "READ UNCOMMITTED", "AUTOCOMMIT"):  # the last of them is refused for what it does
+        if level not in (*NEW_ENOUGH, "READ UNCOMMITTED", "AUTOCOMMIT"):  # `prove_transactions` rejects AUTOCOMMIT
             raise BadArgument(
                 f"an inbox in PostgreSQL needs one of {', '.join(NEW_ENOUGH)}, and this engine works with {level}",
                 next_step='give the engine another one: `sqlalchemy.create_engine(URL, isolation_level="SERIALIZABLE")`',
@@ -340,9 +340,9 @@ class SqlInbox:
 
     @contextmanager
     def _exclusive(self) -> Iterator[Connection]:
-        """A database transaction that is the only one to prune. Members that are at work do not wait for it."""
+        """Begin the one database transaction that may prune. Members that handle deliveries do not wait for it."""
         engine = self._engine
-        if engine.dialect.name == "postgresql":  # members may work with it, and it protects only among those that do
+        if engine.dialect.name == "postgresql":  # members may use it, and it protects only among transactions that do
             engine = engine.execution_options(isolation_level="SERIALIZABLE")
         with engine.begin() as connection:
             limit_waiting(connection, self._lock_seconds)
@@ -351,11 +351,11 @@ class SqlInbox:
 
 
 class _Work:
-    """One delivery that is being done. Its steps may be taken on several threads, one after the other."""
+    """One delivery in work. Its steps may run on several threads, one after the other."""
 
     def __init__(self, inbox: SqlInbox, delivery: Delivered) -> None:
         if delivery.group != inbox.group:
-            raise BadArgument(f"a delivery of the group {delivery.group!r} was given to the inbox of {inbox.group!r}")
+            raise BadArgument(f"the inbox of group {inbox.group!r} cannot handle a delivery of group {delivery.group!r}")
         self._inbox = inbox
         self._delivery = delivery
         self._what = f"do transaction {delivery.id} of partition {delivery.partition}"
@@ -364,7 +364,7 @@ class _Work:
         self._guard: Guard | None = None
 
     def begin(self) -> Connection | None:
-        """None for what was done before."""
+        """Return the connection of a new database transaction; None if the delivery was handled before."""
         inbox, delivery = self._inbox, self._delivery
         inbox.prepare(delivery.cluster)
         with _translated(self._what, **self._facts):
@@ -386,11 +386,11 @@ class _Work:
 
     def finish(self) -> None:
         connection, guard = self._connection, self._guard
-        if connection is None or guard is None:  # it was done before
+        if connection is None or guard is None:  # the delivery was handled before
             return
         guard.__exit__()
         try:
-            if guard.refused:  # also when the application swallowed what it was told
+            if guard.refused:  # also if the application swallowed the error
                 raise ApplyFailed(f"{guard.refused}, to {self._what}", next_step=ONLY_READ_AND_WRITE, **self._facts)
             with _translated(self._what, **self._facts):
                 if guard.took_a_failure():
@@ -402,13 +402,13 @@ class _Work:
         self._close()
 
     def give_back(self) -> None:
-        """Take back what was done. Nothing here fails: a connection that is lost has taken it back itself."""
+        """Roll back. It raises nothing: the database rolls back by itself if the connection is lost."""
         if self._connection is None:
             return
         if self._guard is not None:
             self._guard.__exit__()
-        # Below SQLAlchemy's own: that takes a transaction for ended whose commit was refused, and would give the connection
-        # back as it is.
+        # On the driver's connection: SQLAlchemy takes a transaction whose commit failed for ended, and would return the
+        # connection to the pool as it is.
         with suppress(Exception):
             self._connection.connection.rollback()
         self._close()
@@ -421,7 +421,7 @@ class _Work:
 
 
 class _Done:
-    """The tables, and the ids in them. Nothing here ends a database transaction that it did not begin."""
+    """The tables of an inbox and the ids in them. Nothing here ends a database transaction that it did not begin."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -439,7 +439,7 @@ class _Done:
             self._metadata,
             *key_columns("inbox_name"),
             sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
-            sa.Column("timeline", sa.String(36), nullable=True),
+            sa.Column("timeline", sa.String(36), nullable=True),  # NULL for the first one, as earlier versions wrote
         )
         self._pruned = sa.Table(
             "waltz_inbox_pruned",
@@ -465,20 +465,22 @@ class _Done:
             raise _foreign(self._name, claimed["cluster"], cluster)
         if claimed["group_name"] != group:
             raise OtherInbox(
-                f"the inbox {self._name!r} in this database is that of the group {claimed['group_name']!r}, not {group!r}"
+                f"the inbox {self._name!r} in this database belongs to group {claimed['group_name']!r}, not {group!r}"
             )
 
     # -- one id
 
     def add(self, connection: Connection, partition: int, id: int, lineage: Lineage) -> bool:
-        """Write an id down; return whether it was not there. The insert is first: else a prune could come between the two.
+        """Insert an id; return False if it is there already. The insert comes first, because a prune could run before
+        it otherwise.
 
-        Raises `InboxPruned` if the id was pruned, `OtherTimeline` if it was done in a timeline whose id is another
-        transaction."""
+        Raise `InboxPruned` if the id was pruned, and `OtherTimeline` if it was handled in a timeline where the id is
+        another transaction.
+        """
         row = {"inbox_name": self._name, "partition_id": partition, "id": id, "timeline": _named(lineage.current)}
         count = connection.execute(self._insert, row, execution_options={"preserve_rowcount": True}).rowcount
-        if count not in (0, 1):  # to guess would skip a transaction, or do one twice
-            raise BadArgument(f"the driver {self._engine.driver} does not say how many rows a statement has inserted")
+        if count not in (0, 1):  # a guess would skip a transaction or handle it twice
+            raise BadArgument(f"the driver {self._engine.driver} does not report how many rows a statement has inserted")
         if count == 0:
             columns = self._rows.c
             here = (*self._at(self._rows, partition), columns.id == id)
@@ -492,7 +494,7 @@ class _Done:
         shared = lineage.shared_to(done)
         lineage.check(
             done, id, what=f"the inbox {self._name!r}", partition=partition,
-            next_step="undo what was done for the transactions that are gone, and let the inbox forget them: "
+            next_step="undo the work for the transactions that are gone, and let the inbox forget them: "
             f"`inbox.forget({partition}, {0 if shared is None else shared + 1}, timeline=UUID({str(done)!r}))`",
         )  # fmt: skip
 
@@ -510,8 +512,8 @@ class _Done:
         if last is not None:
             raise InboxPruned(
                 f"the inbox {self._name!r} was pruned up to id {last} of partition {partition}: "
-                f"nothing says whether transaction {id} was done",
-                next_step=f"to have it done, call `inbox.forget({partition}, {id}, {id})` and replay it; else discard it",
+                f"the inbox cannot tell whether transaction {id} was handled",
+                next_step=f"to handle it, call `inbox.forget({partition}, {id}, {id})` and replay it; else discard it",
                 partition=partition,
                 id=id,
             )
@@ -519,7 +521,7 @@ class _Done:
     # -- many; the caller holds the lock
 
     def lock(self, connection: Connection) -> None:
-        """Take the lock. It is the first statement, and writes: SQLite then takes its lock at once."""
+        """Take the lock. It is the first statement and writes, so that SQLite takes its own lock at once."""
         ours = self._inboxes.c.inbox_name == self._name
         connection.execute(sa.update(self._inboxes).where(ours).values(inbox_name=self._name))
 
@@ -560,9 +562,10 @@ class _Done:
     # -- the table of an earlier version
 
     def _unfold_old_pages(self) -> None:
-        """Make rows of the bitmaps that earlier versions wrote, for all inboxes, and drop their table.
+        """Convert the bitmaps of earlier versions to rows, for all inboxes, and drop their table.
 
-        A member that still runs an earlier version fails from then on: it would not see rows that it has to see."""
+        Members that run an earlier version fail from then on, because they would not find the rows.
+        """
         metadata = sa.MetaData()
         try:
             pages = sa.Table("waltz_inbox_pages", metadata, autoload_with=self._engine)
@@ -572,13 +575,13 @@ class _Done:
             with self._engine.begin() as connection:
                 if self._engine.dialect.name == "postgresql":
                     connection.exec_driver_sql("LOCK TABLE waltz_inbox_pages IN ACCESS EXCLUSIVE MODE")
-                else:  # a statement that writes: SQLite then takes its lock at once
+                else:  # a statement that writes, so that SQLite takes its lock at once
                     connection.execute(sa.update(pages).values(page=pages.c.page))
                 key = [pages.c.inbox_name, pages.c.partition_id, pages.c.page]
                 for place in connection.execute(sa.select(*key)).all():
                     here = [column == value for column, value in zip(key, place, strict=True)]
                     page = connection.execute(sa.select(pages).where(*here)).mappings().one()
-                    bits = page["bits"] or b"\xff" * (OLD_PAGE // 8)  # empty: all of its ids are done
+                    bits = page["bits"] or b"\xff" * (OLD_PAGE // 8)  # empty: all of its ids were handled
                     rows = [
                         {"inbox_name": place.inbox_name, "partition_id": place.partition_id,
                          "id": place.page * OLD_PAGE + slot, "timeline": page.get("timeline")}
@@ -599,13 +602,13 @@ class _Done:
 
 
 def _ranges_between(ids: Sequence[int], floor: int) -> list[tuple[int, int]]:
-    """Ranges of all other ids from 0 to `floor`."""
+    """Return the ranges of all other ids from 0 to `floor`."""
     edges = [-1, *ids, floor + 1]
     return [(before + 1, after - 1) for before, after in pairwise(edges) if before + 1 < after]
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of the same ids that neither overlap nor touch, in order."""
+    """Merge ranges that overlap or touch, in order."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -628,7 +631,8 @@ def _is(column: sa.Column[Any], timeline: UUID) -> sa.ColumnElement[bool]:
 
 
 def _insert_new(engine: Engine, table: sa.Table) -> sa.Insert:
-    """What writes a row that is not there, and changes nothing when it is. It waits for another that writes the same."""
+    """Return an insert that changes nothing if the row exists. It waits for another transaction that inserts the same
+    row."""
     if engine.dialect.name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     if engine.dialect.name == "sqlite":
@@ -638,15 +642,15 @@ def _insert_new(engine: Engine, table: sa.Table) -> sa.Insert:
 
 def _foreign(name: str, had: str, cluster: UUID) -> ForeignCluster:
     return ForeignCluster(
-        f"the inbox {name!r} in this database is filled from cluster {had}, and the client is one of {cluster}",
-        not_done="nothing was done",
+        f"the inbox {name!r} in this database belongs to cluster {had}, and the client to {cluster}",
+        not_done="the delivery was not handled",
         next_step="give the client servers of that cluster, or this inbox another name and tables of its own",
     )
 
 
 @contextmanager
 def _translated(what: str, **facts: Any) -> Iterator[None]:
-    """What the database could not, as an error of Waltz; what the application did wrong stays as it is."""
+    """Raise failures of the database as `DatabaseUnavailable`; errors of the application pass unchanged."""
     try:
         yield
     except SQLAlchemyError as error:

@@ -1,10 +1,11 @@
-"""The tables of a view in its database: whose the view is, its positions, and its dead letters.
+"""The tables of a view in its database: its owner, its positions and its dead letters.
 
-One row of `waltz_views` says from which cluster a view comes and which function makes it; it is written before the first
-position and never changes its cluster. The position of a partition is a row of `waltz_positions`; raising it from one id
-to another succeeds for one process only, and its row is the lock that makes the others wait. The row says in which
-timelines of the log its position is an id (`waltzd.protocol.timelines`), and a row of other timelines is not raised.
-Nothing here ends a database transaction that it did not begin."""
+A row of `waltz_views` names the cluster and the function that a view belongs to. It is written before the first
+position and never changes its cluster. The position of a partition is a row of `waltz_positions`. Raising it from one
+id to another succeeds for one process only, and its row is the lock that other processes wait for. The row names the
+timelines of the log that its position belongs to (`waltzd.protocol.timelines`); it is raised only for the same
+timelines. Nothing here ends a database transaction that it did not begin.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ _OLDER = "waltz_marks"
 
 
 class Kept(NamedTuple):
-    """Where a view stands in a partition."""
+    """Position of a view in a partition, as stored."""
 
     id: int
     lineage: Lineage
-    """Timelines of the log when it was written down."""
+    """Timelines of the log at the time it was stored."""
 
     @property
     def position(self) -> Position:
@@ -42,7 +43,7 @@ class Kept(NamedTuple):
 
 
 class Positions:
-    """Those of one view in one database."""
+    """The positions of one view in one database."""
 
     def __init__(self, engine: Engine, view: str, *, has_dead_letters: bool) -> None:
         if not view or len(view) > NAME_MAX:
@@ -80,8 +81,8 @@ class Positions:
     # -- at the start
 
     def prepare(self, cluster: UUID, function: str, *, accept_rename: bool) -> None:
-        """Make what is missing, prove that the database can roll back, and take the name of the view for this cluster and
-        function, or see that both have it."""
+        """Create the missing tables, prove that the database can roll back, and claim the name of the view for a
+        cluster and function. Raise if another one has it."""
         self._refuse_older()
         create(self._engine, self._metadata)
         add_columns(self._engine, self._positions)
@@ -92,8 +93,8 @@ class Positions:
         inspector = sa.inspect(self._engine)
         if inspector.has_table(_OLDER):
             raise OtherView(
-                f"there is a table {_OLDER}: an earlier version of Waltz made it, and kept the positions of views there",
-                next_step=f"drop {_OLDER} and empty the application's tables: the view is built anew",
+                f"the database has a table {_OLDER}, in which an earlier version of Waltz kept the positions of views",
+                next_step=f"drop {_OLDER} and empty the application's tables: the view is rebuilt from the log",
             )
 
     def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
@@ -102,7 +103,7 @@ class Positions:
         had, made_by = found["cluster"], found["function_name"]
         if had != cluster:
             raise ForeignCluster(
-                f"the view {self._view!r} in this database comes from cluster {had}, and the client is one of {cluster}",
+                f"the view {self._view!r} in this database belongs to cluster {had}, and the client to {cluster}",
                 not_done="nothing was applied",
                 next_step="give the client servers of that cluster, or this view another name and tables of its own",
             )
@@ -110,7 +111,7 @@ class Positions:
             return
         if not accept_rename:
             raise OtherView(
-                f"the view {self._view!r} in this database is made by {made_by}, and was given the function {function}",
+                f"the view {self._view!r} in this database belongs to the function {made_by}, not to {function}",
                 next_step="give each view a name of its own (`name=`); if the same function was renamed, say "
                 "`accept_rename=True`",
             )
@@ -125,7 +126,7 @@ class Positions:
     # -- positions
 
     def read(self, partition: int) -> Kept | None:
-        """None for a partition that has no row yet."""
+        """Return the position in a partition; None if it has no row yet."""
         columns = self._positions.c
         with self._engine.connect() as connection:
             found = connection.execute(sa.select(columns.position, columns.timeline).where(*self._at(partition))).first()
@@ -143,22 +144,22 @@ class Positions:
             with self._engine.begin() as connection:
                 connection.execute(self._insert(partition))
         except IntegrityError:
-            return  # another process was faster
+            return  # another process inserted it first
 
     def raise_from(self, connection: Connection, partition: int, expected: Kept, position: int) -> bool:
-        """Whether it was where it is expected, in these timelines; only then it has been raised."""
+        """Raise a position and return True, if it is the expected one of the expected timelines; else return False."""
         here = self._kept(partition, expected)
         return connection.execute(sa.update(self._positions).where(*here).values(position=position)).rowcount == 1
 
     def go_over(self, partition: int, before: Kept, lineage: Lineage) -> None:
-        """From now on the position is an id in these timelines: the caller has seen that it is the same transaction there.
-        Nothing changes where another process was faster."""
+        """Move a position to other timelines. The caller has checked that the id is the same transaction there. It
+        changes nothing if another process was first."""
         with self._engine.begin() as connection:
             here = self._kept(partition, before)
             connection.execute(sa.update(self._positions).where(*here).values(timeline=lineage_text(lineage)))
 
     def lower(self, connection: Connection, partition: int, id: int) -> bool:
-        """Set the position back; what was put aside above it is forgotten. Returns False where it stands below."""
+        """Set a position back and delete the dead letters above it; return False if it is lower already."""
         here = (*self._at(partition), self._positions.c.position >= id)
         if connection.execute(sa.update(self._positions).where(*here).values(position=id)).rowcount != 1:
             return False
@@ -176,7 +177,7 @@ class Positions:
     def bury(
         self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
     ) -> None:
-        """Write down transactions, by id and header, that the view will not have."""
+        """Write dead letters: transactions, by id and header, that the view will not contain."""
         assert self._dead is not None
         whole = {"view_name": self._view, "partition_id": partition, "cluster": str(cluster), "reason": why[:REASON_MAX]}
         now = datetime.now(UTC)
@@ -191,7 +192,8 @@ class Positions:
 
 
 def timeline_column() -> sa.Column[Any]:
-    """Timelines of the log behind the first one; NULL for none, as earlier versions have written it."""
+    """Return the column with the timelines behind the first one; NULL if there are none, as in rows of earlier
+    versions."""
     return sa.Column("timeline", sa.Text, nullable=True)
 
 
@@ -209,7 +211,7 @@ def key_columns(name: str) -> tuple[sa.Column[Any], sa.Column[Any]]:
 def prove_transactions(
     engine: Engine, table: sa.Table, insert: sa.Insert, this: tuple[sa.ColumnElement[bool], ...]
 ) -> None:
-    """Raises NotTransactional when a row (`this`) that is inserted stays although that was rolled back."""
+    """Raise `NotTransactional` if the row `this` exists after its insert was rolled back."""
     with engine.connect() as connection:
         connection.execute(insert)
         connection.rollback()
@@ -219,8 +221,8 @@ def prove_transactions(
     with engine.begin() as connection:
         connection.execute(sa.delete(table).where(*this))
     raise NotTransactional(
-        f"a row of {table.name} that was rolled back is still there: this {engine.dialect.name} engine "
-        "commits every statement, or the table knows no transactions"
+        f"a row of {table.name} exists after its insert was rolled back: this {engine.dialect.name} engine "
+        "commits every statement, or the storage engine of the table has no transactions"
     )
 
 
@@ -247,17 +249,17 @@ def claim(engine: Engine, table: sa.Table, row: Mapping[str, str]) -> Mapping[st
 
 
 def limit_waiting(connection: Connection, seconds: int) -> None:
-    """For others that have locked what this transaction wants. Where it does nothing, the engine says how long."""
+    """Bound how long this transaction waits for locks on PostgreSQL. The other engines have a setting of their own."""
     if connection.engine.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{seconds}s'")
 
 
 def create(engine: Engine, metadata: sa.MetaData) -> None:
-    """The tables that are missing; other processes may do the same at the same time."""
+    """Create the missing tables; other processes may do so at the same time."""
     if engine.dialect.name != "sqlite":
         _create_together(engine, metadata.sorted_tables, partial(metadata.create_all, engine))
         return
-    # Not `create_all`: it reads before it writes, and SQLite does not let two who have read wait for each other.
+    # Not `create_all`: it reads before it writes, and SQLite fails if two transactions do that at the same time.
     for table in metadata.sorted_tables:
         if _are_missing(engine, [table]):
             _create_together(engine, [table], partial(table.create, engine, checkfirst=False))

@@ -1,14 +1,15 @@
-"""A view in a SQL database applies each transaction together with the position that remembers it.
+"""Views in a SQL database: each transaction of the log is applied together with the position that records it.
 
-Raising the position from n - 1 to n is the first statement of the database transaction that applies n, and it succeeds for
-one process only. So a crash at any moment, a commit whose answer was lost, and several processes on one database all come
-to the same: a process that finds the position already raised skips what it covers. The order matters: that row is the lock
-that makes the others wait. A group is applied in one database transaction, so nobody sees a part of it. What is
-put aside as a dead letter goes the same way: the letter and the position together, or neither.
+The first statement of the database transaction that applies n raises the position from n - 1 to n, and it succeeds for
+one process only. So after a crash at any moment, a commit whose answer was lost, or with several processes on one
+database, a process that finds the position raised skips what it covers. The order matters, because the row of the
+position is the lock for other processes. A group is applied in one database transaction, so no reader sees a part of
+it. A dead letter and its position are also written together or not at all.
 
-The position keeps the timelines of the log beside the id. Where an operator ended the log, a position up to the fork is
-written over to the new timeline before it is raised; above it the view refuses (`OtherTimeline`), because its tables hold
-what the log does not have any more."""
+The position is stored with the timelines of the log. If an operator ended the log, a position up to the fork is moved
+to the new timeline before it is raised. Above the fork the view raises `OtherTimeline`, because its tables hold
+transactions that are no longer in the log.
+"""
 
 from __future__ import annotations
 
@@ -57,39 +58,39 @@ from waltzd.sql.positions import Kept, Positions, create, limit_waiting
 
 R = TypeVar("R")
 Part: TypeAlias = Sequence[Transaction[Any]]
-"""Of one partition, with consecutive ids."""
+"""Transactions of one partition with consecutive ids."""
 BATCH_MAX = 500
 LOCK_SECONDS = 10
 TRIES = 10
-"""With a client's pauses about half a minute."""
+"""Number of tries of a failing transaction: about half a minute with the pauses of a client."""
 STALLS_MAX = 3
-"""How often in a row raising a position may fail although the position is where it should be."""
+"""Number of failures in a row to raise a position that is the expected one."""
 LOOK_MIN, LOOK_MAX = 0.005, 0.1
-"""Seconds between two looks at a position that somebody waits for."""
+"""Shortest and longest pause in seconds between two reads of a position that is waited for."""
 _log = logging.getLogger("waltz.sql")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poison:
-    """A transaction that a view has given up, or a group of them: what `SqlView` tells `on_poison`."""
+    """Transaction, or group of them, that a view has given up; the argument of `on_poison`."""
 
     view: str
-    """The name of the view."""
+    """Name of the view."""
     partition: int
-    """The partition that holds it."""
+    """Partition of the transaction."""
     id: int
-    """Of the first one."""
+    """Id of the first transaction."""
     count: int
-    """Of how many: 1, or all those of a group."""
+    """Number of transactions: 1, or the size of the group."""
     is_put_aside: bool
-    """It is a dead letter, and the view goes on behind it; else the partition stands still in front of it."""
+    """True if it was written as a dead letter and the view continues. False if the partition is stopped in front of it."""
     error: ApplyFailed
-    """Why the last try failed; its `__cause__` is what the function raised."""
+    """Error of the last try; its `__cause__` is what the function raised."""
 
 
 class SqlView(Generic[E_contra]):
-    """A view in a SQL database: the `view` of a client. Each transaction is applied exactly once, with its position. A
-    `SqlView[E]` takes transactions whose values have the type E.
+    """View in a SQL database, for the parameter `view` of a client. Each transaction is applied exactly once, with its
+    position. A `SqlView[E]` takes transactions whose values have the type E.
 
     Example:
         ```python
@@ -104,7 +105,7 @@ class SqlView(Generic[E_contra]):
     """
 
     takes_probes = True
-    """The position goes up by one for each id: a probe is passed, and not applied."""
+    """True: the position covers probes, too, which are not applied."""
 
     def __init__(
         self,
@@ -126,24 +127,26 @@ class SqlView(Generic[E_contra]):
 
         Args:
             engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.
-            apply: `apply(connection, transaction)` writes what the transaction means, through this connection and nothing
-                else: it is called again when the database took the first try back. It must not end the database
+            apply: `apply(connection, transaction)` writes what the transaction means, through this connection only: it is
+                called again if the database rolled the first try back. It must not end the database
                 transaction; savepoints are allowed. It is a plain function and runs on a thread of this view, for one
                 transaction of a partition at a time, in the order of their ids.
-            apply_many: In the place of `apply`, and several times as fast: `apply_many(connection, transactions)` writes
+            apply_many: Alternative to `apply` that is several times as fast: `apply_many(connection, transactions)` writes
                 what several transactions of one partition mean, in their order.
-            name: Of the view, in the key of its positions: each view of a database has another one. It stays with the view.
-            tables: The application's own tables, made when they are missing.
-            tries: How often a transaction is tried on which the function fails.
-            dead_letters: What comes then. False: the partition stops in front of it (`ViewStopped`). True: the
-                transaction, with its whole group, is written down in the table `waltz_dead_letters`, and the view goes on.
-                Neither comes of an event that a newer program wrote (`EventUnknown`): it is tried until it is known.
-            on_poison: `on_poison(poison)` is told of both, on a thread of this view. What it raises is logged.
-            accept_rename: The function may have another name than the one that made the view so far.
-            batch_max: How many transactions of the log go into one of the database.
-            lock_seconds: How long to wait on PostgreSQL for another process that applies the same partition. Other
-                databases wait as long as the engine says.
-            threads: How many partitions are applied at once: one for SQLite, which has one writer, else four.
+            name: Name of the view, which is part of the key of its positions. Each view of a database needs another name,
+                and keeps it.
+            tables: The application's own tables, created if they are missing.
+            tries: Number of tries of a transaction that the function fails on.
+            dead_letters: What happens after the last try. False: the partition stops in front of the transaction
+                (`ViewStopped`). True: the transaction, with its whole group, is written to the table
+                `waltz_dead_letters`, and the view continues. An event of a newer program (`EventUnknown`) is tried
+                without limit.
+            on_poison: `on_poison(poison)` is called in both cases, on a thread of this view. Its errors are logged.
+            accept_rename: Accept a function with another name than the one that made the view before.
+            batch_max: Largest number of transactions of the log in one of the database.
+            lock_seconds: Seconds to wait on PostgreSQL for another process that applies the same partition. Other
+                databases have a setting of the engine for that.
+            threads: Number of partitions applied at once. By default one for SQLite, which has one writer, else four.
 
         Raises:
             BadArgument: `engine` is no engine, not exactly one of `apply` and `apply_many` is given, it is a coroutine or
@@ -170,19 +173,19 @@ class SqlView(Generic[E_contra]):
         self._batch_max = batch_max
         self._lock_seconds = lock_seconds
         self._cluster: UUID | None = None
-        """From which everything comes, once the database has agreed."""
+        """Cluster that the view belongs to; None before `opened`."""
         self._failing: dict[int, _Failing] = {}
-        """By partition."""
+        """Transaction that the function fails on, by partition."""
         self._preparing = asyncio.Lock()
         self._looking: asyncio.Task[dict[int, Kept]] | None = None
         self._lineages: dict[int, Lineage] = {}
-        """By partition, the newest timelines that the database has named."""
+        """Newest timelines that the database has named, by partition."""
         self._threads = ThreadPoolExecutor(threads or (1 if engine.dialect.name == "sqlite" else 4), "waltz-sql")
 
     # -- as a client calls it
 
     async def opened(self, cluster: UUID) -> None:
-        """Make the tables that are missing, and see whose view it is: by the key of the cluster, which a client gives.
+        """Create the missing tables and claim the view for a cluster. A client calls this with the key of its cluster.
 
         Raises:
             ForeignCluster: The view comes from another cluster.
@@ -195,21 +198,21 @@ class SqlView(Generic[E_contra]):
                 await self._on_thread(self._prepare, cluster)
 
     async def position(self, partition: int) -> Position:
-        """As `read_position`."""
+        """Return the position as `read_position` does."""
         return await self._on_thread(self.read_position, partition)
 
     async def apply(self, transaction: Transaction[E_contra]) -> None:
-        """As `apply_all`, for one transaction."""
+        """Apply one transaction as `apply_all` does."""
         await self._on_thread(self.apply_all, [transaction])
 
     async def apply_batch(self, transactions: Sequence[Transaction[E_contra]]) -> None:
-        """As `apply_all`."""
+        """Apply transactions as `apply_all` does."""
         await self._on_thread(self.apply_all, transactions)
 
     async def failed(self, transaction: Transaction[E_contra], error: Exception) -> Decision:
-        """`PARK` when the function has failed `tries` times, the database went back (`ViewBehind`), or the view stands on
-        another timeline of the log (`OtherTimeline`); else `RETRY`: databases come back. With `dead_letters` the last try
-        puts the transaction aside, and does not fail."""
+        """Return `PARK` if the function has failed `tries` times, the database went back in time (`ViewBehind`), or the
+        view is on another timeline of the log (`OtherTimeline`). Else return `RETRY`. With `dead_letters` the last try
+        writes a dead letter and does not fail."""
         if isinstance(error, ViewBehind | OtherTimeline):
             return Decision.PARK
         failing = self._failing.get(transaction.partition)
@@ -221,20 +224,21 @@ class SqlView(Generic[E_contra]):
         return Decision.PARK
 
     async def wait(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
-        """Until this view contains a transaction, whichever process applies it: the position in the database tells.
+        """Wait until this view contains a transaction, whichever process applies it, by reading the position in the
+        database.
 
         The program that waits needs no client, and need not apply anything itself.
 
         Args:
             token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself, or an id.
-            partition: Of an id, the partition that holds it.
-            timeout: How many seconds to wait.
+            partition: Partition of the id; only needed with an id.
+            timeout: Seconds to wait.
 
         Raises:
-            NotApplied: The time is over.
-            OtherTimeline: An operator ended the log below the transaction: the view will never have it.
-            DatabaseUnavailable: The database did not answer until the time was over.
-            BadArgument: It is no token, no `Committed`, and no id with its partition.
+            NotApplied: The timeout is over.
+            OtherTimeline: An operator ended the log below the transaction: the view will never contain it.
+            DatabaseUnavailable: The database did not answer until the timeout was over.
+            BadArgument: `token` is not a token, a `Committed`, or an id with its partition.
         """
         wait = _Wait(self.name, *place_of(token, partition), timeout)
         try:
@@ -251,18 +255,18 @@ class SqlView(Generic[E_contra]):
             raise wait.error() from None
 
     async def _look(self) -> dict[int, Kept]:
-        """Those who wait at the same time share one look: a position that was raised stays raised."""
+        """Read all positions, once for all that wait at the same time: a position that was raised stays raised."""
         looking = self._looking
         if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
             looking = self._looking = asyncio.create_task(self._on_thread(self._read_all), name="waltz look at positions")
         return await asyncio.shield(looking)
 
     async def reset(self, partition: int, id: int, *, undo: Callable[[Connection], object] | None = None) -> None:
-        """As `reset_blocking`."""
+        """Set the view back as `reset_blocking` does."""
         await self._on_thread(functools.partial(self.reset_blocking, partition, id, undo=undo))
 
     async def close(self) -> None:
-        """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
+        """Wait for running calls, and end the threads. The engine stays open, because it belongs to the application."""
         await asyncio.to_thread(self.close_blocking)
 
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -272,8 +276,8 @@ class SqlView(Generic[E_contra]):
     # -- the same for plain code; each call blocks
 
     def _prepare(self, cluster: UUID) -> None:
-        """Make the tables that are missing, prove that the database can roll back, and see that what is under this name
-        comes from this cluster and from this function."""
+        """Create the missing tables, prove that the database can roll back, and claim the name of the view for this
+        cluster and function."""
         with self._translated("prepare the view"):
             self._positions.prepare(cluster, name_of(self._function), accept_rename=self._accept_rename)
             if self._tables is not None:
@@ -281,10 +285,10 @@ class SqlView(Generic[E_contra]):
         self._cluster = cluster
 
     def read_position(self, partition: int) -> Position:
-        """The position of the last transaction that the view contains, -1 for none.
+        """Return the position of the last transaction that the view contains, -1 for none.
 
         Raises:
-            BadArgument: Nothing said which cluster it is: `opened` was not called.
+            BadArgument: The cluster is not known, because `opened` was not called.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         return self._read(partition).position
@@ -297,11 +301,11 @@ class SqlView(Generic[E_contra]):
                 self._positions.insert(partition)
                 kept = self._positions.read(partition)
         if kept is None:
-            raise DatabaseUnavailable(f"the position of partition {partition} went away while it was being written")
+            raise DatabaseUnavailable(f"the position of partition {partition} was deleted while it was written")
         return kept
 
     def read_positions(self) -> dict[int, Position]:
-        """All positions of this view by partition, as they are now; a partition that was never activated is left out.
+        """Return the current positions of this view by partition. A partition that was never activated is left out.
 
         Raises:
             DatabaseUnavailable: The database does not answer, or refuses.
@@ -313,17 +317,17 @@ class SqlView(Generic[E_contra]):
             return self._positions.read_all()
 
     def reset_blocking(self, partition: int, id: int, *, undo: Callable[[Connection], object] | None = None) -> None:
-        """Set the view back to an id, while no client applies the partition: after a rescue or a restore, to the fork that
-        `OtherTimeline` names. What comes behind the id is applied again; dead letters above it are forgotten.
+        """Set the view back to an id while no client applies the partition: after a rescue or a restore, to the fork
+        that `OtherTimeline` names. Transactions after the id are applied again; dead letters above it are deleted.
 
         Args:
-            partition: Which partition.
-            id: The last id that the view contains from now on; -1 for none.
-            undo: `undo(connection)` takes back what the view has from the transactions above, in the same database
+            partition: Number of the partition.
+            id: Last id that the view contains from now on; -1 for none.
+            undo: `undo(connection)` removes from the view what transactions above the id wrote, in the same database
                 transaction.
 
         Raises:
-            BadArgument: The view stands below this id, or is not told its cluster.
+            BadArgument: The position of the view is below this id, or `opened` was not called.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         found = self._read(partition)
@@ -331,14 +335,14 @@ class SqlView(Generic[E_contra]):
             limit_waiting(connection, self._lock_seconds)
             if id < EMPTY or not self._positions.lower(connection, partition, id):
                 raise BadArgument(
-                    f"the view {self.name!r} stands at id {found.id} of partition {partition}: it cannot be set to {id}",
+                    f"the view {self.name!r} is at id {found.id} of partition {partition}: it cannot be set back to {id}",
                     not_done="the view stays as it is",
                 )
             if undo is not None:
                 undo(connection)
 
     def wait_blocking(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
-        """As `wait`, for a thread without a loop."""
+        """Wait as `wait` does, on a thread without an event loop."""
         wait = _Wait(self.name, *place_of(token, partition), timeout)
         while not wait.is_over:
             try:
@@ -351,20 +355,20 @@ class SqlView(Generic[E_contra]):
                 time.sleep(wait.pause())
 
     def close_blocking(self) -> None:
-        """As `close`, for a thread without a loop: after the `BlockingClient` that the view belongs to was closed."""
+        """Close the view as `close` does, on a thread without an event loop, after its `BlockingClient` was closed."""
         self._threads.shutdown()
 
     def apply_all(self, transactions: Sequence[Transaction[E_contra]]) -> None:
-        """Apply transactions of one partition, with consecutive ids. What the view contains already is skipped.
+        """Apply transactions of one partition with consecutive ids. Those that the view contains already are skipped.
 
-        A group is applied in one database transaction. When a transaction fails, all before it are applied, and of its
-        group nothing. One that has failed `tries` times is put aside, where the view has `dead_letters`.
+        A group is applied in one database transaction. If a transaction fails, all before it are applied, and nothing of
+        its group. One that has failed `tries` times becomes a dead letter if the view has `dead_letters`.
 
         Raises:
             ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.
-            ViewBehind: The position is below what was applied before: the database went back.
-            OtherTimeline: The view holds transactions that are not in the log any more: an operator ended it below.
-            BadArgument: As of `read_position`.
+            ViewBehind: The position is lower than before: the database went back in time.
+            OtherTimeline: The view contains transactions that are no longer in the log: an operator ended it below.
+            BadArgument: `opened` was not called.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         self._checked_cluster()
@@ -386,7 +390,7 @@ class SqlView(Generic[E_contra]):
     def _checked_cluster(self) -> UUID:
         if self._cluster is None:
             raise BadArgument(
-                f"nothing said from which cluster the view {self.name!r} comes",
+                f"the cluster of the view {self.name!r} is not known, because `opened` was not called",
                 next_step="give the view itself to the client; a view around it passes `opened(cluster)` on, and a program "
                 "without a client awaits it",
             )
@@ -407,12 +411,12 @@ class SqlView(Generic[E_contra]):
         return reached
 
     def _apply_part(self, part: Part) -> int:
-        """Apply all in one database transaction, or none because the position is elsewhere; returns the position."""
+        """Apply all in one database transaction, or none if the position is not the expected one; return the position."""
         return self._with_position(part, f"apply {_name(part[0])}", self._call_application)
 
     def _with_position(self, part: Part, what: str, work: Callable[[Connection, Part], None]) -> int:
-        """In one database transaction: raise the position over the part, and do the work; or nothing, if it is
-        elsewhere. Returns the position."""
+        """Raise the position over a part and call `work`, in one database transaction; do nothing if the position is
+        not the expected one. Return the position."""
         partition, first, last = part[0].partition, part[0].id, part[-1].id
         assert last - first + 1 == len(part)
         lineage = self._lineage_of(part)
@@ -428,15 +432,16 @@ class SqlView(Generic[E_contra]):
                     return last
                 transaction.rollback()
             except Exception:
-                # SQLAlchemy takes a transaction for ended whose commit was refused, and would give the connection back as
-                # it is: whoever gets it next would commit the half.
+                # SQLAlchemy takes a transaction whose commit failed for ended, and would return the connection to the pool
+                # as it is: its next user would commit half a transaction.
                 with suppress(Exception):
                     below.rollback()
                 raise
         return self._explain_position(part, lineage)
 
     def _explain_position(self, part: Part, lineage: Lineage) -> int:
-        """Where the position is. It goes over to the timelines of the part where it may."""
+        """Return the position after it was not the expected one. Move it to the timelines of the part if it is the same
+        transaction there."""
         partition, first = part[0].partition, part[0].id
         kept = self._read(partition)
         found = kept.id
@@ -455,14 +460,14 @@ class SqlView(Generic[E_contra]):
         lineage.check(
             kept.lineage.current, found, what=f"the view {self.name!r}", partition=partition,
             next_step=f"stop its programs, and call `view.reset({partition}, {lineage.shared_to(kept.lineage.current)}, "
-            "undo=…)` with a function that takes back what came from the transactions above; or let it be built anew",
+            "undo=…)` with a function that removes what the transactions above wrote; or rebuild the view from the log",
         )  # fmt: skip
         self._positions.go_over(partition, kept, lineage)
         return found
 
     def _lineage_of(self, part: Part) -> Lineage:
-        """The timelines that the position has to name before the part is applied: those with which it was fed, or newer
-        ones that the database names. Raises `OtherTimeline` where the part is not in the log any more."""
+        """Return the timelines that the position must name before the part is applied: those of the feed, or newer ones
+        in the database. Raise `OtherTimeline` if the part is no longer in the log."""
         fed, known = part[-1].lineage, self._lineages.get(part[0].partition, NEVER_FORKED)
         if fed is not None and known.current in fed:
             return fed
@@ -497,7 +502,7 @@ class SqlView(Generic[E_contra]):
             if not guard.refused and is_of_the_database(error):
                 raise
             cause = error
-        if guard.refused:  # also when the application swallowed what it was told
+        if guard.refused:  # also if the application swallowed the error
             what = f"{guard.refused} while applying {_name(first)}"
             raise ApplyFailed(what, next_step=ONLY_READ_AND_WRITE, **facts) from cause
         if cause is not None:
@@ -507,7 +512,8 @@ class SqlView(Generic[E_contra]):
     # -- giving up
 
     def _put_aside(self, group: Part, error: ApplyFailed) -> int:
-        """What has failed often enough becomes a dead letter, and the position goes over it; else it is raised again."""
+        """Write a dead letter and raise the position, if the function has failed often enough; else raise the error
+        again."""
         if isinstance(error.__cause__, EventUnknown):  # a newer program knows it, and may be at work beside this one
             raise error
         partition, first = group[0].partition, group[0].id
@@ -529,7 +535,7 @@ class SqlView(Generic[E_contra]):
 
         reached = self._with_position(group, f"put {_name(group[0])} aside", bury)
         del self._failing[partition]
-        if is_put_aside:  # else another process was faster, with this or with the transaction itself
+        if is_put_aside:  # else another process wrote the dead letter or applied the transaction
             self._tell(failing, error, is_put_aside=True)
         return reached
 
@@ -542,7 +548,7 @@ class SqlView(Generic[E_contra]):
             is_put_aside=is_put_aside,
             error=error,
         )
-        what = "put aside as a dead letter" if is_put_aside else "given up: its partition stands still in front of it"
+        what = "written as a dead letter" if is_put_aside else "given up: its partition is stopped in front of it"
         _log.error(
             "view %s: transaction %d of partition %d was %s after %d tries: %s",
             *(self.name, failing.first, failing.partition, what, failing.tries, error.message),
@@ -559,7 +565,7 @@ class SqlView(Generic[E_contra]):
 
     @contextmanager
     def _translated(self, what: str, **facts: Any) -> Iterator[None]:
-        """Errors of the database as those of Waltz; the application's function has raised those already."""
+        """Raise errors of the database as errors of Waltz. Errors of the application's function were converted before."""
         try:
             yield
         except DBAPIError as error:
@@ -572,7 +578,7 @@ class SqlView(Generic[E_contra]):
 
 @dataclass(frozen=True)
 class _Failing:
-    """What a function fails on: a transaction, or a group."""
+    """A transaction or group that the function fails on."""
 
     partition: int
     first: int
@@ -584,10 +590,10 @@ class _Failing:
 
 
 class _Wait:
-    """For one transaction to be in a view, from look to look."""
+    """Wait for one transaction to appear in a view."""
 
     def __init__(self, view: str, partition: int, id: int, timeline: UUID | None, timeout: float) -> None:
-        """`timeline`: in which it has the id; None: in that of the view."""
+        """Start to wait. `timeline` is the timeline of the id; None means that of the view."""
         if not timeout > 0:
             raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
         self.is_over = False
@@ -620,7 +626,7 @@ class _Wait:
         if self._trouble is not None:
             return self._trouble
         if self._position is None:
-            return DatabaseUnavailable(f"the database did not say within {self._timeout:g} seconds where the view stands")
+            return DatabaseUnavailable(f"the position of the view could not be read within {self._timeout:g} seconds")
         return NotApplied(
             f"after {self._timeout:g} seconds the view {self._view!r} has the position {self._position} for partition "
             f"{self._partition}, and not {self._id} yet",
@@ -630,7 +636,7 @@ class _Wait:
 
 
 def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int, int, UUID | None]:
-    """The partition and the id that somebody waits for, and the timeline; None for an id without one."""
+    """Return partition, id and timeline of what is waited for. The timeline is None for a plain id."""
     if isinstance(given, int) and not isinstance(given, bool) and partition is not None:
         return partition, given, given.timeline if isinstance(given, Position) else None
     if isinstance(given, Committed) and given.partition is None:
@@ -642,7 +648,7 @@ def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int
 
 
 def _group_of(part: Part, error: ApplyFailed) -> Part:
-    """The transaction on which the function failed, with its group."""
+    """Return the transaction that the function failed on, with its group."""
     start = (error.number("id") or 0) - part[0].id
     while start > 0 and part[start].follows:
         start -= 1

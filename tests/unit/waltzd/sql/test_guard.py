@@ -66,11 +66,11 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda engine: str(engine.url), "given a URL and needs an engine"),
-        (lambda engine: engine.url, "given a URL and needs an engine"),
-        (AsyncEngine, "given an async engine"),
-        (lambda engine: None, "given NoneType and needs an engine"),
-        (lambda engine: engine.connect, "given method and needs an engine"),
+        (lambda engine: str(engine.url), "is a URL, and an engine is needed"),
+        (lambda engine: engine.url, "is a URL, and an engine is needed"),
+        (AsyncEngine, "is an async engine"),
+        (lambda engine: None, "of type NoneType, and an engine"),
+        (lambda engine: engine.connect, "of type method, and an engine"),
     ],
     ids=["text", "URL", "async engine", "nothing", "something else"],
 )
@@ -89,7 +89,7 @@ def test_what_is_no_engine_is_refused_with_the_way_to_one(engine: Engine, given:
         (apply_in_pieces, "not an async one"),
         (apply_lazily, "contains `yield`"),
         (functools.partial(apply_lazily), "contains `yield`"),
-        ("apply", "is a function, not str"),
+        ("apply", "not callable: str"),
     ],
 )
 @pytest.mark.parametrize("argument", ["apply", "apply_many"])

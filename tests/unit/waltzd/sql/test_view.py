@@ -578,7 +578,7 @@ OTHER_CLUSTER = UUID(int=2)
 def test_a_view_of_another_cluster_is_refused_before_anything_is_applied(engine: Engine) -> None:
     view_of(engine).apply_all(feed(0, 2))
     stranger = SqlView(engine, insert_and_count, tables=TABLES)
-    with pytest.raises(ForeignCluster, match=f"comes from cluster {CLUSTER}") as raised:
+    with pytest.raises(ForeignCluster, match=f"belongs to cluster {CLUSTER}") as raised:
         stranger._prepare(OTHER_CLUSTER)
     assert (raised.value.code, raised.value.detail_not_done) == ("W2002", "nothing was applied")
     with pytest.raises(BadArgument, match="from which cluster"):
@@ -614,7 +614,7 @@ def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: 
 def test_a_client_tells_the_view_its_cluster_each_time_that_it_opens(engine: Engine) -> None:
     async def story() -> None:
         view = SqlView(engine, insert_and_count, tables=TABLES)
-        with pytest.raises(BadArgument, match="nothing said from which cluster") as raised:
+        with pytest.raises(BadArgument, match="the cluster of the view .* is not known") as raised:
             await view.position(0)
         assert "passes `opened(cluster)` on" in raised.value.detail_next_step
         await view.opened(CLUSTER)
@@ -642,7 +642,7 @@ def test_two_functions_under_one_name_are_refused(engine: Engine) -> None:
         raise AssertionError
 
     view_of(engine).apply_all(feed(0, 2))
-    with pytest.raises(OtherView, match=r"is made by .*insert_and_count, and was given the function .*other") as raised:
+    with pytest.raises(OtherView, match=r"belongs to the function .*insert_and_count, not to .*other") as raised:
         view_of(engine, other)
     assert "`accept_rename=True`" in raised.value.detail_next_step
     view_of(engine, other, accept_rename=True)

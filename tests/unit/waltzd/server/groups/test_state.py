@@ -165,5 +165,5 @@ def test_deltas_do_not_go_back() -> None:
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:
-    with pytest.raises(GroupStateDamaged, match="kind 1 and version 3"):
+    with pytest.raises(GroupStateDamaged, match="kind 1 or version 3"):
         GroupState.of(WHOLE[:1] + b"\3" + WHOLE[2:])

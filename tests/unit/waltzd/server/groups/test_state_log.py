@@ -206,11 +206,11 @@ def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
     ("data", "message"),
     [
         (b"\7" + made(MAILER)[1:], "kind 7"),
-        (stands("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + stands("mailer", 0, 0, b"")[12:], "partition -1 of 'mailer'"),
+        (stands("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + stands("mailer", 0, 0, b"")[12:], "'mailer' has the partition -1"),
         (made(MAILER).replace(b"mailer", b"sender", 1), "the settings of group sender have the name mailer"),
         (made(MAILER)[:-3], "is not a JSON document"),
         (made(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),
-        (stands("mailer", 0, 0, b"\1"), "ends in the middle"),
+        (stands("mailer", 0, 0, b"\1"), "is cut off"),
     ],
 )
 def test_what_is_no_entry(data: bytes, message: str) -> None:
@@ -222,7 +222,7 @@ def test_what_is_no_entry(data: bytes, message: str) -> None:
 def test_a_group_is_made_once() -> None:
     state_log = read({0: made(MAILER)})
     for data in (made(MAILER), made(MAILER, 7)):
-        with pytest.raises(GroupStateDamaged, match="made twice"):
+        with pytest.raises(GroupStateDamaged, match="created twice"):
             state_log.read(1, data)
 
 
