@@ -121,7 +121,7 @@ def test_readiness_knocks_at_the_door(tmp_path: Path, monkeypatch: pytest.Monkey
                 assert await found.knock() == []
                 await found._server.stop(0)
                 (reason,) = await found.knock()
-                assert reason.startswith(f"nobody gets in at {found.address}: ")
+                assert reason.startswith(f"callers cannot connect to {found.address}: ")
 
     loop.run(run())
 

@@ -296,7 +296,7 @@ def _digest(reply: wire.DigestReply, request: wire.DigestRequest, address: str) 
     found = Digest(first_id=request.first_id, last_id=reply.last_id, hash=reply.hash, bytes=reply.bytes)
     is_within = request.first_id <= found.last_id <= request.last_id
     if not is_within or len(found.hash) != HASH_BYTES or found.records != reply.records:
-        raise BadFrame(f"{address} answered with a digest that is none of ids {request.first_id} to {request.last_id}")
+        raise BadFrame(f"{address} answered with a digest of other ids than {request.first_id} to {request.last_id}")
     return found
 
 

@@ -98,7 +98,7 @@ def unpacked_error(raw: Buffer) -> WaltzError:
     try:
         return error_of_detail(ErrorDetail.FromString(bytes(raw)))
     except DecodeError:
-        return CannotConnect("the other side gave a reason that cannot be read")
+        return CannotConnect("the other side ended the stream with an error that cannot be decoded")
 
 
 def error_of_detail(detail: ErrorDetail) -> WaltzError:
@@ -106,7 +106,7 @@ def error_of_detail(detail: ErrorDetail) -> WaltzError:
     it is passed on."""
     cls = _ERRORS.get(detail.code)
     is_told = cls is not None or detail.code == WaltzError.code
-    message = detail.message if is_told else f"{detail.code}, which this version does not know: {detail.message}"
+    message = detail.message if is_told else f"unknown error {detail.code} of a newer version: {detail.message}"
     error = (cls or WaltzError)(message, not_done=detail.not_done, next_step=detail.next_step)
     error.facts.update(detail.facts)
     return error
@@ -198,7 +198,7 @@ def _member(kind: type[enum.Enum], raw: Any, name: str) -> enum.Enum:
     try:
         return kind(raw)
     except ValueError:
-        raise BadFrame(f"the field `{name}` is {raw!a:.60}, which this version does not know") from None
+        raise BadFrame(f"unknown value {raw!a:.60} of the field `{name}`") from None
 
 
 def lineage_of_messages(messages: Sequence[wire.Timeline]) -> Lineage:
@@ -302,7 +302,7 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
         frames.append(Credit(message.credit))
     frames += map(_batch_of, message.append)
     if not frames:
-        raise BadFrame("a message with nothing in it")
+        raise BadFrame("a message is empty")
     return frames
 
 
@@ -379,14 +379,14 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
         untaken = message.untaken if message.HasField("untaken") else None
         frames.append(Refused(error_of_detail(message.refused), untaken))
     if not frames:
-        raise BadFrame("a message with nothing in it")
+        raise BadFrame("a message is empty")
     return frames
 
 
 def _refusals_of(message: wire.Refusals) -> Refusals:
     found = Refusals(**taken(message, *_REFUSALS))
     if len(found.reasons) and not (min(Reason) <= int(found.reasons.min()) and int(found.reasons.max()) <= max(Reason)):
-        raise BadFrame("a refusal has a reason that this version does not know")
+        raise BadFrame("a refusal has an unknown reason")
     return found
 
 
@@ -435,12 +435,12 @@ def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | 
 
 def _run_of(message: wire.RunFrame) -> Run:
     if message.are_batches:
-        raise BadFrame("batches came in the place of records")
+        raise BadFrame("a frame has batches where records are expected")
     run = run_of(message.first_id, message.lengths, message.records)
     times, follows, goes_on = _beside_of(message, len(run))
     locks = decode_locks(message.locks, len(run)) if message.locks else None
     if message.locks and locks is None:
-        raise BadFrame("the locks of a frame are none")
+        raise BadFrame("the locks of a frame are malformed")
     return (
         run
         if times is None and follows is None and locks is None and not goes_on
@@ -485,7 +485,7 @@ def lock_history_of(message: wire.LocksReply) -> LockHistory | None:
         return None
     locks = decode_locks(message.locks, message.records) if 0 < message.records <= LOCK_ROWS_MAX else None
     if locks is None:
-        raise BadFrame("an answer about locks has none that can be read")
+        raise BadFrame(f"an answer about locks is malformed or has more than {LOCK_ROWS_MAX} records")
     return LockHistory(message.first_id, locks)
 
 
@@ -510,7 +510,7 @@ def unpacked_client_frames(raw: Buffer) -> list[ClientFrame]:
     try:
         return client_frames(wire.ClientFrame.FromString(cast(bytes, raw)))
     except DecodeError:
-        raise BadFrame("a frame holds no message of a client") from None
+        raise BadFrame("a frame is not a message of a client") from None
 
 
 def packed_server_frames(frames: Sequence[ServerFrame]) -> bytes:
@@ -521,4 +521,4 @@ def unpacked_server_frames(raw: Buffer) -> list[ServerFrame]:
     try:
         return server_frames(wire.ServerFrame.FromString(cast(bytes, raw)))
     except DecodeError:
-        raise BadFrame("a frame holds no message of a server") from None
+        raise BadFrame("a frame is not a message of a server") from None

@@ -234,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._tells_when_full and self._may_write.is_set():
                 self._put(Kind.ALIVE, ())
         elif quiet >= 2 * self._quiet_seconds:
-            self.lose(CannotConnect(f"nothing was heard for {quiet:.0f} seconds"))
+            self.lose(CannotConnect(f"the other side was silent for {quiet:.0f} seconds"))
             return
         elif quiet >= self._quiet_seconds:
             self._put(Kind.ASKED, ())
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._error is not None:
             raise self._error
         if self._is_ended:
-            raise CannotConnect(f"{self.peer} closed the connection without a word")
+            raise CannotConnect(f"{self.peer} closed the connection before it answered")
 
     def admit(self) -> None:
         """Accept the other side as authenticated: it may send large frames."""
@@ -427,7 +427,7 @@ async def connect(
             check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=role, name=name)
             why = connection.end_with_certificate(tls)
             if why is not None:
-                raise WrongPeer(f"the certificate of whoever answers at {host}:{port} {why}")
+                raise WrongPeer(f"the certificate of the process at {host}:{port} {why}")
         except CannotConnect as error:
             connection.lose(error)
             raise

@@ -61,7 +61,7 @@ def member_frames(message: wire.MemberFrame) -> list[MemberFrame]:
     if message.leaves:
         frames.append(Leave())
     if not frames:
-        raise BadFrame("a message with nothing in it")
+        raise BadFrame("a message is empty")
     return frames
 
 
@@ -69,7 +69,7 @@ def _said(message: wire.Said) -> Ack:
     try:
         verb = AckKind(message.verb)
     except ValueError:
-        raise BadFrame(f"a member says {message.verb} of deliveries, which this version does not know") from None
+        raise BadFrame(f"an acknowledgement has the unknown kind {message.verb}") from None
     return Ack(
         number=message.number,
         verb=verb,
@@ -122,5 +122,5 @@ def _deliveries(message: wire.Deliveries) -> Deliveries:
     rows, given = taken(message, *_DELIVERIES), len(message.payloads)
     told = int(rows["lengths"].sum(dtype="i8"))
     if told != given:
-        raise BadFrame(f"payloads of {told} bytes were told, and {given} came")
+        raise BadFrame(f"a frame of deliveries announces {told} bytes of payloads and has {given}")
     return Deliveries(epoch=message.epoch, tag=message.tag, payloads=message.payloads, **rows)

@@ -78,7 +78,7 @@ class _FirstMessages:
                     self._slow.pop(limit, None)
         except TimeoutError:
             raise TooManyCallers(
-                f"the first message of a call was not here within {FIRST_SECONDS:.0f} seconds, or too many were slow"
+                f"the first message of a call did not arrive within {FIRST_SECONDS:.0f} seconds, or too many were slow"
             ) from None
 
     def _make_room(self, slow: asyncio.Timeout) -> None:
@@ -377,7 +377,7 @@ class Listener:
     async def _try_the_door(self) -> list[str]:
         ours = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address.host, self.address.host)
         why = await knocked(str(replace(self.address, host=ours)), self._tls, KNOCK_SECONDS)
-        return [] if why is None else [f"nobody gets in at {self.address}: {why}"]
+        return [] if why is None else [f"callers cannot connect to {self.address}: {why}"]
 
     async def stop(self, seconds: float) -> None:
         """Accept no new calls; let the running ones continue for `seconds`."""

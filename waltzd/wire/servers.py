@@ -97,7 +97,7 @@ class Servers(Transport):
         mark, is_confirmed = await self._ask(calls.HIGH_WATER_MARK, request)
         if confirmed and not is_confirmed:
             raise BadArgument(
-                f"the server at {self.address} is of an older version, which cannot confirm a mark",
+                f"the server at {self.address} has an older version that cannot confirm a mark",
                 next_step="update the servers, or ask with `confirmed=False`",
             )
         return mark
@@ -132,7 +132,7 @@ class Servers(Transport):
                 next_id = run.last_id + 1
                 yield run
         if last_id is not None and next_id != last_id + 1:
-            raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
+            raise BadFrame(f"{self.address} stopped before id {next_id}; ids up to {last_id} were requested")
 
     async def _known_key(self) -> bytes:
         return (self._key or (await self.locate()).cluster_key).bytes
@@ -370,7 +370,7 @@ class FramedMount:
 
     def cancel(self) -> None:
         if self._over is None:
-            self._over = CannotConnect(f"the mount at {self._address} was given up here")
+            self._over = CannotConnect(f"the mount at {self._address} was cancelled here")
         self._by_grpc.cancel()
         if self._connection is not None:
             self._connection.lose(self._over)
@@ -441,7 +441,7 @@ class GrpcStream(Generic[Sent, Received]):
 
     def cancel(self) -> None:
         if self._over is None:
-            self._over = CannotConnect(f"{self._what} at {self._address} was given up here")
+            self._over = CannotConnect(f"{self._what} at {self._address} was cancelled here")
         if self._call is not None:
             self._call.cancel()
 

@@ -128,7 +128,7 @@ async def write(context: Context, message: Any) -> None:
     try:
         await context.write(message)
     except grpc.aio.BaseError as error:
-        raise CannotConnect(f"{peer_of(context)} has gone") from error
+        raise CannotConnect(f"{peer_of(context)} has disconnected") from error
 
 
 async def abort_stream(context: Context, error: WaltzError) -> None:

@@ -263,7 +263,7 @@ class ReplicaClient(Caller, Replicas):
             try:
                 answer = await FileSender(connection, receiver=self.address, seconds=self._seconds).send(pieces)
             finally:
-                connection.lose(CannotConnect("the file was given up here"))
+                connection.lose(CannotConnect("the file was cancelled here"))
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
@@ -370,7 +370,7 @@ class AppendStream:
         if not connecting.done():
             connecting.cancel()
         elif not connecting.cancelled() and connecting.exception() is None:
-            connecting.result().lose(CannotConnect("the stream was given up here"))
+            connecting.result().lose(CannotConnect("the stream was cancelled here"))
 
 
 def _frame_of(content: Content, committed: int) -> tuple[Kind, list[Buffer]]:

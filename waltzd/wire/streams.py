@@ -67,14 +67,16 @@ class Hello:
     @staticmethod
     def decode(content: Buffer) -> Hello:
         if len(content) != _HELLO.size:
-            raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls, and for what")
+            raise BadFrame(f"the first frame of a stream has {len(content)} bytes, not {_HELLO.size}")
         version, key, partition, session, number, secret, storage, first_id, file_bytes = _HELLO.unpack(content)
         if version != VERSION:
-            raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
+            raise BadFrame(f"a stream has version {version}; this storage supports {VERSION}")
         if not storage.isascii():
-            raise BadFrame("a stream begins with a name that is none")
+            raise BadFrame("the first frame of a stream has a malformed name")
         if first_id < 0 or file_bytes < 0:
-            raise BadFrame(f"no segment file begins at the id {first_id} and has {file_bytes} bytes")
+            raise BadFrame(
+                f"the first frame of a stream has first id {first_id} and {file_bytes} file bytes; both must be 0 or more"
+            )
         name = storage.rstrip(b"\0").decode("ascii")
         return Hello(UUID(bytes=key), partition, session, Contact(number, secret), name, first_id, file_bytes)
 
@@ -96,11 +98,11 @@ def batches_of(content: Buffer) -> RecordsFrame:
     view = memoryview(content)
     behind = _BATCHES.size + 4 * count
     if behind > len(content):
-        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
+        raise BadFrame(f"a frame announces {count} records, and has only {len(content)} bytes")
     lengths = np.frombuffer(view[_BATCHES.size : behind], ">u4").astype(np.int64)
     found = parse_batches(view[behind:], bounds_of(lengths))
     if sum(map(len, found)) != count:
-        raise BadFrame(f"a frame says that it has {count} records, and has batches of {sum(map(len, found))}")
+        raise BadFrame(f"a frame announces {count} records, and its batches have {sum(map(len, found))}")
     return RecordsFrame(found, committed)
 
 
@@ -111,7 +113,7 @@ def records_of(content: Buffer) -> RecordsFrame:
     view = memoryview(content)
     behind = _RECORDS.size + 4 * count
     if behind > len(content):
-        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
+        raise BadFrame(f"a frame announces {count} records, and has only {len(content)} bytes")
     return RecordsFrame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
 
 
@@ -169,7 +171,7 @@ async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
             case None:
                 raise BadFrame(f"a segment file ended early, at byte {offset}")
             case kind, _:
-                raise BadFrame(f"a frame of the kind {kind.name} in the place of a piece of a file")
+                raise BadFrame(f"a frame has the kind {kind.name} where a piece of a file is expected")
 
 
 class FileSender:
@@ -235,7 +237,7 @@ class FileSender:
             raise self._too_slow() from None
 
     def _too_slow(self) -> CannotConnect:
-        return CannotConnect(f"{self._receiver} did not go on with a segment file for {self._seconds or 0:.0f} seconds")
+        return CannotConnect(f"{self._receiver} took nothing of a segment file for {self._seconds or 0:.0f} seconds")
 
 
 async def timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:

@@ -275,7 +275,7 @@ def identity_of(side: ssl.SSLObject | None) -> Identity | None:
 def check_valid(tls: Tls, side: ssl.SSLObject | None, address: str) -> None:
     why = tls.refusal(certificate_of(side))
     if why is not None:
-        raise WrongPeer(f"the certificate of whoever answers at {address} {why}")
+        raise WrongPeer(f"the certificate of the process at {address} {why}")
 
 
 def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role, name: str | None) -> None:
@@ -285,7 +285,7 @@ def check_peer(identity: Identity | None, address: str, *, key: UUID, role: Role
         return
     who = "has no identity" if identity is None else f"is that of {identity.uri}"
     meant = f"waltz://{key}/role/{role}/{name or '…'}"
-    raise WrongPeer(f"the certificate of whoever answers at {address} {who}, not of {meant}")
+    raise WrongPeer(f"the certificate of the process at {address} {who}, not of {meant}")
 
 
 async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | None) -> bytes:
@@ -338,7 +338,7 @@ def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
         raise BadConfig(f"{certificate}, {key} and {ca} do not make a usable certificate: {_reason(error)}") from error
     if identity is None:
         raise BadConfig(
-            f"{certificate} does not say who it is for: among its names there must be one URI of the form "
+            f"{certificate} names no identity: among its names there must be one URI of the form "
             "waltz://<cluster key>/role/<server|storage|client|operator|observer>/<name>"
         )
     if identity.role in (Role.SERVER, Role.STORAGE):

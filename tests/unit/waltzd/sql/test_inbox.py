@@ -265,7 +265,7 @@ def test_pruning_does_nothing_twice_and_leaves_nothing_out(engine: Engine) -> No
                 if id in parked:
                     continue
                 if id in pruned:
-                    with pytest.raises(InboxPruned, match=rf"whether transaction {id} was done"):
+                    with pytest.raises(InboxPruned, match=rf"whether transaction {id} was handled"):
                         deliver(id)
                     with pytest.raises(InboxPruned):
                         inbox.is_done(0, id)

@@ -581,7 +581,7 @@ def test_a_view_of_another_cluster_is_refused_before_anything_is_applied(engine:
     with pytest.raises(ForeignCluster, match=f"belongs to cluster {CLUSTER}") as raised:
         stranger._prepare(OTHER_CLUSTER)
     assert (raised.value.code, raised.value.detail_not_done) == ("W2002", "nothing was applied")
-    with pytest.raises(BadArgument, match="from which cluster"):
+    with pytest.raises(BadArgument, match="the cluster of the view"):
         stranger.apply_all(feed(3, 3))
     assert holds(engine, 2)
 
@@ -614,7 +614,7 @@ def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: 
 def test_a_client_tells_the_view_its_cluster_each_time_that_it_opens(engine: Engine) -> None:
     async def story() -> None:
         view = SqlView(engine, insert_and_count, tables=TABLES)
-        with pytest.raises(BadArgument, match="the cluster of the view .* is not known") as raised:
+        with pytest.raises(BadArgument, match="the cluster of the view") as raised:
             await view.position(0)
         assert "passes `opened(cluster)` on" in raised.value.detail_next_step
         await view.opened(CLUSTER)
@@ -654,7 +654,7 @@ def test_two_functions_under_one_name_are_refused(engine: Engine) -> None:
 def test_a_table_of_an_earlier_version_is_refused(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY)"))
-    with pytest.raises(OtherView, match="an earlier version of Waltz made it"):
+    with pytest.raises(OtherView, match="an earlier version of Waltz kept"):
         SqlView(engine, insert_and_count, tables=TABLES)._prepare(CLUSTER)
     assert len(sa.inspect(engine).get_table_names()) == 1
 

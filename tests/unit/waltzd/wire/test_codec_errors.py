@@ -34,5 +34,5 @@ def test_an_error_of_a_newer_waltz_keeps_its_text() -> None:
     detail.code = "W9999"
     came = error_of_detail(detail)
     assert type(came) is WaltzError
-    assert came.message == "W9999, which this version does not know: something new"
+    assert came.message == "unknown error W9999 of a newer version: something new"
     assert (came.detail_not_done, came.detail_next_step) == ("this", "that")

@@ -218,7 +218,7 @@ def test_a_receiver_that_does_nothing_is_given_up(leaves: int, sent: list[Kind])
     loop = SimLoop(steps_max=10_000)
     connection = Silent(leaves)
     try:
-        with pytest.raises(CannotConnect, match="there did not go on with a segment file for 30 seconds"):
+        with pytest.raises(CannotConnect, match="there took nothing of a segment file for 30 seconds"):
             loop.run_until_complete(FileSender(connection, receiver="there", seconds=30).send(cut(b"abc", 1)))
     finally:
         loop.close()

@@ -74,8 +74,8 @@ def test_certificates_that_must_not_be_used(authority: Authority, tmp_path: Path
     assert "expired" in refusal(authority.issue(KEY, Role.SERVER, "old", expired=True))
     assert "usable" in refusal(Files(good.certificate, other.key, good.ca))
     assert "usable" in refusal(Files(good.certificate, good.key, other.ca))
-    assert "does not say who it is for" in refusal(authority.sign([], ["server.example"], file="nobody"))
-    assert "does not say who it is for" in refusal(authority.sign([], [], file="nameless"))
+    assert "names no identity" in refusal(authority.sign([], ["server.example"], file="nobody"))
+    assert "names no identity" in refusal(authority.sign([], [], file="nameless"))
     assert "cannot answer as server." in refusal(authority.sign([identity.uri], ["server.example"], file="host"))
     assert "cannot answer as one.server." in refusal(
         authority.sign([identity.uri], [identity.dns_names[0]], file="no-name")
@@ -146,7 +146,7 @@ def test_whoever_answers_must_be_what_is_meant() -> None:
     look(Identity(KEY, Role.STORAGE, "s2"), None)
     others = Identity(KEY, Role.STORAGE, "s2"), Identity(KEY, Role.SERVER, "s1"), Identity(OTHER, Role.STORAGE, "s1")
     for other in (None, *others):
-        with pytest.raises(CannotConnect, match="the certificate of whoever answers at a:1"):
+        with pytest.raises(CannotConnect, match="the certificate of the process at a:1"):
             look(other)
 
 
