@@ -1,9 +1,9 @@
-"""The table of errors: code, exit code, whether a retry helps, what happened, what was not done, what to do next.
+"""The table of errors: code, exit code, whether a retry helps, what failed, what was not done, and the next step.
 
-A row is a class: its arguments are what programs read, its docstring is what people read. The docstring is the explanation,
-then `Not done:` and `Next:`. `explain` takes it apart, for `waltzctl errors lookup CODE`, and for the last two parts of an
-error that is raised without words of its own. Mistakes of the programmer are assertions and never belong in this table.
-An error crosses the wire as its code and its parts (`waltzd.wire.codec`) and comes out on the other side as the same class.
+A row is a class: programs read its arguments, people read its docstring. The docstring is the explanation, followed by
+`Not done:` and `Next:`. `explain` splits it, for `waltzctl errors lookup CODE`, for docs/errors.md, and for an error that is
+raised without its own text for the last two parts. Mistakes of the programmer are assertions and never belong in this table.
+An error crosses the wire as its code and its parts (`waltzd.wire.codec`), and is raised on the other side in its class.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EXIT_FINDINGS = 8
 EXIT_NOT_AUTHORISED = 9
 EXIT_UNHEALTHY = 10
 EXIT_BUG = 70
-"""A daemon ended because of a mistake in Waltz itself."""
+"""Exit code of a daemon that ended because of an internal error."""
 EXIT_DISK_FAULT = 74
-"""A daemon ended because a flush or a write failed in a way that leaves the disk's content unknown."""
+"""Exit code of a daemon that ended because a failed flush or write left the content of the disk unknown."""
 
 EXIT_MEANING = {
     EXIT_OK: "done, nothing wrong",
@@ -101,12 +101,12 @@ class WaltzError(Exception):
 
     @property
     def detail_not_done(self) -> str:
-        """What was not done: in the words of the raiser, else of the table."""
+        """Return what was not done, as given by the raiser or else by the table."""
         return self._not_done or explain(type(self))[1]
 
     @property
     def detail_next_step(self) -> str:
-        """What to do next: in the words of the raiser, else of the table."""
+        """Return the next step, as given by the raiser or else by the table."""
         return self._next_step or explain(type(self))[2]
 
     @cached_property
@@ -115,12 +115,12 @@ class WaltzError(Exception):
         return [*self.lines()[1:], f"`waltzctl errors lookup {self.code}` explains this error."]
 
     def number(self, fact: str) -> int | None:
-        """A fact as the number that it is; None where it is missing or, from another program, something else."""
+        """Return a fact as a number; None if it is missing or not a number."""
         text = self.facts.get(fact, "")
         return int(text) if _NUMBER.fullmatch(text) else None
 
     def lines(self) -> list[str]:
-        """The error as an operator reads it."""
+        """Return the error as lines for an operator."""
         out = [f"{self.code} {self.message}"]
         if self.detail_not_done:
             out.append(f"Not done: {self.detail_not_done}")
@@ -133,306 +133,304 @@ class WaltzError(Exception):
 
 
 class BadArgument(WaltzError, code="W1001", exit_code=EXIT_USAGE, status="INVALID_ARGUMENT"):
-    """A value on the command line or in a request makes no sense: a negative id, a path of the wrong kind, a name twice.
-    Nothing was changed. Correct the value and run the command again. Not done: nothing was changed. Next: correct the value
-    and try again."""
+    """A value on the command line or in a request is invalid: a negative id, a path of the wrong kind, or a name given
+    twice. Not done: nothing was changed. Next: correct the value and try again."""
 
 
 class BadConfig(WaltzError, code="W1002", exit_code=EXIT_USAGE):
-    """The configuration file cannot be read, is not YAML, has a key that is not known, or a value outside its bounds. The
-    message names the key. The daemon did not start. `waltzd storage --check-config` checks a file without starting. Not
-    done: the daemon was not started. Next: correct the file and start again; `--check-config` checks it without
-    starting."""
+    """The configuration file cannot be read, is not YAML, or has an unknown key or a value out of bounds. The message
+    names the key. Not done: the daemon was not started. Next: correct the file and start again; `--check-config` checks
+    it without starting."""
 
 
 class PathMissing(WaltzError, code="W1003", exit_code=EXIT_USAGE):
-    """A path that was given does not exist. Nothing was read or changed. Not done: nothing was read or changed. Next: check
-    the path for a typing mistake."""
+    """A path that was given on the command line does not exist on this machine. Not done: nothing was read or changed.
+    Next: check the path for a typing mistake."""
 
 
 class NothingHere(WaltzError, code="W1004"):
-    """A directory that was given holds no Waltz data: no control file, no partition, no segment. Nothing was checked, so
-    nothing can be said about it. Give the storage directory, one of its partition directories, or a segment file. Not done:
-    nothing was checked. Next: give a storage directory, one of its partition directories, or a segment file."""
+    """A directory that was given holds no Waltz data: no control file, no partition and no segment. So nothing can be
+    reported about it. Not done: nothing was checked. Next: give a storage directory, one of its partition directories,
+    or a segment file."""
 
 
 class NoPermission(WaltzError, code="W1005"):
-    """The operating system did not permit opening a file or directory. Run as the user that owns the storage directory. Not
-    done: nothing was changed. Next: run as the user that owns the storage directory."""
+    """The operating system did not permit opening a file or directory. Not done: nothing was changed. Next: run as the
+    user that owns the storage directory."""
 
 
 class NotRegularFile(WaltzError, code="W1006", exit_code=EXIT_USAGE):
-    """A path that must be a plain file or directory is a link, a device or something else. Waltz does not follow links in
-    its storage directory, because they can lead two partitions to the same bytes. Give the real path. Not done: nothing was
-    read or changed. Next: give the path of the real file or directory."""
+    """A path that must be a plain file or directory is a link, a device or something else. Waltz does not follow links
+    in its storage directory, because two partitions could share the same bytes through them. Not done: nothing was read
+    or changed. Next: give the path of the real file or directory."""
 
 
 class WorkerLost(WaltzError, code="W1007"):
-    """A worker process of a command ended before its work was done: killed, or out of memory. What it worked on is not
-    known. The command stopped; nothing half-made is in use. Run it again, with fewer `--jobs` if memory is short. Not done:
-    the command did not finish. Next: run it again; use --jobs 1 if memory is short."""
+    """A worker process of a command ended before its work was done: it was killed, or ran out of memory. The command
+    stopped, and nothing incomplete is in use. Not done: the command did not finish. Next: run it again; use --jobs 1 if
+    memory is short."""
 
 
 # -- sessions and the replica protocol ---------------------------------------------------------------------------------
 
 
 class StaleSession(WaltzError, code="W2001", retry=Retry.ELSEWHERE, status="ABORTED"):
-    """A newer owner has opened this partition on the storage, and it accepts no call of an older session, for ever. Nothing
-    was written. The server that gets this closes its session at once: it is no longer the owner. Not done: nothing was
+    """A newer owner has opened this partition on the storage, which rejects all calls of older sessions from then on.
+    The server that gets this error closes its session at once, because it is no longer the owner. Not done: nothing was
     written. Next: close this session; if this server still owns the partition, open a new session with a higher id."""
 
 
 class ForeignCluster(WaltzError, code="W2002", exit_code=EXIT_CONFLICT, status="PERMISSION_DENIED"):
-    """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is never
-    mixed. Nothing was read or written. Check which cluster the address or the path belongs to. Not done: nothing was read
-    or written. Next: compare the cluster keys; point the caller or the path at the right cluster."""
+    """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is
+    never mixed. Not done: nothing was read or written. Next: compare the cluster keys; point the caller or the path at
+    the right cluster."""
 
 
 class NotOwner(WaltzError, code="W2003", exit_code=EXIT_CONFLICT, retry=Retry.ELSEWHERE, status="FAILED_PRECONDITION"):
-    """This server does not own the partition, or owns it under another generation than the caller says. Nothing was
-    written. The facts name the owner, where it is known; the client asks there, or looks the owner up again. Not done:
-    nothing was read or written. Next: look up the owner of the partition and ask there."""
+    """This server does not own the partition, or owns it under another generation than the caller names. The facts name
+    the owner if it is known; the client asks there, or looks the owner up again. Not done: nothing was read or written.
+    Next: look up the owner of the partition and ask there."""
 
 
 class NotNextId(WaltzError, code="W2004", status="FAILED_PRECONDITION"):
-    """An append did not start at the next transaction id of the replica. Logs have no gaps, so nothing of it was written.
-    The fact `next_id` says where the replica stands. Not done: nothing of this append was written. Next: send the records
+    """An append did not start at the next transaction id of the replica. Logs have no gaps, so it was rejected. The
+    fact `next_id` is the next id of the replica. Not done: nothing of this append was written. Next: send the records
     from the replica's next id on."""
 
 
 class Diverged(WaltzError, code="W2005", status="FAILED_PRECONDITION"):
-    """An append carries an id that the replica already holds, with other bytes. A record is never rewritten. Nothing was
-    written. This replica and the sender disagree about history; recovery must decide before anything is appended. Not done:
-    nothing was written; the replica keeps what it has. Next: close the session and recover the partition."""
+    """An append has an id that the replica already holds with other bytes. A record is never rewritten. The replica and
+    the sender have different histories; recovery must decide before anything is appended. Not done: nothing was
+    written; the replica keeps what it has. Next: close the session and recover the partition."""
 
 
 class BadFrame(WaltzError, code="W2006", status="INVALID_ARGUMENT"):
-    """A message breaks the protocol: columns of different lengths, a checksum that does not match, a field out of bounds, a
-    first message that is missing. Only that call ended; nothing of the frame was written. Not done: nothing of this message
-    was written. Next: this is an error in the sender, or damage on the way; send the records again."""
+    """A message breaks the protocol: columns of different lengths, a wrong checksum, a field out of bounds, or a
+    missing first message. Only that call ended. Not done: nothing of this message was written. Next: this is an error
+    in the sender, or damage on the way; send the records again."""
 
 
 class NoSuchPartition(WaltzError, code="W2007", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The partition is not assigned to this storage, or its number is outside the cluster's range. Nothing was done. Not
-    done: nothing was done. Next: list the partitions of the storage, or create the partition there."""
+    """The partition is not assigned to this storage, or its number is outside the range of the cluster. Not done:
+    nothing was done. Next: list the partitions of the storage, or create the partition there."""
 
 
 class NoSuchChannel(WaltzError, code="W2300", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The cluster has no channel of this name: it was mistyped, removed, or never made. Nothing was done. An application is
-    not told of a channel either where the policy grants it nothing in any of its partitions. Not done: nothing was done.
-    Next: `waltzctl channel list` shows them; `waltzctl channel set NAME PARTITIONS` makes one."""
+    """The cluster has no channel of this name: it was mistyped, removed, or never created. The error is also given for
+    a channel in which the policy grants the application nothing. Not done: nothing was done. Next: `waltzctl channel
+    list` shows them; `waltzctl channel set NAME PARTITIONS` makes one."""
 
 
 class GroupStateDamaged(WaltzError, code="W2301", status="DATA_LOSS"):
-    """What is kept of a consumer group cannot be read: it was written by a newer version, or contradicts itself. The group
-    gives nothing out; guessing where it stands could skip a transaction. Not done: nothing was given to a member. Next:
-    bring all servers to the newest version; if it stays so, report it, and let groups go on without the entry: `waltzctl
-    group pass-over ENTRY`."""
+    """An entry of the group log cannot be decoded: a newer version wrote it, or it contradicts earlier entries. Groups
+    deliver nothing, because a guess at their state could skip a transaction. Not done: nothing was delivered. Next:
+    bring all servers to the newest version; if the error remains, report it, and skip the entry with `waltzctl group
+    pass-over ENTRY`."""
 
 
 class GroupLogClosed(WaltzError, code="W2302", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
-    """The partition behind all others is the group log: it holds where every consumer group stands, and only servers write
-    there. An application reads and writes partitions, and works in groups by the calls that are made for them. A server in
-    turn is a client of the group log alone, so its certificate opens no partition. Not done: nothing was read or written.
-    Next: name a partition of the cluster; `waltzctl cluster describe` says how many there are."""
+    """The partition after the last one is the group log. It holds the state of every consumer group, and only servers
+    may use it; applications use groups through the calls for them. A server in turn is a client of the group log only,
+    so its certificate opens no other partition. Not done: nothing was read or written. Next: name a partition of the
+    cluster; `waltzctl cluster describe` says how many there are."""
 
 
 class GroupLogRefused(WaltzError, code="W2303", exit_code=EXIT_UNSAFE, retry=Retry.LATER):
-    """The cluster cannot get its group log now, which holds where consumer groups stand: a server or storage does not
-    answer, or its version is too old to hold that log. An old server would also stop to follow who owns what. Nothing was
-    changed. Not done: nothing was changed. Next: start what is named, bring it to the newest version, or take it out of the
-    cluster; then try again."""
+    """The group log cannot be created now: a server or storage does not answer, or its version is too old for a group
+    log. An old server would also stop following the assignment of partitions. Not done: nothing was changed. Next:
+    start what the message names, upgrade it, or remove it from the cluster; then try again."""
 
 
 class NoSuchGroup(WaltzError, code="W2306", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The cluster has no consumer group of this name: it was mistyped, removed, or never made; or the one that was meant is
-    gone, and another was made under its name. Nothing was done. Not done: nothing was done. Next: `waltzctl group list`
+    """The cluster has no consumer group of this name: it was mistyped, deleted, or never created; or the group that was
+    meant was deleted and another one created under its name. Not done: nothing was done. Next: `waltzctl group list`
     shows them; make it with `waltzctl group create` or `Client.create_group`."""
 
 
 class GroupExists(WaltzError, code="W2307", exit_code=EXIT_CONFLICT, status="ALREADY_EXISTS"):
-    """A consumer group of this name is there with other settings. To make it again with the same settings changes nothing;
-    with others it would silently change what members rely on, so it is refused. Its mode, its key and its partitions stay
-    what they are for as long as it lives. Not done: the group stays as it is. Next: look at it with `waltzctl group
-    describe`; change its settings with `waltzctl group set`, or take another name."""
+    """A consumer group of this name exists with other settings. Creating it again with the same settings changes
+    nothing; other settings would silently change what members rely on. The mode, the key and the partitions of a group
+    never change. Not done: the group stays as it is. Next: look at it with `waltzctl group describe`; change its
+    settings with `waltzctl group set`, or take another name."""
 
 
 class NoGroupLog(WaltzError, code="W2308", exit_code=EXIT_NOT_FOUND, retry=Retry.LATER, status="FAILED_PRECONDITION"):
-    """The cluster has no group log yet: an older version of Waltz made the cluster, and no consumer group was ever made
-    there; or this server has not heard of that log. The first `waltzctl group create` makes it, while the cluster runs. Not
-    done: nothing was done. Next: an operator makes the first group with `waltzctl group create`."""
+    """The cluster has no group log yet: an older version of Waltz created the cluster and no consumer group was ever
+    created there, or this server has not heard of the group log yet. The first `waltzctl group create` creates it,
+    while the cluster runs. Not done: nothing was done. Next: create the first group with `waltzctl group create`, as an
+    operator."""
 
 
 class GroupLogAway(WaltzError, code="W2309", exit_code=EXIT_TIMEOUT, retry=Retry.LATER, status="UNAVAILABLE"):
-    """The group log did not answer in time, so it is not known where consumer groups stand: its owner, or a majority of its
-    replicas, is away. Groups that are at work go on for a while; what was not answered may have been written all the same.
-    Not done: it is not known to be on the disks of a majority. Next: look at the group log with `waltzctl doctor`; try
-    again when it has an owner and a majority."""
+    """The group log did not answer in time: it has no owner, or no majority of its replicas. So the state of consumer
+    groups is unknown. Active groups continue for a while; a change without an answer may have been written
+    nevertheless. Not done: the change is not known to be durable. Next: look at the group log with `waltzctl doctor`;
+    try again when it has an owner and a majority."""
 
 
 class GroupBeyondLog(WaltzError, code="W2310", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
-    """A consumer group is to begin, or stands, behind an id that its partition has not given out. Going on would skip what
-    gets these ids later: the partition may have been restored to an earlier moment. Not done: nothing was given to a
-    member. Next: name an id of the log; a group that stands beyond it goes on after `waltzctl group reset`."""
+    """The position of a consumer group is above the last id of its partition. Continuing would skip the transactions
+    that get these ids later. The partition may have been restored to an earlier moment. Not done: nothing was
+    delivered. Next: name an id of the log; move a group that is beyond it with `waltzctl group reset`."""
 
 
 class NotInGroup(WaltzError, code="W2311", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The partition does not belong to this consumer group: it names others, or a channel that it names was changed. A
-    member attends to the partitions of its group only. Not done: nothing was given to the member. Next: `waltzctl group
-    describe` shows its partitions; attend to those."""
+    """The partition does not belong to this consumer group: the group names other partitions, or a channel that it
+    names was changed. Members can join only in the partitions of their group. Not done: nothing was delivered. Next:
+    list the partitions of the group with `waltzctl group describe`, and join there."""
 
 
 class DeliveryLate(WaltzError, code="W2313", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
-    """What a member said of a delivery came too late, or in another epoch than that of the delivery: its time was over, its
-    connection broke, the partition has another owner, the group was reset, or its subscription is closed. The transaction
-    is in other hands, or will be: it is done again, so what was done of it must bear that. The place of the group is as it
-    was. Not done: the group took no notice of this, and gives the transaction out again. Next: go on; extend what takes
-    longer than the group's ack_wait, and make work that can be done twice."""
+    """An acknowledgement came too late, or belongs to another epoch than its delivery: the delivery timed out, the
+    connection broke, the partition has another owner, the group was reset, or the subscription is closed. The
+    transaction was or will be delivered again, so its work must be idempotent. The position of the group is unchanged.
+    Not done: the acknowledgement was ignored, and the transaction is delivered again. Next: continue; extend deliveries
+    that take longer than the group's ack_wait, and make the work idempotent."""
 
 
 class NotDelivered(DeliveryLate, code="W2314", exit_code=EXIT_USAGE, status="INVALID_ARGUMENT"):
-    """A member spoke of a transaction that its group has never given out. The place of the group is as it was. Not done:
-    the group took no notice of this. Next: settle deliveries of this subscription only."""
+    """A member acknowledged a transaction that its group has never delivered. The position of the group is unchanged.
+    Not done: the acknowledgement was ignored. Next: settle deliveries of this subscription only."""
 
 
 class PartitionOffline(WaltzError, code="W2008", retry=Retry.LATER, status="UNAVAILABLE"):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
-    available again; what is on disk stays as it is. Not done: nothing was read or written. Next: set the partition
-    available again on this storage."""
+    available again; its files are unchanged. Not done: nothing was read or written. Next: set the partition available
+    again on this storage."""
 
 
 class BelowFloor(WaltzError, code="W2009", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
-    """A truncation would cut records that are known to be committed (below the low-water mark or the committed mark), or
-    came after the session had set its low-water mark. It is always refused. Not done: nothing was cut. Next: this replica
-    may hold the only copy; recover the partition from the other replicas instead."""
+    """A truncation would cut records that are known to be committed (below the low-water mark or the committed mark),
+    or came after the session had set its low-water mark. It is always refused. Not done: nothing was cut. Next: this
+    replica may hold the only copy; recover the partition from the other replicas instead."""
 
 
 class NotOpened(WaltzError, code="W2010", status="FAILED_PRECONDITION"):
-    """A call used a session that was not opened on this partition, or belongs to an opening that is over: the replica was
-    opened again since, was cut, or has begun its session. Only `Open` may raise the session of a replica, and each one ends
-    what earlier ones began: append streams, segment files, calls on their way. So a caller that gave up waiting, and opened
-    the replica again, can rely on what it was told then. Not done: nothing was done for it. Next: open the replica first,
-    or again; the owner of a partition does so by itself."""
+    """A call used a session that was not opened on this partition, or an earlier opening: the replica was opened again
+    since, was truncated, or has started its session. Only `Open` raises the session of a replica, and each one ends the
+    append streams, segment files and running calls of earlier ones. So a caller that opens a replica again after a
+    timeout can rely on the answer. Not done: nothing was done for the call. Next: open the replica first, or again; the
+    owner of a partition does so automatically."""
 
 
 class SessionTooFar(WaltzError, code="W2041", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
-    """A caller opened a session that is far above every session that this replica knows of. Sessions are counted one by
-    one, so such a number is a mistake or an attack, and obeying it would shut out every real owner. Not done: nothing was
-    changed; the sessions that were promised before go on. Next: find out who opened it; a partition whose sessions really
-    are that far needs `waltzctl partition rescue`."""
+    """A caller opened a session far above every session that this replica knows. Sessions are counted one by one, so
+    such a number is a mistake or an attack, and obeying it would lock out every real owner. Not done: nothing was
+    changed; the sessions that were promised before go on. Next: find out who opened it; a partition whose sessions
+    really are that far needs `waltzctl partition rescue`."""
 
 
 class BeyondLog(WaltzError, code="W2011", exit_code=EXIT_NOT_FOUND, retry=Retry.ELSEWHERE, status="OUT_OF_RANGE"):
-    """A read asked for ids that this replica does not hold or that a caller without a session may not see yet. Not done:
-    nothing was returned. Next: ask for ids within the range that the message names, or ask another replica."""
+    """A read asked for ids that this replica does not hold, or that a caller without a session may not see yet. Not
+    done: nothing was returned. Next: ask for ids within the range that the message names, or ask another replica."""
 
 
 class PartitionExists(WaltzError, code="W2012", exit_code=EXIT_CONFLICT, status="ALREADY_EXISTS"):
-    """The partition is already on this storage. Nothing was changed. Not done: nothing was changed. Next: nothing, if it is
-    meant to be there; remove it first to start with an empty one."""
+    """The storage already has a replica of this partition, so it cannot be created there. Not done: nothing was
+    changed. Next: nothing, if it is meant to be there; remove it first to start with an empty one."""
 
 
 class TooLarge(WaltzError, code="W2013", status="RESOURCE_EXHAUSTED"):
-    """A record, frame or request is above its configured limit. Nothing of it was written. Not done: nothing of it was
-    written. Next: send less at once, or raise the limit in the configuration of every storage."""
+    """A record, frame or request is larger than the limit that applies to it. Not done: nothing of it was written.
+    Next: send less at once, or raise the limit in the configuration of every storage."""
 
 
 class MarkWentDown(WaltzError, code="W2014", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
-    """A low-water mark or session id would have gone down. Both only rise. Nothing was changed. Not done: nothing was
-    changed. Next: read the partition's marks and send values at or above them."""
+    """A low-water mark or session id would have decreased. Both only rise. Not done: nothing was changed. Next: read
+    the partition's marks and send values at or above them."""
 
 
 class Draining(WaltzError, code="W2015", retry=Retry.LATER, status="UNAVAILABLE"):
-    """The daemon is shutting down and takes no new calls. What it acknowledged is on disk. Not done: this call was not
-    started. Next: try again when the storage is back."""
+    """The daemon is shutting down and accepts no new calls. What it acknowledged is on disk. Not done: this call was
+    not started. Next: try again when the storage is back."""
 
 
 class SessionEnded(WaltzError, code="W2016", retry=Retry.ELSEWHERE, status="ABORTED"):
-    """The owner's session on this partition ended: a newer owner took over, a member came or went, or the partition is
-    handed over. What was not answered may or may not be in the log; the next mount tells. The client mounts again by
-    itself. Not done: requests without an answer are undecided until the next mount. Next: mount the partition again; the
-    client library does so by itself."""
+    """The owner's session on this partition ended: a newer owner took over, a replica joined or left, or the partition
+    is being handed over. Requests without an answer may be in the log or not; the next mount reports which. Not done:
+    requests without an answer are undecided until the next mount. Next: mount the partition again; the client library
+    does so by itself."""
 
 
 class ClientAhead(WaltzError, code="W2017", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
-    """The caller says that it has applied transactions that this partition does not have. Its database belongs to another
-    cluster, or this cluster lost what it had acknowledged. Nothing was read or written. Not done: nothing was read or
-    written. Next: check that the client's database belongs to this cluster; do not reset its position before you know
-    why."""
+    """The caller has applied transactions that this partition does not have. Its database belongs to another cluster,
+    or this cluster lost transactions that it had acknowledged. Not done: nothing was read or written. Next: check that
+    the client's database belongs to this cluster; do not reset its position before you know why."""
 
 
 class ClockAhead(WaltzError, code="W2028", status="FAILED_PRECONDITION"):
-    """The client passes on the time of a transaction that it has seen, and that time is far ahead of this server's clock:
-    the clock of one machine is wrong. Times never fall, so one wrong clock would push those of all partitions into the
-    future; they decide nothing, so no transaction is wrong by it. The client library goes on by itself, and tells this
-    server no times until its clock has caught up. Not done: nothing was written. Next: compare the clocks of the servers
-    (`waltzctl doctor`) and of the client, and set the wrong one."""
+    """The client passes on the time of a transaction, and that time is far ahead of this server's clock, so the clock
+    of one machine is wrong. Times never decrease, so one wrong clock would push the times of all partitions into the
+    future. No transaction is wrong by that, because times decide nothing. The client library continues, and passes no
+    times to this server until its clock has caught up. Not done: nothing was written. Next: compare the clocks of the
+    servers (`waltzctl doctor`) and of the client, and set the wrong one."""
 
 
 class NeedsBatches(WaltzError, code="W2029", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
-    """Something was asked for that segments of format 0 cannot hold: a group of transactions, or a place in the log by its
-    time. The partition writes format 0, or did where the question leads. Not done: nothing was written. Next: change the
-    cluster over with `waltzctl cluster set --format 1`."""
+    """Segments of format 0 cannot hold what was asked for: a group of transactions, or a lookup by time. The partition
+    writes format 0, or did so at the position in question. Not done: nothing was written. Next: change the cluster over
+    with `waltzctl cluster set --format 1`."""
 
 
 class NotReady(WaltzError, code="W2018", retry=Retry.LATER, status="UNAVAILABLE"):
-    """The server owns the partition and cannot serve it at this moment. It is still recovering it, and waits for the
-    storages that the message names, or for an operator; or no replica gave committed transactions that have left its
-    memory, each for the reason that the message names. Nothing is lost by that. Readers try again by themselves. Not done:
-    nothing was read or written. Next: wait; if it lasts, look at the storages that the message names."""
+    """The server owns the partition and cannot serve it now. It is still recovering it and waits for the storages that
+    the message names, or for an operator; or no replica returned committed transactions that have left its memory, for
+    the reasons in the message. Nothing is lost. Readers try again automatically. Not done: nothing was read or written.
+    Next: wait; if it lasts, look at the storages that the message names."""
 
 
 class Displaced(WaltzError, code="W2019", status="ABORTED"):
-    """The same client has mounted this partition again, on a newer stream. This one is over. Not done: requests without an
-    answer are decided by the newer mount. Next: use one client object per client id."""
+    """The same client has mounted this partition again on a newer stream, so this stream ended. Not done: requests
+    without an answer are decided by the newer mount. Next: use one client object per client id."""
 
 
 class MetadataMissing(WaltzError, code="W2020", exit_code=EXIT_UNSAFE):
-    """The coordinator knows nothing of a partition whose storages hold data or have served sessions. Starting from nothing
-    would erase it, so nothing was touched. The metadata was deleted, or these are storages of an older cluster. Not done:
-    nothing was cut, nothing was written. Next: put the newest copy back, `waltzctl cluster load-metadata FILE`; without
-    one, `waltzctl cluster rebuild-metadata` where all documents are gone, `waltzctl partition rescue` where those of one
-    partition are."""
+    """The coordinator has no document of a partition whose storages hold data or have served sessions. Starting from
+    nothing would erase that data. Either the metadata was deleted, or these storages belong to an older cluster. Not
+    done: nothing was cut, nothing was written. Next: put the newest copy back, `waltzctl cluster load-metadata FILE`;
+    without one, `waltzctl cluster rebuild-metadata` where all documents are gone, `waltzctl partition rescue` where
+    those of one partition are."""
 
 
 class MetadataBehind(WaltzError, code="W2021", exit_code=EXIT_UNSAFE):
-    """A storage has begun a session, or promised itself to one, that is above every session the coordinator knows of: the
-    metadata went back in time. Who the members of that session were is not known, so nothing can be decided safely. Nothing
-    was touched. Not done: nothing was cut, nothing was written. Next: stop the servers and put newer documents back,
-    `waltzctl cluster load-metadata FILE`; without any, `waltzctl partition rescue` decides from what the storages hold."""
+    """A storage has a session above every session in the coordinator: the metadata went back in time. The members of
+    that session are unknown, so nothing can be decided safely. Not done: nothing was cut, nothing was written. Next:
+    stop the servers and put newer documents back, `waltzctl cluster load-metadata FILE`; without any, `waltzctl
+    partition rescue` decides from what the storages hold."""
 
 
 class OtherTimeline(WaltzError, code="W2338", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
-    """A position belongs to another timeline of the partition's log. An operator ended that log at an earlier id (a rescue,
-    a restore to a moment, documents put back with a loss), and above the fork the same ids name other transactions. The
-    facts `fork`, `position` and `timeline` give the last id that both timelines share, the position, and the current
-    timeline. Not done: nothing above the fork was taken, and nothing was read or written there. Next: `waltzctl partition
-    describe` shows the timelines; reset the position to the fork, and undo what came from the transactions above it."""
+    """A position belongs to another timeline of the partition's log. An operator ended that log at an earlier id (by a
+    rescue, a restore to a moment, or a restore of documents with a loss), and above the fork the same ids are other
+    transactions. The facts `fork`, `position` and `timeline` are the last id that both timelines share, the position,
+    and the current timeline. Not done: nothing above the fork was accepted, and nothing was read or written there.
+    Next: look at the timelines with `waltzctl partition describe`; reset the position to the fork, and undo the effects
+    of the transactions above it."""
 
 
 class BadMetadata(WaltzError, code="W2022"):
-    """A document in the coordinator cannot be understood: it is no JSON, lacks a field, or was written by a newer Waltz. It
-    was not changed, and nothing that depends on it was started. Not done: the document was left as it is; what depends on
-    it was not started. Next: look at the document that the message names; use the Waltz version that wrote it."""
+    """A document in the coordinator cannot be decoded: it is not JSON, lacks a field, or was written by a newer Waltz.
+    Not done: the document was left as it is; what depends on it was not started. Next: look at the document that the
+    message names; use the Waltz version that wrote it."""
 
 
 class MetadataUnfinished(BadMetadata, code="W2045", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """A command puts the documents of this cluster back into the coordinator, or was interrupted at that. Until the last of
-    them is there no daemon takes part, because a cluster with some of its documents only would begin from nothing. The same
-    command again goes on from there. Not done: nothing was started and nothing was changed. Next: wait for the command that
-    the message names, or run it again: it completes what it began."""
+    """A command is restoring the documents of this cluster in the coordinator, or was interrupted. No daemon takes part
+    until all documents are there, because a cluster with only some of them would start from nothing. The same command
+    run again continues from there. Not done: nothing was started and nothing was changed. Next: wait for the command
+    that the message names, or run it again: it completes what it began."""
 
 
 class MetadataFileDamaged(WaltzError, code="W2046", exit_code=EXIT_FINDINGS):
-    """A file with the documents of a cluster is not what `waltzctl cluster save-metadata` wrote: a line is missing or was
-    changed, it ends in the middle, or it is another kind of file. Such a file is never used in part, since a document that
-    is missing or wrong can cost transactions. Not done: nothing was read from it, and nothing was changed. Next: use
-    another copy of the file; without one, `waltzctl cluster rebuild-metadata` asks the storages."""
+    """A file with the documents of a cluster is not as `waltzctl cluster save-metadata` wrote it: a line is missing or
+    changed, the file is cut off, or it is another kind of file. Such a file is never used in part, because a missing or
+    wrong document can lose transactions. Not done: nothing was read from it, and nothing was changed. Next: use another
+    copy of the file; without one, `waltzctl cluster rebuild-metadata` asks the storages."""
 
 
 class NameInUse(WaltzError, code="W2023", exit_code=EXIT_CONFLICT):
-    """Another running server, storage or cluster has this name. Nothing was changed. Not done: nothing was changed. Next:
-    choose another name, or stop the process that has it."""
+    """Another running server, storage or cluster has this name, and names must be unique. Not done: nothing was
+    changed. Next: choose another name, or stop the process that has it."""
 
 
 class NotPermitted(WaltzError, code="W2024", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
@@ -441,48 +439,45 @@ class NotPermitted(WaltzError, code="W2024", exit_code=EXIT_NOT_AUTHORISED, stat
 
 
 class NotGranted(WaltzError, code="W2036", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
-    """The cluster has a policy, and no grant of it allows this to the name in the certificate of the caller (`anonymous`
-    without certificates). A mount that loses a right in the middle ends with this, behind the outcomes that were decided by
-    then; what it had in flight is in the log or not. `waltzctl policy explain NAME PARTITION` says what a name may do. Not
-    done: nothing was read or written. Next: an operator grants it with `waltzctl policy set FILE`; `waltzctl policy explain
-    NAME PARTITION` says why not."""
+    """No grant of the cluster's policy allows this to the name in the caller's certificate (`anonymous` without
+    certificates). A mount that loses a right ends with this error after the outcomes that were decided by then; its
+    other requests in flight are in the log or not. Not done: nothing was read or written. Next: an operator grants it
+    with `waltzctl policy set FILE`; `waltzctl policy explain NAME PARTITION` says why not."""
 
 
 class PolicyUnreadable(WaltzError, code="W2037", retry=Retry.LATER, status="UNAVAILABLE"):
-    """This server has read no policy since it started that it understands: the document is damaged, or a newer Waltz wrote
-    it. It lets nobody in but operators, because it cannot know who may do what. Servers that had read one go by that. Not
-    done: nothing was read or written. Next: an operator looks at it with `waltzctl policy show`, and writes another one
-    with `waltzctl policy set FILE`."""
+    """This server has not read a valid policy since it started: the document is damaged, or a newer Waltz wrote it. It
+    admits operators only. Servers that had read a valid policy keep it. Not done: nothing was read or written. Next: an
+    operator looks at it with `waltzctl policy show`, and writes another one with `waltzctl policy set FILE`."""
 
 
 class ChangedMeanwhile(WaltzError, code="W2025", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """Another command or daemon changed the same metadata between reading and writing. Nothing of this change was done. Not
-    done: nothing of this change was done. Next: look at the new state and try again."""
+    """Another command or daemon changed the same metadata between reading and writing. Not done: nothing of this change
+    was done. Next: look at the new state and try again."""
 
 
 class NodeMissing(ChangedMeanwhile, code="W2026", exit_code=EXIT_NOT_FOUND):
-    """A document of the coordinator is missing: it was deleted, or the cluster was never created. Nothing of the change was
-    done. Not done: nothing of this change was done. Next: check the coordinator's address and the root; where a cluster
-    was, restore its newest documents."""
+    """A document of the coordinator is missing: it was deleted, or the cluster was never created. Not done: nothing of
+    this change was done. Next: check the coordinator's address and the root; where a cluster was, restore its newest
+    documents."""
 
 
 class NodeExists(ChangedMeanwhile, code="W2027", exit_code=EXIT_CONFLICT):
-    """A document of the coordinator that was to be created is there already. Nothing of the change was done. Not done:
-    nothing of this change was done. Next: look at what is there; two of the same name cannot be."""
+    """A document of the coordinator that was to be created exists already. Not done: nothing of this change was done.
+    Next: look at what is there; two of the same name cannot be."""
 
 
 class CoordinatorRefused(WaltzError, code="W2030"):
-    """The coordinator answered, and refuses for a reason of its own that trying again does not change: it does not permit
-    this to us, or it runs with settings that Waltz cannot work with. The message has its words. Nothing was changed. Not
-    done: nothing was changed. Next: look at the coordinator's own log and settings: permissions (ACL) under the cluster's
-    root first."""
+    """The coordinator answered and refuses for a reason that a retry does not change: it denies permission, or runs
+    with settings that Waltz cannot work with. The message quotes it. Not done: nothing was changed. Next: look at the
+    coordinator's own log and settings: permissions (ACL) under the cluster's root first."""
 
 
 class CoordinatorOpen(WaltzError, code="W2039", exit_code=EXIT_UNSAFE):
-    """This daemon has certificates, and the documents of its cluster in ZooKeeper are open: every process that reaches
-    ZooKeeper may read and change them, and decide in the place of all certificates which storages and servers there are.
-    Not done: the daemon did not start, and nothing was changed. Next: give every server the same `coordinator_credentials`,
-    with `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster secure`."""
+    """This daemon has certificates, but the documents of its cluster in ZooKeeper are open. Every process that reaches
+    ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the
+    daemon did not start, and nothing was changed. Next: give every server the same `coordinator_credentials`, with
+    `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster secure`."""
 
 
 class NotInstalled(WaltzError, code="W2032"):
@@ -513,7 +508,8 @@ BROUGHT = {
 
 
 def not_installed(error: ModuleNotFoundError, *extras: str) -> NotInstalled:
-    """What the import of a program missed, which comes with one of these extras. Any other error is raised again."""
+    """Return the error for an import that failed, if one of these extras brings its package. Raise any other error
+    again."""
     package = (error.name or "").partition(".")[0]
     for extra in extras:
         if package in BROUGHT[extra]:
@@ -522,226 +518,224 @@ def not_installed(error: ModuleNotFoundError, *extras: str) -> NotInstalled:
 
 
 class TooManyCallers(WaltzError, code="W2050", retry=Retry.LATER, status="RESOURCE_EXHAUSTED"):
-    """The server has as many mounts and readers as its configuration permits, or a call did not say in time what it wants.
-    Nothing was read or written; those that it has are not affected. A higher `mounts_max`, or more servers, serve more. Not
-    done: nothing was read or written. Next: try again when others have left; raise mounts_max on the server, or add
-    servers."""
+    """The server has as many mounts and readers as its configuration permits, or the first message of a call did not
+    arrive in time. Existing mounts and readers are not affected. Not done: nothing was read or written. Next: try again
+    when others have left; raise mounts_max on the server, or add servers."""
 
 
 class Superseded(WaltzError, code="W2051", exit_code=EXIT_CONFLICT, status="ABORTED"):
-    """A newer instance of this application was registered, and only one of its name may live. Nothing that this instance
-    sends is taken any more where the newer one has mounted. What it sent before is in the log or not: the newer one sees
-    that. It is what ends an instance that was paused, or cut off, and replaced meanwhile. Not done: requests without an
-    answer are decided; the log tells how. Next: end this instance; `waltzctl client describe NAME` shows the newer one."""
+    """A newer instance of this application was registered, and only one instance of its name may live. Requests of this
+    instance are rejected where the newer one has mounted. Earlier requests are in the log or not; the newer instance
+    sees which. This error ends an instance that was paused or cut off and replaced meanwhile. Not done: requests
+    without an answer are decided; the log tells how. Next: end this instance; `waltzctl client describe NAME` shows the
+    newer one."""
 
 
 class Disconnected(WaltzError, code="W2052", retry=Retry.LATER, status="UNAVAILABLE"):
-    """An operator ended this mount with `waltzctl client disconnect`. The client library mounts again by itself; to keep a
-    name out, take its grants away with `waltzctl policy set`. Not done: requests without an answer are undecided until the
-    next mount. Next: mount the partition again; the client library does so by itself."""
+    """An operator ended this mount with `waltzctl client disconnect`. The client library mounts again automatically; to
+    keep a name out, remove its grants with `waltzctl policy set`. Not done: requests without an answer are undecided
+    until the next mount. Next: mount the partition again; the client library does so by itself."""
 
 
 # -- the client library ------------------------------------------------------------------------------------------------
 
 
 class NotSent(WaltzError, code="W2060", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """A transaction waited for its turn longer than the client's `submit_seconds` and never left the process: the owner of
-    the partition could not be reached, was still recovering, or did not decide what was sent before. The message says
-    which. It is certain that the transaction is not in the log. Not done: the transaction was not sent, and is not in the
-    log. Next: submit it again; if it lasts, look at the partition and its owner."""
+    """A transaction waited longer than the client's `submit_seconds` and never left the process: the owner of the
+    partition could not be reached, was still recovering, or did not decide earlier requests. The message names the
+    cause. The transaction is certainly not in the log. Not done: the transaction was not sent, and is not in the log.
+    Next: submit it again; if it lasts, look at the partition and its owner."""
 
 
 class NotMounted(WaltzError, code="W2061", exit_code=EXIT_CONFLICT):
-    """This client does not have the partition: it was not among those that it was asked to mount, or it was taken from them
-    again. The transaction was not sent. Not done: the transaction was not sent, and is not in the log. Next: name the
-    partition among the client's partitions: at its start, or with set_partitions."""
+    """This client has not mounted the partition: it was not among the client's partitions, or was removed from them.
+    Not done: the transaction was not sent, and is not in the log. Next: name the partition among the client's
+    partitions: at its start, or with set_partitions."""
 
 
 class ViewStopped(WaltzError, code="W2062", exit_code=EXIT_FINDINGS):
-    """The application's view could not apply a transaction and said PARK. The partition stands still in front of that
-    transaction, nothing behind it is applied, and the client takes no transactions for the partition any more. What is in
-    the log stays there. Not done: the transaction that the message names, and those behind it, were not applied here. Next:
-    mend the view or its database, then take the partition out with set_partitions and in again."""
+    """The application's view could not apply a transaction and returned PARK. The partition stops in front of that
+    transaction: nothing after it is applied, and the client accepts no transactions for the partition. The log is
+    unchanged. Not done: the transaction that the message names, and those after it, were not applied here. Next: repair
+    the view or its database, then remove the partition with set_partitions and add it again."""
 
 
 class ClientClosed(WaltzError, code="W2063"):
-    """The client is closed, or was not opened yet. The transaction was not sent. Not done: the transaction was not sent,
-    and is not in the log. Next: use the client inside its `async with` or `with` block."""
+    """The client is closed, or was not opened yet, so it accepts no transactions. Not done: the transaction was not
+    sent, and is not in the log. Next: use the client inside its `async with` or `with` block."""
 
 
 # -- an application's view ---------------------------------------------------------------------------------------------
 
 
 class DatabaseUnavailable(WaltzError, code="W2080", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """The application's database did not take a change: it cannot be reached, is locked, or asked to try again. Whether the
-    last commit took effect is not known, and need not be: the stored position tells at the next attempt. Nothing is applied
+    """The application's database did not accept a change: it cannot be reached, is locked, or asked to try again.
+    Whether the last commit took effect is unknown; the stored position tells at the next attempt. Nothing is applied
     twice. Not done: the transactions from this id on are not applied yet, unless their commit was under way. Next: the
     client tries again by itself; if it lasts, look at the database."""
 
 
 class ApplyFailed(WaltzError, code="W2081"):
-    """The application's own function failed on a transaction that is in the log. Its database transaction was rolled back,
-    so nothing of it is in the view, and what comes behind it in this partition waits. The view and its position change
-    together or not at all, so that database transaction belongs to Waltz: a function that tries to commit, roll back, begin
-    or close it fails in the same way. Not done: nothing of this transaction was applied; this partition's view stays in
-    front of it. Next: mend the function that applies transactions; what is in the log cannot be changed."""
+    """The application's own function failed on a transaction of the log. Its database transaction was rolled back, so
+    none of it is in the view, and later transactions of the partition wait. A view and its position change together or
+    not at all. So the function must not commit, roll back, begin or close the database transaction: an attempt also
+    raises this error. Not done: nothing of this transaction was applied; the view of this partition stays in front of
+    it. Next: repair the function that applies transactions; the log cannot be changed."""
 
 
 class ViewBehind(WaltzError, code="W2082", exit_code=EXIT_CONFLICT):
-    """The position in the application's database is lower than what this client has already applied there: the database was
-    restored or edited while the client was running. Going on would leave a gap in the view, so nothing was applied. Not
-    done: nothing was applied to this partition's view. Next: start the client again: it continues from the position that
-    the database has now."""
+    """The position in the application's database is lower than what this client has already applied: the database was
+    restored or edited while the client was running. Continuing would leave a gap in the view. Not done: nothing was
+    applied to this partition's view. Next: start the client again: it continues from the position that the database has
+    now."""
 
 
 class NotTransactional(WaltzError, code="W2083", exit_code=EXIT_USAGE):
-    """The application's database, or the connection to it, does not take changes back at a rollback: it commits every
-    statement by itself, or the table's storage engine knows no transactions. A view on it could be half applied. Not done:
-    no transaction was applied. Next: give an engine that does not commit by itself, and tables of a transactional kind."""
+    """The application's database, or the connection to it, does not undo changes at a rollback: it commits every
+    statement, or the storage engine of the table has no transactions. A view on it could be half applied. Not done: no
+    transaction was applied. Next: give an engine that does not commit by itself, and tables of a transactional kind."""
 
 
 class OtherView(WaltzError, code="W2084", exit_code=EXIT_CONFLICT):
-    """The application's database holds something else under the name of this view: the positions of another function, or a
-    table of positions that an earlier version made. Two functions under one name would each leave out what the other one
-    has applied, so nothing was applied. A function that only got another name is taken with `accept_rename=True`. Not done:
-    nothing was applied. Next: give each view a name of its own."""
+    """The application's database holds something else under the name of this view: the positions of another function,
+    or a table of positions of an earlier version. Two functions under one name would each skip what the other one has
+    applied. A function that was only renamed is accepted with `accept_rename=True`. Not done: nothing was applied.
+    Next: give each view a name of its own."""
 
 
 class OtherInbox(WaltzError, code="W2337", exit_code=EXIT_CONFLICT):
-    """The application's database holds what members of another consumer group have done under the name of this inbox. Two
-    groups under one name would each leave out what the other one has done, so nothing was done. Not done: nothing was done.
-    Next: give the inbox of each group a name of its own, with `name=`."""
+    """The inbox of this name in the application's database belongs to another consumer group. Two groups under one name
+    would each skip what the other one has handled. Not done: nothing was done. Next: give the inbox of each group a
+    name of its own, with `name=`."""
 
 
 class InboxPruned(WaltzError, code="W2339", exit_code=EXIT_CONFLICT):
-    """A delivery has an id that an operator had pruned from the inbox, up to the floor that the group had then. It was not
-    parked at that time, so the group gives it out again only because it was reset, or because its floor fell back at a
-    change of owner. Whether the transaction was done is not known any more, so it was not done. Not done: the transaction
-    was not done. Next: to have it done, let the inbox forget the id, `inbox.forget(…)`, and replay it; else discard it."""
+    """The id of a delivery was pruned from the inbox, up to the floor of the group at that time, and was not parked
+    then. The group delivers it again because it was reset, or because its floor went back at a change of owner. The
+    inbox cannot tell any more whether the transaction was handled, so it was not handled now. Not done: the transaction
+    was not handled. Next: to handle it, let the inbox forget the id, `inbox.forget(…)`, and replay it; else discard it."""
 
 
 class NotApplied(WaltzError, code="W2086", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
-    view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
-    it cannot apply. Not done: what the view shows does not contain the transaction yet. Next: answer from the view as it
-    is, or try again; if it lasts, look at the process that applies."""
+    """A view had not applied a transaction when the caller's timeout was over. The transaction is in the log, and the
+    view will apply it. The process that applies is slow, stopped, or fails on an earlier transaction. Not done: what
+    the view shows does not contain the transaction yet. Next: answer from the view as it is, or try again; if it lasts,
+    look at the process that applies."""
 
 
 class EventUnreadable(WaltzError, code="W2089"):
-    """A payload in the log is no event that the application's serializer can read: it is no JSON or MessagePack, it lacks
-    the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or the class
-    of the event was changed without a new version. Not done: nothing was made of this payload. Next: give the event type a
-    new version, and a function that brings older data up to it."""
+    """A payload in the log is not an event that the application's serializer can read: it is not JSON or MessagePack,
+    lacks the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or
+    the class of the event was changed without a new version. Not done: nothing was made of this payload. Next: give the
+    event type a new version, and a function that brings older data up to it."""
 
 
 class EventUnknown(WaltzError, code="W2088", retry=Retry.LATER):
-    """An event in the log has a type that this program does not know, or a newer version of one that it knows. A newer
-    program wrote it. A SQL view tries it again until a program that knows it comes, and never puts it aside. Not done:
-    nothing was made of this event. Next: install the program that knows it here, too: those that read before those that
-    write."""
+    """An event in the log has a type that this program does not know, or a newer version of a known type. A newer
+    program wrote it. A SQL view tries it again until a program that knows it runs, and never writes it as a dead
+    letter. Not done: nothing was made of this event. Next: install the program that knows it here, too: those that read
+    before those that write."""
 
 
 class PositionsDamaged(WaltzError, code="W2087", exit_code=EXIT_FINDINGS):
-    """The file in which a follower keeps its positions is not what was written there. To begin from a guess would leave
-    transactions out, or do them again, so nothing was fed. Not done: nothing was fed. Next: put the file back from a
-    backup; or remove it, empty what the follower feeds, and begin at the start."""
+    """The file in which a follower keeps its positions is damaged. Starting from a guess would skip transactions or
+    repeat them. Not done: nothing was fed. Next: put the file back from a backup; or remove it, empty what the follower
+    feeds, and begin at the start."""
 
 
 class UnfitSegment(WaltzError, code="W2070", status="FAILED_PRECONDITION"):
-    """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, it is
-    longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and
-    the replica is as it was. The message says which; the owner takes the records from another replica. Not done: the file
-    was thrown away; the replica is as it was. Next: send the segment from another replica, or make it from records that
-    reach far enough."""
+    """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, its
+    size is not the announced one, or it ends before records that the replica would lose. The message gives the reason;
+    the owner takes the records from another replica. Not done: the file was thrown away; the replica is as it was.
+    Next: send the segment from another replica, or make it from records that reach far enough."""
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
 class NoLocalCluster(WaltzError, code="W2092", exit_code=EXIT_NOT_FOUND):
-    """The directory holds no cluster that `waltzctl up` made. Nothing was changed. Not done: nothing was changed. Next:
-    check the directory for a typing mistake; `waltzctl up DIRECTORY` makes a cluster there."""
+    """The directory holds no cluster that was created by `waltzctl up`. Not done: nothing was changed. Next: check the
+    directory for a typing mistake; `waltzctl up DIRECTORY` makes a cluster there."""
 
 
 class NotesDamaged(WaltzError, code="W2093", exit_code=EXIT_USAGE):
-    """A file in which `waltzctl` keeps what it needs to know cannot be understood: the contexts of this user, or what
-    `waltzctl up` wrote about a cluster on this machine. It was edited by hand, or a newer Waltz wrote it. It was left as it
-    is. Not done: nothing was asked of any cluster, nothing was started or stopped. Next: mend the file that the message
-    names, or move it away and begin anew."""
+    """A file of `waltzctl` cannot be decoded: the contexts of this user, or what `waltzctl up` wrote about a cluster on
+    this machine. It was edited by hand, or a newer Waltz wrote it. It was left unchanged. Not done: nothing was asked
+    of any cluster, nothing was started or stopped. Next: mend the file that the message names, or move it away and
+    begin anew."""
 
 
 class DaemonEnded(WaltzError, code="W2094"):
-    """A daemon of a cluster on this machine ended when it should have become ready. The message has the last lines of its
-    log. At the first start of a cluster, and when it is ZooKeeper that ended, what was started together with it was stopped
-    again, and daemons that ran before go on. Later the others stay, so that they work and the cluster can be mended. Not
-    done: the cluster was not brought up; what was started for it is stopped again. Next: read the log that the message
-    names; `waltzctl up` again goes on from here."""
+    """A daemon of a cluster on this machine ended before it was ready. The message has the last lines of its log. At
+    the first start of a cluster, or if ZooKeeper ended, everything that was started with it was stopped again, and
+    daemons that ran before continue. Later starts leave the other daemons running, so that the cluster can be repaired.
+    Not done: the cluster was not brought up; what was started for it is stopped again. Next: read the log that the
+    message names; `waltzctl up` again goes on from here."""
 
 
 class DaemonSilent(WaltzError, code="W2095", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """A daemon of a cluster on this machine runs, and did not say in time that it is ready, or did not end in time when it
-    was asked to. The message names it and its log. Not done: what it should have done is not known to be done. Next: read
-    the log that the message names; on a busy machine, try again."""
+    """A daemon of a cluster on this machine runs, but was not ready in time, or did not end in time when it was asked
+    to. The message names it and its log. Not done: what it should have done is not known to be done. Next: read the log
+    that the message names; on a busy machine, try again."""
 
 
 class PartitionsClosed(WaltzError, code="W2096", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """Not all partitions were open in time. The message says which ones, and what each of them waits for. Not done: the
-    partitions that the message names take no transactions yet. Next: wait; if it lasts, look at the storages and servers
-    that the message names."""
+    """Not all partitions were open in time. The message names them, and what each one waits for. Not done: the
+    partitions that the message names take no transactions yet. Next: wait; if it lasts, look at the storages and
+    servers that the message names."""
 
 
 # -- what an operator asked for ----------------------------------------------------------------------------------------
 
 
 class Unsafe(WaltzError, code="W2100", exit_code=EXIT_UNSAFE):
-    """A change was refused because afterwards, or while it lasts, a partition could not take transactions, or would be one
-    failure away from losing some. The message names the partitions and why. Nothing was changed. Make the cluster well
-    first: bring replicas back, or wait until they are level. Who knows better says so with `--override NAME` and `--reason
-    TEXT`. Not done: nothing was changed. Next: make the cluster well first, or override it with --override NAME and
-    --reason TEXT."""
+    """A change was refused because after it, or while it lasts, a partition could not accept transactions or would be
+    one failure away from losing some. The message names the partitions and the reasons. Bring replicas back or wait
+    until they are level; `--override NAME` with `--reason TEXT` makes the change nevertheless. Not done: nothing was
+    changed. Next: repair the cluster first, or override the check with --override NAME and --reason TEXT."""
 
 
 class NotConfirmed(WaltzError, code="W2101", exit_code=EXIT_USAGE):
-    """A change has to be confirmed, and was not: the answer was no, or there was no terminal to ask at. Nothing was
-    changed. Not done: nothing was changed. Next: answer the question, or say --yes; look at it with --dry-run first."""
+    """A change needs a confirmation and got none: the answer was no, or there was no terminal to ask at. Not done:
+    nothing was changed. Next: answer the question, or say --yes; look at it with --dry-run first."""
 
 
 class NoSuchName(WaltzError, code="W2102", exit_code=EXIT_NOT_FOUND):
-    """There is no server, storage, context or other thing of that name. The nearest name is given where one is near. Not
-    done: nothing was changed. Next: check the name."""
+    """There is no server, storage, context or other object of that name. The message suggests the nearest name if there
+    is one. Not done: nothing was changed. Next: check the name."""
 
 
 class NoClusterNamed(WaltzError, code="W2103", exit_code=EXIT_USAGE):
-    """A command was not told which cluster it is meant for: no option, no variable, no context, and no cluster of `waltzctl
-    up` in this directory. Not done: nothing was asked of any cluster. Next: say --coordinator HOST:PORT, --directory DIR of
-    a cluster of `waltzctl up`, or `waltzctl context use NAME`."""
+    """A command does not know its cluster: no option, variable or context names one, and there is no cluster of
+    `waltzctl up` in this directory. Not done: nothing was asked of any cluster. Next: say --coordinator HOST:PORT,
+    --directory DIR of a cluster of `waltzctl up`, or `waltzctl context use NAME`."""
 
 
 class Unfinished(WaltzError, code="W2105", exit_code=EXIT_PARTIAL, retry=Retry.LATER):
-    """What was begun did not come to its end: the time given was over, or something stands in the way that the message
-    names. What is done stays done, what goes on goes on, and every partition has at least the replicas that it had. To run
-    the same command again goes on from there, and does nothing twice. Not done: what the message names is not done yet;
-    what was done stays. Next: see what it waits for with `waltzctl status`; run the same command again to go on."""
+    """A command did not complete: its time was over, or something stands in the way that the message names. Completed
+    steps stay, running steps continue, and every partition has at least the replicas that it had. The same command run
+    again continues from there and repeats nothing. Not done: what the message names is not done yet; what was done
+    stays. Next: see what it waits for with `waltzctl status`; run the same command again to go on."""
 
 
 class FormatUnknown(WaltzError, code="W2106", exit_code=EXIT_UNSAFE):
-    """A storage cannot write the format that the cluster writes, or shall write: its Waltz is too old for that. Or it does
-    not say, because it does not answer. Its replicas would stay behind for ever. Nothing was changed. Not done: nothing was
-    changed. Next: upgrade the storages that the message names, start them again, and run the same command."""
+    """A storage cannot write the format of the cluster, because its Waltz is too old, or it does not answer. Its
+    replicas would fall behind for ever. Not done: nothing was changed. Next: upgrade the storages that the message
+    names, start them again, and run the same command."""
 
 
 class WouldNotLast(WaltzError, code="W2110", exit_code=EXIT_CONFLICT):
-    """A transfer of partitions was refused, because the server that decides who owns what would undo it at once: numbers of
-    partitions stay even, and partitions are where they are preferred as far as that permits. The message says what stands
-    against it: a server that drains takes no partitions at all. Nothing was changed. What an operator prefers goes before
-    what servers prefer by themselves. Not done: no partition was moved. Next: say where partitions should be for good:
-    `waltzctl partition preferred PARTITIONS --server NAME`."""
+    """A transfer of partitions was refused, because the leader of the servers would undo it at once: it keeps the
+    numbers of partitions even, and partitions at their preferred servers as far as that permits. The message gives the
+    reason; a draining server takes no partitions at all. A preference that an operator sets takes precedence over those
+    of servers. Not done: no partition was moved. Next: say where partitions should be for good: `waltzctl partition
+    preferred PARTITIONS --server NAME`."""
 
 
 class NotTakenOver(WaltzError, code="W2111", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """Partitions were given to other servers, and not all of them were open there within the time given. The message names
-    them and says why. Nothing is lost, and nothing is undone: they open as soon as what they wait for is there. Not done:
-    the partitions that the message names are not open at their new owner yet. Next: see why they wait with `waltzctl
+    """Partitions were given to other servers, and not all of them were open there in time. The message names them and
+    the reasons. Nothing is lost or undone: they open as soon as what they wait for is available. Not done: the
+    partitions that the message names are not open at their new owner yet. Next: see why they wait with `waltzctl
     status`, and bring back what is missing."""
 
 
@@ -755,35 +749,34 @@ class TransactionRefused(WaltzError, code="W2130", exit_code=EXIT_CONFLICT, retr
 
 
 class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
-    """A transaction was sent, and no outcome came in time. It may be in the log, or come into it as long as the owner that
-    it was sent to is the owner, or never. Look before it is appended again. Not done: whether the transaction is in the log
-    is not known. Next: look for it in the log before you append it again."""
+    """A transaction was sent, and no outcome arrived in time. It may be in the log, get into it while its owner stays
+    the owner, or never. Not done: whether the transaction is in the log is not known. Next: look for it in the log
+    before you append it again."""
 
 
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """No server of the cluster is up, so its partitions have no owner: nothing can be read or appended. What was committed
-    is on the storages. Not done: nothing was read or written. Next: start a server of this cluster; `waltzctl status` shows
-    what else is wrong."""
+    """No server of the cluster is running, so its partitions have no owner: nothing can be read or appended. Committed
+    transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;
+    `waltzctl status` shows what else is wrong."""
 
 
 class NotOurExport(WaltzError, code="W2222", exit_code=EXIT_CONFLICT):
-    """The output of an export exists, and what is in it was not written by an export of this kind: it holds other files, or
-    an export of another cluster, or one whose files have another format, other columns or another decoder. Readers of an
-    export rely on all its files being alike. Nothing was written. Not done: nothing was written. Next: name another output,
-    or ask for what this one was made with: `waltzctl export status OUTPUT` shows it."""
+    """The output of an export exists, and an export of another kind wrote it: it holds other files, or an export of
+    another cluster, format, columns or decoder. Readers of an export rely on its files being alike. Not done: nothing
+    was written. Next: name another output, or ask for what this one was made with: `waltzctl export status OUTPUT`
+    shows it."""
 
 
 class ExportHeld(WaltzError, code="W2223", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """Another export writes to the same output at this moment, or did until its lease ends. The message says who. Two at
-    the same time could write the same records twice. Not done: nothing was written. Next: wait until it is done; what it
+    """Another export is writing to the same output, or did until its lease expires. The message names it. Two at the
+    same time could write the same records twice. Not done: nothing was written. Next: wait until it is done; what it
     has exported need not be exported again."""
 
 
 class ExportGap(WaltzError, code="W2225", exit_code=EXIT_CONFLICT):
-    """The log begins behind what an export reached, or an export was asked to begin behind its own end: between the two,
-    ids would be missing. An export never has a gap, because its manifest proves that it is the log. Nothing was written.
-    Not done: nothing was written. Next: export to a new output, or read the missing ids from a source that still has
-    them."""
+    """The log begins after the end of the export, or the export was asked to begin after its own end, so ids would be
+    missing between. An export never has a gap, because its manifest proves that it is the log. Not done: nothing was
+    written. Next: export to a new output, or read the missing ids from a source that still has them."""
 
 
 class MasterUnreachable(WaltzError, code="W2227", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
@@ -826,44 +819,42 @@ class TableFailed(WaltzError, code="W2232"):
 
 
 class StoreFailed(WaltzError, code="W2233", retry=Retry.LATER):
-    """The object store, or the HDFS, where an export lies did not do what was asked of it. The message has its own words:
-    often a bucket that is not there, credentials that are missing or not enough, or an end point that is not the right one.
-    Credentials come from where the store's other tools take them: the environment, or their files. Not done: what was being
-    written does not count; the newest manifest is what it was. Next: check that the place exists and that you may write
-    there, then run the same command again."""
+    """The object store or HDFS that holds an export failed. The message quotes it: often a missing bucket, missing or
+    insufficient credentials, or a wrong end point. Credentials are taken from the environment or the files of the
+    store's other tools. Not done: what was being written does not count; the newest manifest is what it was. Next:
+    check that the place exists and that you may write there, then run the same command again."""
 
 
 class StoreUnavailable(WaltzError, code="W2260", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """The store of the archive did not answer in time, or answered with a fault of its own. What was to be written may be
-    there all the same. Storages try again, later and later, and delete nothing meanwhile: the log grows on their disks. Not
-    done: it is not known whether the object was written. Next: check that the store is up and can be reached from here;
-    storages try again by themselves."""
+    """The store of the archive did not answer in time, or answered with an error of its own. The object may have been
+    written nevertheless. Storages retry with growing pauses and delete nothing meanwhile, so the log grows on their
+    disks. Not done: it is not known whether the object was written. Next: check that the store is up and can be reached
+    from here; storages try again by themselves."""
 
 
 class StoreRefused(WaltzError, code="W2261", exit_code=EXIT_NOT_AUTHORISED):
-    """The store of the archive answered that it will not do this: no rights, no such bucket or directory, or a store that
-    cannot write under a condition. The message has its own words. Storages try again from time to time, so that nothing but
-    the cause has to be removed. Not done: nothing was written. Next: check the address and the credentials: reading,
-    listing and conditional writing are needed."""
+    """The store of the archive refused: missing rights, no such bucket or directory, or a store that cannot write under
+    a condition. The message quotes it. Storages retry from time to time, so only the cause has to be removed. Not done:
+    nothing was written. Next: check the address and the credentials: reading, listing and conditional writing are
+    needed."""
 
 
 class ObjectAbsent(WaltzError, code="W2262", exit_code=EXIT_NOT_FOUND):
-    """An object that was asked for is not in the store of the archive. Where the archive's manifest names it, somebody has
-    deleted it. Not done: nothing was read or written. Next: check that the address names the right store, and who deletes
-    in it."""
+    """An object is not in the store of the archive. If the archive's manifest names it, somebody has deleted it. Not
+    done: nothing was read or written. Next: check that the address names the right store, and who deletes in it."""
 
 
 class ObjectExists(WaltzError, code="W2263", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """The store of the archive has another object under this name than the writer expected: a second writer was first.
-    Nothing was written over. Archiving reads what is there and goes on from it. Not done: nothing was written. Next:
-    nothing, if another storage did the same work; otherwise find out who else writes to this store."""
+    """The store of the archive holds another object under this name than the writer expected: a second writer was
+    first. Nothing was overwritten. Archiving reads that object and continues from it. Not done: nothing was written.
+    Next: nothing, if another storage did the same work; otherwise find out who else writes to this store."""
 
 
 class ArchiveDamaged(WaltzError, code="W2264", exit_code=EXIT_FINDINGS):
-    """An object of an archive is not what was written there, or names what is not there: bit rot, or something else writes
-    to the store. The message names the object, and where it can be told the ids. Nothing is done with it, and nothing is
-    built upon it; the replicas of the cluster do not depend on it. Not done: nothing was written, and nothing of it was
-    used. Next: bring it back with `waltzctl archive heal`, or from a copy or an older version of it in the store."""
+    """An object of an archive is not as it was written, or names an object that is missing: bit rot, or another program
+    writes to the store. The message names the object, and the ids if they are known. The replicas of the cluster do not
+    depend on it. Not done: nothing was written, and nothing of it was used. Next: bring it back with `waltzctl archive
+    heal`, or from a copy or an older version of it in the store."""
 
 
 class UnsignedArchive(ArchiveDamaged, code="W2285", exit_code=EXIT_FINDINGS):
@@ -882,37 +873,35 @@ class ForeignArchive(WaltzError, code="W2265", exit_code=EXIT_CONFLICT):
 
 
 class NoArchive(WaltzError, code="W2266", status="FAILED_PRECONDITION"):
-    """This storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another of
-    its storages; where none has one, the log is not archived. Not done: nothing was uploaded. Next: set `archive` in the
-    configuration of each storage, with the same store, and start them again."""
+    """This storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another
+    of its storages; if none has one, the log is not archived. Not done: nothing was uploaded. Next: set `archive` in
+    the configuration of each storage, with the same store, and start them again."""
 
 
 class Trimmed(WaltzError, code="W2267", exit_code=EXIT_NOT_FOUND, retry=Retry.ELSEWHERE, status="OUT_OF_RANGE"):
-    """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
-    removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
-    first id that replicas still have. The group log is trimmed by itself: all that is said below its floor is said again
-    above it. Not done: nothing was returned. Next: read these ids from the archive, or begin at the id that the message
-    names."""
+    """The requested ids are only in the archive: an operator has set `--keep-local`, and the storages have removed what
+    is below the floor of the partition. Nothing is lost. The message names the first id that replicas still have. The
+    group log is trimmed automatically: everything below its floor is repeated above it. Not done: nothing was returned.
+    Next: read these ids from the archive, or begin at the id that the message names."""
 
 
 class OnlyInArchive(WaltzError, code="W2270", exit_code=EXIT_NOT_FOUND, status="FAILED_PRECONDITION"):
-    """These ids have left the storages: they stand in the archive, and this server has no `archive` in its configuration,
-    so it cannot read them. Newer ids are read as ever. `waltzctl archive status` shows where the archive is and how far it
-    reaches. Not done: nothing was read. Next: set `archive` in the configuration of each server, with the store of the
-    storages, and start them again; or read the archive itself: `waltzctl spark-export --source STORE`."""
+    """These ids are only in the archive, and this server has no `archive` in its configuration, so it cannot read them.
+    Newer ids are read as before. `waltzctl archive status` shows where the archive is and which ids it holds. Not done:
+    nothing was read. Next: set `archive` in the configuration of each server, with the store of the storages, and start
+    them again; or read the archive itself: `waltzctl spark-export --source STORE`."""
 
 
 class ArchiveAway(WaltzError, code="W2271", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """These ids have left the storages, and the store of the archive cannot be read just now; the message has the store's
-    own words. Mounts wait for it, with a longer pause each time, and nothing else waits with them: reads of newer ids and
-    appends go on. Not done: nothing was read. Next: check that the store is up and that the server may read it; nothing has
-    to be started again."""
+    """These ids are only in the archive, and its store cannot be read now; the message quotes the store. Mounts wait
+    for it with growing pauses. Reads of newer ids and appends continue. Not done: nothing was read. Next: check that
+    the store is up and that the server may read it; nothing has to be restarted."""
 
 
 class CacheFailed(WaltzError, code="W2272", retry=Retry.LATER):
-    """What is read from the archive is kept in files for a while, and such a file could not be made or written: the disk is
-    full, or the directory is not there or not writable. It is tried again with the next read. Not done: nothing was read
-    from the archive. Next: make room, lower `archive_cache_bytes`, or name another directory in `archive_cache`."""
+    """A cache file for records of the archive could not be written: the disk is full, or the directory is missing or
+    not writable. It is tried again with the next read. Not done: nothing was read from the archive. Next: make room,
+    lower `archive_cache_bytes`, or name another directory in `archive_cache`."""
 
 
 class CutImpossible(WaltzError, code="W2277", exit_code=EXIT_USAGE):
@@ -923,10 +912,9 @@ class CutImpossible(WaltzError, code="W2277", exit_code=EXIT_USAGE):
 
 
 class NoTimes(WaltzError, code="W2278", exit_code=EXIT_USAGE):
-    """Records of format 0 have no times, so nobody can say which of them were there at a moment. Such a partition can be
-    restored to a mark, or as far as the store reaches. From format 1 on each batch has its time. Not done: nothing was
-    changed. Next: give a mark for each partition with --to-marks, or take all of it with --latest
-    --each-as-far-as-it-goes."""
+    """Records of format 0 have no times, so the records of a given moment are unknown. Such a partition can be restored
+    to a mark, or to the end of the store. From format 1 on each batch has its time. Not done: nothing was changed.
+    Next: give a mark for each partition with --to-marks, or take all of it with --latest --each-as-far-as-it-goes."""
 
 
 class TargetNotEmpty(WaltzError, code="W2279", exit_code=EXIT_CONFLICT):
@@ -938,8 +926,8 @@ class TargetNotEmpty(WaltzError, code="W2279", exit_code=EXIT_CONFLICT):
 
 class OldClusterLives(WaltzError, code="W2284", exit_code=EXIT_UNSAFE):
     """The cluster whose log is in the store still has storages that answer. Under the same key, its servers and
-    applications would take the restored cluster for their own, and two logs would go on under the same ids. Not done:
-    nothing was changed. Next: stop the old storages for good, or restore under another key, without --same-key."""
+    applications would take the restored cluster for their own, and two logs would continue under the same ids. Not
+    done: nothing was changed. Next: stop the old storages for good, or restore under another key, without --same-key."""
 
 
 class ExportUnfit(WaltzError, code="W2240", exit_code=EXIT_USAGE):
@@ -963,10 +951,9 @@ class CertificateNotMade(WaltzError, code="W2035", exit_code=EXIT_USAGE):
 
 
 class AlreadyThere(WaltzError, code="W2140", exit_code=EXIT_CONFLICT):
-    """What was to be made is there already, and differs: a file, a directory that is not empty, a context of this name, a
-    cluster of this key with another name, size or storages, or one that `waltzctl reset` has half removed. It may be wanted
-    as it is, so it was left alone. Not done: nothing was written. Next: choose another name or place, or move away what is
-    there."""
+    """The target exists and differs: a file, a directory that is not empty, a context of this name, a cluster of this
+    key with another name, size or storages, or one that `waltzctl reset` has half removed. It may be needed, so it was
+    left unchanged. Not done: nothing was written. Next: choose another name or place, or move away what is there."""
 
 
 class TransactionsGone(WaltzError, code="W2210", exit_code=EXIT_FINDINGS):
@@ -984,86 +971,83 @@ class PositionUnknown(WaltzError, code="W2211", exit_code=EXIT_USAGE):
 
 
 class LogUnreadable(WaltzError, code="W2200", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """Committed ids of a partition could not be read: no replica that was asked gave them, nor the server that owns the
-    partition. The message names the ids, and what each of them said. They are not lost by that. Rows before these ids were
-    returned; what was read as a whole did not finish. Run it again when the cluster is well. Not done: no row from the
-    first of these ids on was returned. Next: look at the storages and servers that the message names with `waltzctl
-    status`, then read again."""
+    """Committed ids of a partition could not be read: neither the replicas that were asked nor the server that owns the
+    partition returned them. The message names the ids and each reason. They are not lost by that. Rows before these ids
+    were returned; a read of the whole log did not finish. Not done: no row from the first of these ids on was returned.
+    Next: look at the storages and servers that the message names with `waltzctl status`, then read again."""
 
 
 class MarkUnknown(WaltzError, code="W2201", exit_code=EXIT_UNSAFE):
-    """A directory holds segments of records, and nothing beside them says which of the records are committed: there is no
-    control file and no promise file. Records that were never committed could be among them, so nothing was read. In
-    segments that were restored from an export, all of them are committed. Not done: nothing was read. Next: give the
-    directory of the storage itself; or set allowUncommitted to true to read whatever is there."""
+    """A directory holds segments of records, and no control file or promise file that says which records are
+    committed. Uncommitted records could be among them. In segments that were restored from an export, all records are
+    committed. Not done: nothing was read. Next: give the directory of the storage itself; or set allowUncommitted to
+    true to read whatever is there."""
 
 
 # -- the console -------------------------------------------------------------------------------------------------------
 
 
 class ConsoleExposed(WaltzError, code="W2320", exit_code=EXIT_USAGE):
-    """The console was to listen where other machines reach it: whoever hears the network would have its token, and see the
-    cluster. It did not start. Another machine reaches it through a tunnel, like `ssh -L`, or a reverse proxy with TLS. Not
-    done: the console did not start. Next: leave --listen out; reach it through `ssh -L`, or put a reverse proxy with TLS in
-    front."""
+    """The console was to listen on an address that other machines reach. Anyone who can read the network traffic would
+    get its token and see the cluster. Other machines reach the console through a tunnel such as `ssh -L`, or a reverse
+    proxy with TLS. Not done: the console did not start. Next: leave --listen out; reach it through `ssh -L`, or put a
+    reverse proxy with TLS in front."""
 
 
 class ConsoleClosed(WaltzError, code="W2321", exit_code=EXIT_NOT_AUTHORISED):
-    """This browser did not come in by the address that the console printed, or the console was started again since. A token
-    opens once; when it was used the console prints another one. Not done: nothing was shown. Next: open the newest address
-    that `waltzctl console` has printed."""
+    """This browser did not open the address that the console printed, or the console was restarted since. A token works
+    once; after that the console prints another one. Not done: nothing was shown. Next: open the newest address that
+    `waltzctl console` has printed."""
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 
 class DirectoryHeld(WaltzError, code="W3001", exit_code=EXIT_CONFLICT):
-    """Another process holds the storage directory. Two processes must never write the same files. Nothing was changed. Not
-    done: nothing was changed. Next: stop the daemon that holds the directory, or use --read-only where the command has
-    it."""
+    """Another process holds the storage directory. Two processes must never write the same files. Not done: nothing was
+    changed. Next: stop the daemon that holds the directory, or use --read-only where the command has it."""
 
 
 class ControlDamaged(WaltzError, code="W3002", exit_code=EXIT_FINDINGS):
-    """The control file, or the identity file beside it, is missing, too short, or fails its checks. It says which sessions
-    this storage promised itself to, so it is never made anew over existing data. Not done: the storage directory was not
-    opened and nothing was changed. Next: restore the file from a copy of this directory, or rebuild this storage from the
-    other replicas."""
+    """The control file, or the identity file beside it, is missing, too short, or fails its checks. It holds the
+    highest sessions of this storage, so it is never recreated over existing data. Not done: the storage directory was
+    not opened and nothing was changed. Next: restore the file from a copy of this directory, or rebuild this storage
+    from the other replicas."""
 
 
 class PartitionDamaged(WaltzError, code="W3003", exit_code=EXIT_FINDINGS, retry=Retry.ELSEWHERE, status="DATA_LOSS"):
-    """Bytes of this partition are not what was written: a record fails its checksum with valid records behind it, a segment
-    is missing or belongs elsewhere, the log is shorter than what the replica had promised. The damaged ids are refused,
-    nothing is cut, the replica does not vote. Other ids and other partitions are served. Not done: the damaged ids were not
-    returned, nothing was cut. Next: run `waltzctl verify-segments --read-only` on the directory; rebuild this replica from
-    the others."""
+    """Bytes of this partition are not as they were written: a record fails its checksum and valid records follow, a
+    segment is missing or belongs elsewhere, or the log is shorter than the replica has vouched for. The damaged ids are
+    refused, nothing is truncated, and the replica does not vote. Other ids and other partitions are served. Not done:
+    the damaged ids were not returned, nothing was cut. Next: run `waltzctl verify-segments --read-only` on the
+    directory; rebuild this replica from the others."""
 
 
 class UnknownVersion(WaltzError, code="W3004"):
-    """A file says that it has a format version that this program does not know, most likely because a newer Waltz wrote it.
-    Nothing was read from it or written to it. Not done: the file was not read and not changed. Next: use the Waltz version
-    that wrote the file, or a newer one."""
+    """A file has a format version that this program does not know, most likely because a newer Waltz wrote it. Not
+    done: the file was not read and not changed. Next: use the Waltz version that wrote the file, or a newer one."""
 
 
 class DiskFull(WaltzError, code="W3005", retry=Retry.LATER, status="RESOURCE_EXHAUSTED"):
-    """The file system has no space left, or less than the reserve that the configuration asks for. What was not yet
-    acknowledged was taken back. Reads and administration go on, and writes resume by themselves when there is space. Not
-    done: nothing above the replica's durable id was kept. Next: free space on the file system of the storage directory."""
+    """The file system has no space left, or less than the configured reserve. Writes that were not acknowledged were
+    undone. Reads and administration continue, and writes resume automatically when there is space. Not done: nothing
+    above the replica's durable id was kept. Next: free space on the file system of the storage directory."""
 
 
 class FlushFailed(WaltzError, code="W3006", exit_code=EXIT_DISK_FAULT):
-    """The operating system could not bring written bytes to the disk. After that it is unknown what the disk holds, and a
-    second flush would report success falsely, so the storage process ends. What was acknowledged before is on disk; at the
-    next start the tail is checked, written again and flushed before this replica vouches for it. Not done: nothing was
-    acknowledged since the last durable id that the message names. Next: look at the kernel log for this device; start the
-    storage again when the disk is sound."""
+    """The operating system failed to flush written bytes to the disk. The content of the disk is unknown then, and a
+    second flush could falsely report success, so the storage process ends. What was acknowledged before is on disk. At
+    the next start the tail is verified, written again and flushed before this replica vouches for it. Not done: nothing
+    was acknowledged since the last durable id that the message names. Next: look at the kernel log for this device;
+    start the storage again when the disk is sound."""
 
 
 class DirectoryGone(FlushFailed, code="W3010", exit_code=EXIT_DISK_FAULT):
-    """The directory of a running storage, or the files of one of its partitions, went away or are others now: they were
-    deleted, or the file system was unmounted. What is written to the open files is lost with them, so the storage process
-    ends. The message names each partition and the highest id that was on the disk. Not done: nothing more is acknowledged;
-    what the message names is lost here unless the directory comes back. Next: put the directory back, or mount it, and
-    start the storage again; on an empty one it starts without data."""
+    """The directory of a running storage, or the files of a partition, disappeared or were replaced: they were deleted,
+    or the file system was unmounted. Writes to the open files are lost, so the storage process ends. The message names
+    each partition and the highest id that was on disk. Not done: nothing more is acknowledged; what the message names
+    is lost here unless the directory comes back. Next: put the directory back, or mount it, and start the storage
+    again; on an empty one it starts without data."""
 
 
 class ReadFailed(WaltzError, code="W3007", retry=Retry.ELSEWHERE):
@@ -1078,42 +1062,40 @@ class HeaderDamaged(WaltzError, code="W3009", exit_code=EXIT_FINDINGS):
 
 
 class CannotConnect(WaltzError, code="W4001", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """The other side did not answer in time or refused the connection. Whether a call that was under way took effect is not
-    known. Not done: the outcome of the call is unknown. Next: check that the daemon runs and that the address is right,
-    then try again."""
+    """The other side did not answer in time, or refused the connection. Whether a running call took effect is unknown.
+    Not done: the outcome of the call is unknown. Next: check that the daemon runs and that the address is right, then
+    try again."""
 
 
 class TlsMismatch(CannotConnect, code="W4003", exit_code=EXIT_USAGE):
-    """One side of a connection uses TLS and the other plain text, so they could not talk at all. A daemon with certificates
-    in its configuration answers only callers with certificates, and one without only callers without. Nothing was asked of
-    it. Give `waltzctl` a certificate, or leave it out, as the daemon needs it. Not done: nothing was asked of the daemon.
-    Next: use certificates on both sides, or on neither."""
+    """One side of a connection uses TLS and the other plain text. A daemon with certificates in its configuration
+    answers only callers with certificates, and one without them only callers without. Not done: nothing was asked of
+    the daemon. Next: use certificates on both sides, or on neither."""
 
 
 class WrongStorage(WaltzError, code="W2085", exit_code=EXIT_CONFLICT, retry=Retry.LATER, status="FAILED_PRECONDITION"):
-    """A directory, or the storage that answers at an address, is that of another storage than the one that is meant: two
-    directories were swapped, a backup of another storage was put here, or two addresses are crossed. A directory remembers
-    the name of its storage, and every call says whom it means. Put things where they belong; `waltzd storage --rename`
-    gives a directory another name on purpose. Or two names lead to one replica: what it acknowledges under both would be on
-    one disk and count twice, so its owner counts it under one of them only. Not done: nothing was changed. Next: check
-    which directory is mounted there, and the addresses of both storages."""
+    """A directory, or the storage that answers at an address, belongs to another storage than the one that is meant:
+    two directories were swapped, a backup of another storage was put here, or two addresses are mixed up. A directory
+    stores the name of its storage, and every call names the storage that it means. `waltzd storage --rename` renames a
+    directory on purpose. The error is also given for two names of one replica: an acknowledgement under both names is
+    on one disk, so the owner counts it once. Not done: nothing was changed. Next: check which directory is mounted
+    there, and the addresses of both storages."""
 
 
 class WrongPeer(CannotConnect, code="W4004", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """Another process or port answers at the address than the one that is meant: two addresses are crossed, a certificate
-    has another name or role, or another storage's directory is mounted there. Nothing was asked of it, and it does not
-    count as the one that was meant. Correct the address, the certificate or the directory; try again then. Not done:
-    nothing was asked of it. Next: check the address, and which certificate and directory the process there is configured
-    with."""
+    """Another process or port answers at the address than the one that is meant: two addresses are mixed up, a
+    certificate has another name or role, or another storage's directory is mounted there. It counts as no answer of the
+    one that was meant. Not done: nothing was asked of it. Next: check the address, and which certificate and directory
+    the process there is configured with."""
 
 
 class PortInUse(WaltzError, code="W4002", exit_code=EXIT_CONFLICT):
-    """Another process listens on the address that the configuration names. The daemon did not start. Not done: the daemon
-    was not started. Next: stop the other process, or change the address in the configuration."""
+    """Another process listens on the address in the configuration of the daemon. Not done: the daemon was not started.
+    Next: stop the other process, or change the address in the configuration."""
 
 
 def tree() -> dict[str, type[WaltzError]]:
-    """Return all errors by code."""
+    """Return all errors by code, in order."""
     found: dict[str, type[WaltzError]] = {}
     queue = list(WaltzError.__subclasses__())
     while queue:
