@@ -1,9 +1,10 @@
 """The table of errors: code, exit code, whether a retry helps, what failed, what was not done, and the next step.
 
 A row is a class: programs read its arguments, people read its docstring. The docstring is the explanation, followed by
-`Not done:` and `Next:`. `explain` splits it, for `waltzctl errors lookup CODE`, for docs/errors.md, and for an error that is
-raised without its own text for the last two parts. Mistakes of the programmer are assertions and never belong in this table.
-An error crosses the wire as its code and its parts (`waltzd.wire.codec`), and is raised on the other side in its class.
+`Not done:` and `Next:`. `explain` splits it, for `waltzctl errors lookup CODE`, for docs/errors.md, and for an error
+that is raised without its own text for the last two parts. Mistakes of the programmer are assertions and never belong
+in this table. An error crosses the wire as its code and its parts (`waltzd.wire.codec`), and is raised on the other
+side in its class.
 """
 
 from __future__ import annotations
