@@ -1,7 +1,7 @@
-"""What members of a consumer group and the owner of a partition say to each other. Pure.
+"""The frames between members of a consumer group and the owner of a partition, and the status of groups. Pure.
 
-A delivery is known by the epoch and the tag of the frame that brought it, so what a member says of it later is told from
-what it would say of the same transaction in other hands. Frames hold columns: nothing is made for each transaction.
+A delivery is identified by the epoch and the tag of the frame that brought it, so a late acknowledgement is not confused
+with one of another delivery of the same transaction. Frames hold columns: no object is made for each transaction.
 """
 
 from __future__ import annotations
@@ -25,104 +25,104 @@ U32: TypeAlias = NDArray[np.uint32]
 
 class Mode(enum.StrEnum):
     ORDERED = "ordered"
-    """One member has the partition, and everything is done in the order of the log."""
+    """One member has the partition and processes it in the order of the log."""
     QUEUE = "queue"
-    """Members share the partition, and acknowledge one by one."""
+    """Members share the partition and acknowledge transactions individually."""
     KEYED = "keyed"
-    """As a queue, but the transactions of one key are done one after the other, in the order of the log."""
+    """Members share the partition, but transactions with the same key are processed in the order of the log."""
 
 
 class KeyedBy(enum.StrEnum):
-    """What the key of a transaction is, in a keyed group."""
+    """The source of a transaction's key in a keyed group."""
 
     HEADER = "header"
     LOCK = "lock"
-    """The first of its locks. What has none has no key, and waits for nothing."""
+    """The first of its locks; a transaction without locks has no key and is not ordered."""
 
 
 class Exhausted(enum.StrEnum):
-    """What happens to a transaction whose tries are used up."""
+    """The action for a transaction after its last try has failed."""
 
     PARK = "park"
-    """It is put aside, and the group goes on."""
+    """Park the transaction and continue."""
     STOP = "stop"
-    """The group gives nothing more out in this partition, until an operator says so."""
+    """Stop all deliveries in this partition until an operator resumes the group."""
 
 
-# -- a member to the owner ---------------------------------------------------------------------------------------------
+# -- from a member to the owner ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """The first frame of a stream: one member in one partition."""
+    """The first frame of the stream of one member in one partition."""
 
     cluster_key: UUID
     partition: int
     generation: int
     group: str
     member: str
-    """No two members of a group have the same name: a newer stream with it displaces the older."""
+    """Name of the member, unique in the group: a newer stream with the same name displaces the older."""
     room: int | None = None
-    """How many deliveries it takes at a time; None: as many as the group permits."""
+    """Limit of its deliveries in flight; None for the limit of the group."""
     tells_begun: bool = False
-    """Whether the member reports what it hands to the application. Otherwise all that it was given counts as begun."""
+    """Whether the member reports deliveries that it passes to the application. Otherwise all count as begun."""
 
 
 class AckKind(enum.IntEnum):
     ACKNOWLEDGE = 1
     REFUSE = 2
-    """It failed, and may be tried again."""
+    """Processing failed and may be retried."""
     REJECT = 3
-    """It will never be done: it is put aside at once."""
+    """Processing can never succeed: the transaction is parked at once."""
     EXTEND = 4
-    """It takes longer."""
+    """Processing takes longer: the deadline is extended."""
     BEGIN = 5
-    """It is handed to the application now. It is not answered. Only a begun delivery fails by a member that goes away, or
-    by time; one that was only prefetched goes to another member, and no try is used up."""
+    """The delivery is passed to the application now. The owner sends no reply. Only a begun delivery counts as a failed
+    try if the member disconnects or the deadline passes; a prefetched one is delivered to another member."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ack:
-    """What a member says of deliveries."""
+    """An acknowledgement, positive or negative, of deliveries."""
 
     number: int
-    """Rises with each on a stream, from 1 on; the answer names it."""
+    """Number of the acknowledgement on its stream, from 1; the reply contains it."""
     verb: AckKind
     epoch: int
     tag: int
-    """The highest of the deliveries that it speaks of."""
+    """Highest tag of the acknowledged deliveries."""
     firsts: I64
     lasts: I64
-    """Ids, as stretches from first to last."""
+    """Acknowledged ids, as ranges from `firsts` to `lasts`."""
     delay_ms: int | None = None
-    """Before the next try; None: the pause of the group."""
+    """Milliseconds until the next try; None for the back-off of the group."""
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """It goes, and has failed in nothing: what it has is given to others."""
+    """The member leaves in order: its deliveries go to other members and do not count as failed."""
 
 
 MemberFrame: TypeAlias = JoinRequest | Ack | Leave
 
 
-# -- the owner to a member ---------------------------------------------------------------------------------------------
+# -- from the owner to a member ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Joined:
     made_at: int
-    """Which group of this name."""
+    """Id of the entry that created the group in the group log."""
     epoch: int
     mode: Mode
     ack_wait_ms: int
     room: int
-    """So many deliveries it has at a time."""
+    """Limit of its deliveries in flight."""
     hears_begun: bool = False
     """Whether the owner knows `AckKind.BEGIN`."""
     timelines: tuple[Timeline, ...] = ()
-    """Timelines of the log behind the first one."""
+    """Timelines of the log after the first one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,49 +131,49 @@ class Deliveries:
     tag: int
     ids: I64
     attempts: I32
-    """From 1 on."""
+    """Number of the try of each delivery, from 1."""
     headers: I32
     times: I64
-    """Microseconds since 1970; -1: none."""
+    """Time of each transaction, in microseconds since 1970; -1 for none."""
     lengths: U32
     data_crcs: U32
     """CRC-32 of each payload."""
     payloads: Buffer
-    """Back to back."""
+    """Payloads, concatenated."""
 
 
 class AckResult(NamedTuple):
-    """How many of the ids that a member spoke of were what."""
+    """The result of an acknowledgement: the number of its ids in each state."""
 
     number: int = 0
     taken: int = 0
     done: int = 0
-    """They were settled before: to say it twice is no mistake."""
+    """Ids that were acknowledged before; a repeated acknowledgement is no error."""
     late: int = 0
-    """They are not in these hands any more, or never were."""
+    """Ids that are not in flight at this member."""
     unknown: int = 0
-    """The group has never known them."""
+    """Ids that the group has never delivered."""
     is_old: bool = False
-    """All of it was said of another epoch, and so nothing of it counts."""
+    """Whether the acknowledgement was of another epoch and was ignored as a whole."""
 
 
 @dataclass(frozen=True)
 class AcksDurable:
-    """What was said up to this number is on the disks of a majority."""
+    """All acknowledgements up to this number are on the disks of a majority."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Paused:
-    """Nothing is given out for a reason that is not the member's; empty: it goes on."""
+    """Deliveries are paused for a reason outside of the member; an empty reason ends the pause."""
 
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Dismissed:
-    """The last frame of a stream that the owner ends."""
+    """The last frame of a stream that the owner ends: the error."""
 
     error: WaltzError
 
@@ -185,37 +185,37 @@ DeliveryFrame: TypeAlias = Joined | Deliveries | AckResult | AcksDurable | Pause
 
 
 class Change(enum.IntEnum):
-    """What an operator does to a group in one partition."""
+    """A change that an operator makes to a group in one partition."""
 
     REPLAY = 1
-    """Parked transactions are to be done again, once."""
+    """Deliver parked transactions once more."""
     DISCARD = 2
-    """Parked transactions are left for good."""
+    """Drop parked transactions."""
     SKIP = 3
-    """Ids up to one are not to be done."""
+    """Skip all ids up to one."""
     RESET = 4
-    """The group begins behind another id."""
+    """Move the position of the group."""
     GO_ON = 5
-    """After it has stopped."""
+    """Resume a stopped group."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """What came of it, on the disks of a majority."""
+    """The result of a change, which is on the disks of a majority."""
 
     count: int
-    """Transactions that it was done to."""
+    """Number of transactions that were changed."""
     epoch: int
     floor: int
 
 
 @dataclass(frozen=True)
 class GroupMember:
-    """One that is connected."""
+    """A member that is connected."""
 
     name: str
     who: str
-    """In its certificate; without one, anonymous."""
+    """Name in its certificate; `anonymous` without one."""
     peer: str
     in_flight: int
     room: int
@@ -227,28 +227,28 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupPartitionStatus:
-    """Where a group stands in one partition: as the group log says, or as its owner has it at work."""
+    """The state of a group in one partition, from the group log, or from the owner if the group is active there."""
 
     partition: int
     epoch: int
-    """0: it has not begun there."""
+    """Epoch of the state; 0 if the group has not begun there."""
     reach: int
-    """It knows nothing above."""
+    """Highest id that the group has seen."""
     floor: int
-    """Everything up to it is acknowledged or parked."""
+    """Id up to which every transaction is acknowledged or parked."""
     open: int
-    """Ids up to `reach` that are not done."""
+    """Number of ids up to `reach` that are neither acknowledged nor parked."""
     parked: int
     stopped: str
-    """Why it gives nothing out until an operator says so; empty: it goes on."""
+    """Reason why the group has stopped until an operator resumes it; empty if it has not."""
     is_at_work: bool = False
-    """The owner of the partition says so; what follows is known only there."""
+    """Whether the group is active on the partition's owner; only then the following fields are set."""
     paused: str = ""
     in_flight: int = 0
     unwritten: int = 0
-    """Changes that are not on disks yet."""
+    """Number of changes that are not yet durable."""
     oldest_ms: int = 0
-    """Of the delivery that is longest in somebody's hands."""
+    """Age of the oldest delivery in flight, in milliseconds."""
     delivered: int = 0
     acknowledged: int = 0
     failed: int = 0
@@ -261,57 +261,57 @@ class ParkedTransaction:
     id: int
     failures: int
     member: str
-    """Which had it last."""
+    """Member of the last try."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ParkedList:
     parked: tuple[ParkedTransaction, ...]
-    """By partition and id."""
+    """Parked transactions, ordered by partition and id."""
     is_more: bool = False
-    """There are more behind them."""
+    """Whether there are more after these."""
 
 
 @dataclass(frozen=True)
 class GroupTrouble:
-    """A group that does not go on in a partition, or has put something aside there."""
+    """A group that makes no progress in a partition, or has parked transactions there."""
 
     name: str
     partition: int
     stopped: str
-    """Why it gives nothing out until an operator says so."""
+    """Reason why the group has stopped until an operator resumes it."""
     paused: str
-    """Why it gives nothing out for a while."""
+    """Reason why deliveries are paused."""
     members: int
     lag: int
-    """Transactions that are committed and not done."""
+    """Committed transactions that are neither acknowledged nor parked."""
     parked: int
 
     @property
     def is_unattended(self) -> bool:
-        """There is something to do, and no member."""
+        """True if the group has a lag and no member."""
         return self.lag > 0 and self.members == 0 and not self.stopped
 
 
 @dataclass(frozen=True)
 class GroupTotals:
-    """All groups as one server sees them: where they have begun in the partitions that it owns."""
+    """The totals of all groups in the partitions that a server owns."""
 
     groups: int
-    """Of the whole cluster."""
+    """Number of groups of the whole cluster."""
     members: int = 0
-    """One that works in many partitions counts in each."""
+    """Number of members; a member counts once for each of its partitions."""
     in_flight: int = 0
     lag: int = 0
     parked: int = 0
     stopped: int = 0
-    """Groups and partitions; so are those that follow."""
+    """Number of stopped groups, counted for each partition. `paused` and `unattended` are counted alike."""
     paused: int = 0
     unattended: int = 0
     troubles: tuple[GroupTrouble, ...] = ()
-    """The worst of them."""
+    """Most severe of the troubles."""
     trouble: str = ""
-    """Why this server knows nothing newer of groups; empty: it knows all."""
+    """Reason why this server is missing newer entries of the group log; empty if it is not."""
     foreign: int = 0
-    """Entries of the group log that no server wrote: they are passed over."""
+    """Entries of the group log that no server wrote; they are ignored."""

@@ -1,13 +1,13 @@
-"""Locks, the outcomes that follow from them, and how an owner explains one. Pure.
+"""Locks, the outcomes of transactions, and the explanation of a lock by an owner. Pure.
 
 A lock is 64 bits and a mode. READ is checked: "my decision depends on this". WRITE is checked and marks: "I read this and
 change it". APPEND marks without being checked: "I change this in any case", so appenders never conflict with each other,
 and readers notice.
 
-A transaction says up to which id its client has seen the log; each of its locks has a mark, and the transaction is refused
-when a mark is above that. The table knows the marks of the locks that were marked last. For any other lock it answers with
-its floor, an *estimate*: the lock was marked there or before, or never. So with an estimate a refusal may be needless, and
-every acceptance is right.
+A transaction contains the highest id that its client has seen. Each lock has a mark, the id of the last transaction that
+marked it; the transaction is rejected if a mark is above the id that the client has seen. The lock table holds the marks of
+recently marked locks. For any other lock it returns its floor, an *estimate*: the lock was marked at or below the floor, or
+never. So a rejection by an estimate may be needless, but every acceptance is correct.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LockId: TypeAlias = int | str | UUID
 
 @dataclass(frozen=True)
 class Lock:
-    """Something of the application that transactions conflict over: a name, an id and a mode. Use `read_lock`,
+    """A thing of the application that transactions conflict over: a name, an id and a mode. Use `read_lock`,
     `write_lock` and `append_lock` to make one.
 
     **Locks hold within one partition**: two transactions in different partitions never conflict. So the name says what
@@ -56,25 +56,26 @@ class Lock:
     """
 
     name: str
-    """What stays together in one partition. Up to its first dot it is the namespace that a policy speaks of."""
+    """Name of the set of things that stay together in one partition. Its part before the first dot is the namespace that a
+    policy can name."""
     id: LockId = 0
-    """Which thing of that name: an integer, a text or a UUID."""
+    """Id of the thing: an integer, a text or a UUID."""
     mode: Mode = Mode.WRITE
     """Whether it is checked, marked, or both."""
 
     def __post_init__(self) -> None:
         if type(self.mode) is not Mode:
             raise BadArgument(f"the mode of a lock is READ, WRITE or APPEND, not {self.mode!r}")
-        lock_hash(self.name, self.id)  # what cannot be a lock is refused here, where it is made
+        lock_hash(self.name, self.id)  # an invalid lock is refused here, where it is made
 
     @property
     def hash(self) -> int:
-        """The 64 bits by which the log knows it."""
+        """The 64 bits that the log contains for the lock."""
         return lock_hash(self.name, self.id)
 
 
 class LoggedLock(NamedTuple):
-    """A lock of a transaction as the log keeps it: without its name. `Lock.hash` says which one it is."""
+    """A lock of a transaction as it is in the log: without its name. Compare it with `Lock.hash`."""
 
     hash: int
     """The 64 bits of `Lock.hash`."""
@@ -83,19 +84,17 @@ class LoggedLock(NamedTuple):
 
 
 def read_lock(name: str, id: LockId = 0) -> Lock:
-    """A lock that is checked: the transaction is rejected when one that its client had not seen has marked it.
-
-    As of the others, the name says what stays together in one partition, and the id which thing of it: see `Lock`."""
+    """Return a lock that is checked: the transaction is rejected if one that its client had not seen has marked it."""
     return Lock(name, id, Mode.READ)
 
 
 def write_lock(name: str, id: LockId = 0) -> Lock:
-    """A lock that is checked like a `read_lock`, and marked by the transaction."""
+    """Return a lock that is checked like a `read_lock`, and marked by the transaction."""
     return Lock(name, id, Mode.WRITE)
 
 
 def append_lock(name: str, id: LockId = 0) -> Lock:
-    """A lock that is marked without being checked: the transaction cannot fail by it, and readers notice."""
+    """Return a lock that is marked without being checked: it never causes a rejection of this transaction."""
     return Lock(name, id, Mode.APPEND)
 
 
@@ -104,18 +103,18 @@ _ID_BITS = 64 - NAMESPACE_BITS
 
 
 def lock_hash(name: str, id: LockId) -> int:
-    """The namespace in the highest 16 bits; in the 48 below it a BLAKE2b of 6 bytes, big-endian, over the id and the UTF-8
-    of the whole name. An integer is 8 bytes, big-endian; a text is the 8 bytes of BLAKE2b over its UTF-8, and a UUID the
-    text that it is written as.
+    """Return the 64 bits of a lock.
 
-    Any client in any language must compute the same, or two of them do not see each other's locks."""
+    The highest 16 bits are the namespace. The lower 48 are a BLAKE2b of 6 bytes, big-endian, over the id and the UTF-8 of
+    the whole name. An integer id is 8 bytes, big-endian; a text is the 8 bytes of BLAKE2b over its UTF-8; a UUID is hashed
+    as its text. Clients in all languages must compute these bits, or they miss each other's locks."""
     try:
         if isinstance(id, UUID):
             id = str(id)
         if isinstance(name, str) and not isinstance(id, bool):
             return _hash(name, id if isinstance(id, str) else index(id))
     except (TypeError, UnicodeEncodeError):
-        pass  # it is said below
+        pass  # the error is raised below
     raise BadArgument(f"a lock has a name of text, and an integer, a text or a UUID as its id, not {name!r} and {id!r}")
 
 
@@ -131,8 +130,8 @@ def _hash(name: str, id: int | str) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def namespace_of(prefix: str) -> int:
-    """A BLAKE2b of 2 bytes, big-endian, over the UTF-8 of the part of a lock's name in front of its first dot: by it a
-    server tells whose lock it is, though it never learns the name."""
+    """Return the namespace of a lock's prefix, the part of its name before the first dot: a BLAKE2b of 2 bytes, big-endian,
+    over its UTF-8. Servers check grants by it, because they never get the name."""
     return int.from_bytes(blake2b(prefix.encode(), digest_size=2).digest(), "big")
 
 
@@ -187,10 +186,10 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """The token of a text that `str` made.
+        """Parse the text of a token.
 
         Raises:
-            BadArgument: The text is no token: it may come from anybody.
+            BadArgument: The text is not a token.
         """
         found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
         if found is None:
@@ -221,9 +220,9 @@ class Committed:
     """
 
     id: int
-    """Its place in its partition; of a group, that of the first one."""
+    """Id in its partition; for a group, the id of the first transaction."""
     count: int = 1
-    """Of how many transactions: 1, or all those of a group."""
+    """Number of transactions: 1, or the size of the group."""
     partition: int | None = field(default=None, compare=False)
     """The partition that holds it; what a client returns always says so."""
     is_applied: bool = field(default=False, compare=False)
@@ -233,12 +232,12 @@ class Committed:
 
     @property
     def ids(self) -> range:
-        """The ids of all of them."""
+        """Ids of the transaction, or of all transactions of the group."""
         return range(self.id, self.id + self.count)
 
     @property
     def token(self) -> Token:
-        """What `Client.wait_applied` and `SqlView.wait` wait for; of a group, its last transaction.
+        """Token for `Client.wait_applied` and `SqlView.wait`; for a group, the token of its last transaction.
 
         Raises:
             BadArgument: The program made this outcome itself, without a partition.
@@ -249,7 +248,7 @@ class Committed:
 
 
 def token_of(given: Token | Committed) -> Token:
-    """What somebody waits for: only what is committed comes into a view."""
+    """Return the token of a committed outcome; raise `BadArgument` for anything else."""
     if isinstance(given, Token):
         return given
     if isinstance(given, Committed):
@@ -262,7 +261,7 @@ class Rejected:
     """The outcome of a transaction, or a group, that is not in the log and never will be."""
 
     reason: Reason
-    """Why."""
+    """Reason of the rejection."""
     conflict_id: int = -1
     """The view must hold this id before another attempt can succeed."""
     lock: int | None = None
@@ -277,42 +276,43 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Declined:
-    """What `submit` returns when `Command.build` returned False: there was nothing to do, and nothing was
-    sent."""
+    """The result of `submit` if `Command.build` returned False: there was nothing to do, and nothing was sent."""
 
 
 AppendOutcome: TypeAlias = Committed | Rejected | Unknown
-"""What `append` returns: it is in the log, it is not, or that is not known."""
+"""Result of `append`: the transaction is in the log, is not, or that is unknown."""
 Outcome: TypeAlias = AppendOutcome | Declined
-"""What `submit` returns. A type checker sees to it that a `match` with `assert_never` has a case for each."""
+"""Result of `submit`. A type checker verifies that a `match` with `assert_never` has a case for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockExplanation:
+    """The state of a lock in the lock table of its partition's owner."""
+
     lock: int
-    """Its 64 bits."""
+    """64 bits of the lock."""
     mark: int
-    """Marked by this transaction; or, in an estimate, by none above it. -1: by none at all."""
+    """Id of the transaction that marked the lock; if it is an estimate, no higher id marked it. -1 if none did."""
     reason: Reason
-    """Why a transaction whose client has seen less would be refused."""
+    """Reason with which a transaction is rejected whose client has seen less than `mark`."""
     committed: int
     last_id: int
-    """The highest id that was given out, committed or not."""
+    """Highest id that was assigned, committed or not."""
     session: int
     low_mark: int
-    """Where the session began, and the table with it."""
+    """Mark at which the session, and its lock table, began."""
     floor: int
     locks: int
     locks_max: int
 
     @property
     def is_exact(self) -> bool:
-        """The table has the lock; or its floor is below all ids, so that nothing can have marked it."""
+        """True if `mark` is no estimate: the table has the lock, or no transaction can have marked it."""
         return self.reason in (Reason.CONFLICT, Reason.IN_FLIGHT) or self.mark == EMPTY
 
     @property
     def marker(self) -> int | None:
-        """The transaction that marked it, where that is known."""
+        """Id of the transaction that marked the lock; None if unknown."""
         return self.mark if self.is_exact and self.mark != EMPTY else None
 
     @property
@@ -320,5 +320,5 @@ class LockExplanation:
         return self.mark > self.committed
 
     def accepts(self, mode: Mode, seen: int) -> bool:
-        """Whether this lock would let a transaction pass at this moment, whose client has seen the log up to `seen`."""
+        """Return whether this lock would now accept a transaction whose client has seen ids up to `seen`."""
         return mode is Mode.APPEND or self.mark <= seen

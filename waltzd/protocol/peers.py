@@ -69,7 +69,27 @@ class LockHistory:
     locks: LockColumns
 
 
-class Link(Protocol):
+class PostPort(Protocol):
+    """An end of a stream that can send without waiting."""
+
+    @property
+    def may_post(self) -> bool:
+        """True if `send` would not wait; `post` can then be called in its place."""
+        ...
+
+
+class CallerPort(Protocol):
+    """The server's end of a stream, with the caller's address and identity."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """Identity in the caller's certificate; empty without one."""
+        ...
+
+
+class Link(PostPort, Protocol):
     """The storage's end of an append stream: it receives frames and sends marks."""
 
     async def receive(self) -> RecordsFrame | None:
@@ -80,13 +100,7 @@ class Link(Protocol):
         """Send a mark: all records of this stream up to this id are on disk."""
         ...
 
-    @property
-    def may_post(self) -> bool:
-        """True if `send` would not wait; `post` can then be called in its place."""
-        ...
-
     def post(self, durable_id: int) -> None: ...
-
     async def refuse(self, error: WaltzError) -> None:
         """End the stream with an error, as its last message."""
         ...
@@ -131,16 +145,11 @@ class Contact:
 NOBODY = Contact()
 
 
-class AppendPort(Protocol):
+class AppendPort(PostPort, Protocol):
     """The server's end of an append stream. A mark means that all records of the stream up to this id are on disk."""
 
     async def start(self) -> None: ...
     async def send(self, content: Content, committed: int) -> None: ...
-    @property
-    def may_post(self) -> bool:
-        """True if `send` would not wait; `post` can then be called in its place."""
-        ...
-
     def post(self, content: Content, committed: int) -> None: ...
     async def receive(self) -> int | None:
         """Return the next mark; None at the end of the stream."""
@@ -262,17 +271,10 @@ class ReplicaPort(Protocol):
 # -- a client and the owner of a partition -----------------------------------------------------------------------------
 
 
-class MountLink(Protocol):
+class MountLink(CallerPort, PostPort, Protocol):
     """The server's end of a mount.
 
     Frames of one call travel in one message: at most one of each kind, in the order of `ClientFrame` and `ServerFrame`."""
-
-    @property
-    def peer(self) -> str: ...
-    @property
-    def identity(self) -> str:
-        """Identity in the client's certificate; empty without one."""
-        ...
 
     @property
     def quiet_seconds(self) -> float | None:
@@ -284,23 +286,13 @@ class MountLink(Protocol):
         ...
 
     async def send(self, frames: Sequence[ServerFrame]) -> None: ...
-    @property
-    def may_post(self) -> bool:
-        """True if `send` would not wait; `post` can then be called in its place."""
-        ...
-
     def post(self, frames: Sequence[ServerFrame]) -> None: ...
 
 
-class MountPort(Protocol):
+class MountPort(PostPort, Protocol):
     """The client's end of a mount."""
 
     async def send(self, frames: Sequence[ClientFrame]) -> None: ...
-    @property
-    def may_post(self) -> bool:
-        """True if `send` would not wait; `post` can then be called in its place."""
-        ...
-
     def post(self, frames: Sequence[ClientFrame]) -> None: ...
     async def receive(self) -> Sequence[ServerFrame] | None:
         """Return the next frames; None if the server ended the stream without an error."""
@@ -313,15 +305,8 @@ class MountPort(Protocol):
     def cancel(self) -> None: ...
 
 
-class AttendLink(Protocol):
+class AttendLink(CallerPort, Protocol):
     """The server's end of the stream of a member of a consumer group. Frames that stand together travel together."""
-
-    @property
-    def peer(self) -> str: ...
-    @property
-    def identity(self) -> str:
-        """Identity in the member's certificate; empty without one."""
-        ...
 
     async def receive(self) -> Sequence[MemberFrame] | None:
         """Return the next frames; None at the end of the stream."""
