@@ -25,8 +25,7 @@ from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot import client_inventory
 from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory
 from waltzctl.snapshot.cluster_snapshot import silence
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, BadMetadata
 from waltzd.protocol.channels import Channels, Ranges, is_channel, is_ranges, named_in

@@ -25,8 +25,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups
 from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import BadArgument, NameInUse
 from waltzd.protocol.channels import Parts, is_parts, numbers_of

@@ -25,8 +25,7 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.errors import BadArgument, NoSuchPartition
 from waltzd.protocol.channels import numbers_of
 from waltzd.protocol.groups import Change

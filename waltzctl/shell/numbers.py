@@ -19,7 +19,7 @@ def chosen(target: ClusterTarget, text: str) -> list[int]:
     """As `partitions_of`, with channels: `0-3,orders`. The cluster is asked only where one is named."""
     if not named_in(text):
         return list(numbers_of(text, NO_CHANNELS))
-    from waltzd.cluster.channels import channels_of
+    from waltzd.cluster.cluster import channels_of
 
     channels, _ = using(target, lambda cluster: channels_of(cluster.coordinator))
     return list(numbers_of(text, channels))

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
     CHANNELS,
@@ -26,6 +25,7 @@ from waltzd.cluster.cluster import (
     SERVERS,
     STORAGES,
     Cluster,
+    channels_of,
     replicas_path,
 )
 from waltzd.cluster.documents import Assignment, ClusterMeta, Moves, ReplicaSets, ServerMeta, StorageMeta

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from waltzctl.snapshot.client_inventory import check_heard
 from waltzd.cluster import group_log
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError

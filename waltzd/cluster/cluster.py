@@ -19,6 +19,7 @@ from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delet
 from waltzd.cluster.documents import (
     NO_SECRET,
     Assignment,
+    ChannelsDocument,
     ClusterMeta,
     CopyRate,
     Counter,
@@ -48,6 +49,7 @@ from waltzd.errors import (
     Unsafe,
     WaltzError,
 )
+from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.document import Document, decode, encode
 
 ROOT = "/"
@@ -792,3 +794,20 @@ def _named(kind: type[M], data: bytes, path: str) -> M:
     if meta.name != path.rpartition("/")[2]:
         raise BadMetadata(f"{path}: name is {meta.name}, which belongs elsewhere", path=path, field="name")
     return meta
+
+
+# -- channels ----------------------------------------------------------------------------------------------------------
+
+
+async def channels_of(coordinator: Coordinator) -> tuple[Channels, int]:
+    """Return the channels and the version of their document; no channels and `NO_VERSION` if there is no document."""
+    node = await coordinator.get(CHANNELS)
+    if node is None:
+        return NO_CHANNELS, NO_VERSION
+    return decode(ChannelsDocument, node.data, CHANNELS).channels, node.version
+
+
+async def save_channels(coordinator: Coordinator, channels: Channels, version: int, *, policy: int) -> None:
+    """Write the channels if their document has `version` and the policy has version `policy`: grants depend on both."""
+    document = encode(ChannelsDocument(channels=channels))
+    await coordinator.commit([*untouched(POLICY, policy), put(CHANNELS, document, version)])

@@ -31,7 +31,7 @@ from waltzd.protocol.document import (
     with_defaults,
 )
 from waltzd.protocol.policy import Grant, Quotas
-from waltzd.protocol.retention import is_keep_local
+from waltzd.protocol.retention import keep_of
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
 FORMAT = 1
@@ -41,7 +41,10 @@ LEASE_MS_MAX = 250
 GENERATION_MAX = (1 << 31) - 1
 Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
 KeepLocal: TypeAlias = Annotated[
-    str, Rule("all, a time as in 7d, or a size as in 500GB", lambda value: isinstance(value, str) and is_keep_local(value))
+    str,
+    Rule(
+        "all, a time as in 7d, or a size as in 500GB", lambda value: isinstance(value, str) and keep_of(value) is not None
+    ),
 ]
 
 

@@ -40,7 +40,3 @@ def keep_of(text: str) -> Keep | None:
     if unit in _UNITS_OF_TIME:
         return Keep(seconds=number * _UNITS_OF_TIME[unit])
     return Keep(size=number * _UNITS_OF_SIZE[unit])
-
-
-def is_keep_local(text: str) -> bool:
-    return keep_of(text) is not None

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.errors import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels

@@ -13,9 +13,8 @@ from uuid import UUID
 import pytest
 
 from tests.unit.timeless import run
-from waltzd.cluster.channels import save_channels
 from waltzd.cluster.clients import ClientNames
-from waltzd.cluster.cluster import CLIENT_IDS, Cluster, partition_path, replicas_path
+from waltzd.cluster.cluster import CLIENT_IDS, Cluster, partition_path, replicas_path, save_channels
 from waltzd.cluster.coordinator import Node, Set
 from waltzd.cluster.documents import (
     NO_SECRET,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from waltzd.protocol.retention import Keep, is_keep_local, keep_of
+from waltzd.protocol.retention import Keep, keep_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ from waltzd.protocol.retention import Keep, is_keep_local, keep_of
 )
 def test_a_policy_says_what_stays(text: str, meant: Keep) -> None:
     assert keep_of(text) == meant
-    assert is_keep_local(text)
 
 
 @pytest.mark.parametrize(
@@ -29,4 +28,3 @@ def test_a_policy_says_what_stays(text: str, meant: Keep) -> None:
 )
 def test_anything_else_is_no_policy(text: str) -> None:
     assert keep_of(text) is None
-    assert not is_keep_local(text)

@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit import timeless
-from waltzd.cluster.channels import save_channels
-from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, Cluster
+from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, Cluster, save_channels
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.cluster.memory import MemoryTree
