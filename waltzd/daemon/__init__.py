@@ -1,1 +1,1 @@
-"""What both daemons are: settings, a process, logs, metrics, readiness."""
+"""The parts that both daemons share: settings, process, logs, audit log, metrics, readiness."""

@@ -1,8 +1,8 @@
-"""What is wrong with a daemon, in its log: an error when it begins, one now and then while it lasts, and a line when it is
-over. Pure: the daemon says what is wrong at this moment, and logs what comes back.
+"""Alarms in the log of a daemon: an error when a trouble begins, a reminder while it lasts, and a line when it ends.
+Pure: the daemon passes the current troubles, and logs the lines that are returned.
 
-A trouble is logged once, however often it is looked at, and that of several partitions together. One that is over before
-its patience is not logged at all: a fail-over closes partitions for a moment, and is no alarm."""
+A trouble is logged once, however often it is reported, and the same trouble of several partitions becomes one line. A
+trouble that ends within its patience is not logged at all: a fail-over closes partitions for a moment, and is no alarm."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 600.0
 CLOSED_PATIENCE_SECONDS = 3.0
 DAMAGED_PATIENCE_SECONDS = 15.0
-"""Damage is logged when it is found; this is about damage that the owner does not heal."""
+"""Seconds until damage is an alarm. Damage is also logged when it is found; the alarm is for damage that stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     kind: str
-    """`partition 3 {kind}`: "takes no transactions"."""
+    """Description that follows the partition in a line, as in "no transactions are taken"."""
     why: str
+    """Reason."""
     code: str
     patience: float
+    """Seconds for which it is not logged."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Alarms:
         self._known: dict[tuple[int, str], _Known] = {}
 
     def look(self, now: float, troubles: Mapping[int, Iterable[Trouble]]) -> list[Said]:
-        """What is to be logged now, given all troubles by partition."""
+        """Return the lines to log now, given all current troubles by partition."""
         seen = {(number, trouble.kind): trouble for number, those in troubles.items() for trouble in those}
         over = {key: known for key, known in self._known.items() if key not in seen}
         for key in over:
@@ -70,7 +72,7 @@ class Alarms:
 
 
 def _grouped(found: Mapping[tuple[int, str], _Known]) -> list[tuple[str, list[int], _Known]]:
-    """The partitions of each kind, with the trouble that has lasted longest."""
+    """Group troubles by kind; return the partitions of each kind, with its oldest trouble."""
     kinds: dict[str, list[int]] = {}
     for number, kind in sorted(found):
         kinds.setdefault(kind, []).append(number)
@@ -94,8 +96,8 @@ def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, 
 
 
 def of_server(partitions: Iterable[OwnedPartition], code: str) -> dict[int, list[Trouble]]:
-    """Partitions that take no transactions: not open, or without a majority that takes appends. And replicas that hold
-    another history than the log."""
+    """Return the troubles of a server: partitions that accept no transactions, because they are not open or have no
+    majority that accepts appends, and replicas that hold another history than the log."""
     return {owned.partition: [*_closed(owned, code), *_diverged(owned)] for owned in partitions}
 
 
@@ -121,7 +123,7 @@ def _diverged(owned: OwnedPartition) -> Iterator[Trouble]:
 
 
 def of_replica(*, damage: str | None, refused: str | None, code: str) -> list[Trouble]:
-    """One replica of a storage."""
+    """Return the troubles of one replica on a storage."""
     if refused is not None:
         return [Trouble(kind="its files are refused", why=refused, code=code, patience=0.0)]
     if damage is not None:

@@ -1,10 +1,10 @@
-"""The audit log of a daemon as it runs: in two chained files (`waltzd.protocol.audit`), and as lines of its log.
+"""The audit log of a running daemon: two chained files (`waltzd.protocol.audit`), and lines in the log of the daemon.
 
-What people did and what anybody had no right to stands in one file, what servers and applications do every day in the
-other, so that applications push no line of a person out. A thread writes and flushes both: a disk that hangs must keep no
-caller waiting. So a line is on the disk a moment after the call that it tells of, and a machine that dies takes the last
-ones with it. A full disk does not stop the daemon either. Lines wait in memory, up to a bound; what is lost beyond it is
-counted, and a line says so as soon as there is room. Without files, the log of the daemon alone has the lines.
+One file has the calls of people, and all calls that were denied; the other has the daily calls of servers and applications,
+so that they do not displace lines about people. A thread writes and flushes both, so a disk that hangs delays no caller. A
+record is therefore on disk a moment after its call, and a machine that crashes loses the newest ones. A full disk does not
+stop the daemon either: records wait in memory, up to a limit; dropped records are counted, and a record says so as soon as
+there is space. Without files, records are only in the log of the daemon.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditRecord
 from waltzd.protocol.role import Role
 
 AUDIT_NAME = "audit.log"
-"""What people did, and what anybody had no right to."""
+"""Name of the file with the calls of people, and all calls that were denied."""
 TRAFFIC_NAME = "audit-traffic.log"
-"""What servers and applications do every day."""
+"""Name of the file with the daily calls of servers and applications."""
 WAITING_MAX = 10_000
-"""Lines that wait for the disk: about ten megabytes."""
+"""Records that wait for the disk at most: about ten megabytes."""
 END_BYTES = 1 << 20
-"""Bytes of the end of a file that are read at a start."""
+"""Bytes that are read from the end of a file when it is opened."""
 TORN_BYTES_MAX = 64 << 10
-"""The longest piece of a line: more without an end is no line of ours, and stays."""
+"""Longest incomplete line that is cut off. Longer text without a line end is not a record, and is kept."""
 LOOK_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
 _MISCONFIGURED = frozenset(
@@ -45,11 +45,11 @@ _PEOPLE = ("StorageAdmin/", "ServerAdmin/", "audit/")
 _OPERATOR = f"/role/{Role.OPERATOR}/"
 log = logging.getLogger("waltz.audit")
 TimedRecord = tuple[AuditRecord, int]
-"""A deed and the milliseconds of its time."""
+"""Record and its time in milliseconds since 1970."""
 
 
 class ChainedFile:
-    """The newest lines in a file, older ones in PATH.1, PATH.2 and so on, which is the oldest. Not for two threads."""
+    """A rotated file of chained lines: PATH has the newest, PATH.1, PATH.2 and so on have older ones. Not thread-safe."""
 
     def __init__(self, path: str, *, bytes_max: int, files_max: int) -> None:
         self.path = path
@@ -61,10 +61,10 @@ class ChainedFile:
         self._size = 0
 
     def open(self) -> None:
-        """Go on behind the newest line. What a crash left of a line is cut off."""
+        """Open the file to append to it. Cut off an incomplete last line, which a crash may leave."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two writers would tear one chain into two
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two writers would fork the chain
             content = self._whole_lines(file)
             if not content:
                 with suppress(FileNotFoundError), open(f"{self.path}.1", "rb") as older:
@@ -123,7 +123,7 @@ class ChainedFile:
             os.replace(self.path, f"{self.path}.1")
         else:
             os.unlink(self.path)
-        head = self.head  # with one file only, the line in front is gone
+        head = self.head  # with one file only, the previous line is gone
         self.open()
         self.head = head
 
@@ -134,11 +134,11 @@ class ChainedFile:
 
 
 class AuditLog:
-    """Two files, or none. Any thread may write."""
+    """The audit log of a process, with two files or none. Any thread may add records."""
 
     def __init__(self, file: ChainedFile | None, traffic: ChainedFile | None = None) -> None:
-        """`traffic`: the file for what servers and applications do; None: the same as `file`. Raises `BadConfig` when a
-        file can never be written; a full disk is no such reason."""
+        """`traffic` is the file for servers and applications; None to use `file` for all records. Raise `BadConfig` if a
+        file cannot be written, for another reason than a full disk."""
         self._file = file
         self._traffic = traffic or file
         self._changed = threading.Condition()
@@ -185,7 +185,7 @@ class AuditLog:
             self._put(one, now_ms)
 
     def close(self) -> None:
-        """Give what is not written yet a moment, before the process ends."""
+        """Record the end of the process, and wait at most `FLUSH_SECONDS` for the disk."""
         with self._changed:
             self._count_refusals(is_end=True)
         self.note(AuditRecord(who=NOBODY, peer="", what=ENDED))
@@ -228,7 +228,7 @@ class AuditLog:
         return True
 
     def _complain(self, error: OSError, file: ChainedFile) -> None:
-        """Once, until it works again."""
+        """Log an error of a file once, until it can be written again."""
         found = translate(error, f"writing {file.path}")
         if file not in self._complaint:
             log.error("%s the audit log cannot be written: %s. This daemon goes on; the newest %d lines wait in memory",
@@ -244,7 +244,7 @@ def sentence(line: AuditRecord) -> str:
 
 
 def _is_denied(line: AuditRecord) -> bool:
-    """The caller had no right to it; other refusals are daily work: another owner, a newer session."""
+    """Return whether the caller lacked the right. Other refusals are routine: another owner, a newer session."""
     return line.code in _DENIED
 
 
@@ -259,8 +259,8 @@ def _now_ms() -> int:
 
 
 def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:
-    """Return the audit log of a daemon. `directory`: where its files are, unless the configuration says otherwise; None for
-    no files."""
+    """Return the audit log of a daemon. `directory` is for its files, unless the configuration sets another; None for no
+    files."""
     path = config.audit_file or (None if directory is None else os.path.join(directory, AUDIT_NAME))
     bounds = {"bytes_max": config.audit_bytes_max, "files_max": config.audit_files_max}
     if path is None:
@@ -269,6 +269,6 @@ def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:
 
 
 def _traffic_beside(path: str) -> str:
-    """`audit-traffic.log` beside `audit.log`."""
+    """Return the path of the second file: `audit-traffic.log` beside `audit.log`."""
     root, extension = os.path.splitext(path)
     return f"{root}-traffic{extension}"

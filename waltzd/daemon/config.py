@@ -1,7 +1,7 @@
-"""The settings of the daemons, declared once: type, bounds, default and meaning stand next to each other.
+"""The settings of the daemons, declared once with type, bounds, default and meaning.
 
-The reader of YAML and the list of values in force (`waltzd.daemon.config_file`), the sample file and the reference page
-(`waltzd.daemon.settings`) are all made from the declaration, so they cannot disagree. Everything here is values.
+The YAML reader and the list of effective values (`waltzd.daemon.config_file`), the sample file and the reference page
+(`waltzd.daemon.settings`) are all made from the declaration, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from waltzd.protocol.address import Address, is_name, parse_address
 from waltzd.protocol.role import Role
 
 MESSAGE_OVERHEAD_BYTES = 64 << 10
-"""What a gRPC message has around its records, at most: columns, session, partition, lengths."""
+"""Largest overhead of a gRPC message around its records: columns, session, partition, lengths."""
 BATCH_OVERHEAD_BYTES = 2 << 20
-"""What a batch has besides its records: nine bytes for each lock of a transaction, of which a server allows a hundred
-thousand at most, or lengths and counts of many small transactions."""
+"""Largest overhead of a batch besides its records: nine bytes for each of at most 100,000 locks of a transaction, or the
+lengths and counts of many small transactions."""
 
 _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 _NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _WILDCARDS = ("0.0.0.0", "::")
-"""Addresses to listen on that no client can connect to."""
+"""Addresses that a process can listen on and no client can connect to."""
 RECORD_BYTES_MAX = 16 << 20
-"""The default of storages: a payload with what stands around it in a record."""
+"""Default of the storages' largest record: a payload and 40 bytes around it."""
 
 _HTTP_LISTEN = (
-    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads and holds no secret, and "
-    "asks nobody for a certificate: use an internal address. Without it there is no such port."
+    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. The port is read-only, has no secrets "
+    "and requires no certificate: use an internal address. Without this setting there is no such port."
 )
 _ARCHIVE_KEY = (
     "Key file of the archive, for this daemon only: `waltzctl archive sign --new-key FILE` makes one, "
-    "for all storages and servers of a cluster. Manifests and saved documents are signed with it, and read only where they "
-    "are. It never goes into the store."
+    "for all storages and servers of a cluster. Manifests and saved documents are signed with it, and unsigned ones are "
+    "refused. It is never written to the store."
 )
 _ARCHIVE_UNSIGNED = (
-    "With `archive_key`: whether objects without a signature are read, as in an archive that is older than its key. "
-    "`accepted` only until `waltzctl archive sign` has signed them; one with a wrong signature never is."
+    "With `archive_key`: whether objects without a signature are read, as in an archive that is older than its key. Use "
+    "`accepted` only until `waltzctl archive sign` has signed them. An object with a wrong signature is always refused."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig:
-    """The settings that both daemons have. A field without a text is declared by each, in words of its own."""
+    """The settings that both daemons have. A field without a text is declared by each class with its own text."""
 
     role: ClassVar[Role]
 
@@ -83,27 +83,27 @@ class DaemonConfig:
         example="/etc/waltz/revoked.pem",
     )
     http_tls: str = setting(
-        "Whether `http_listen` speaks TLS, with the daemon's own certificate. Who asks needs none.",
+        "Whether `http_listen` uses TLS, with the certificate of the daemon. Callers need no certificate.",
         default="off",
         choices=("off", "on"),
     )
     plaintext: str = setting(
-        "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: every process "
-        "that reaches the port may do everything.",
+        "Addresses on which this daemon may listen without certificates. `loopback`: this machine only. `anywhere`: "
+        "all; every process that reaches the port then has all rights.",
         default="loopback",
         choices=("loopback", "anywhere"),
     )
     log_format: str = setting(
-        "How log lines look: `text` for people, `json` for collectors.", default="text", choices=("text", "json")
+        "Format of log lines: `text` for people, `json` for log collectors.", default="text", choices=("text", "json")
     )
     log_level: str = setting(
-        "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
+        "Lowest level of the lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
     )
     audit_file: str | None = setting(
-        "Where it is kept who asked this daemon for what, a line each, and what was refused. Without it, a storage keeps "
-        "`audit.log` in its directory; a server keeps it in the directory that the service manager gives it "
-        "(`STATE_DIRECTORY`), or in its log only. What servers and applications do every day stands beside it, in a file "
-        "whose name has `-traffic` in front of its ending.",
+        "File of the audit log: one line for each call, with the caller and the result. By default a storage writes "
+        "`audit.log` in its directory; a server writes it in the directory of its service manager (`STATE_DIRECTORY`), "
+        "or only to its log. The daily calls of servers and applications are in a second file, with `-traffic` before "
+        "the ending.",
         default=None,
         example="/var/log/waltz/audit.log",
     )
@@ -111,11 +111,11 @@ class DaemonConfig:
         "Begin a new audit file when the current one has reached this size.", default=8 << 20
     )
     audit_files_max: Annotated[int, Bounds(1, 1000)] = setting(
-        "How many audit files are kept; the oldest is deleted for a new one.", default=8
+        "Number of audit files that are kept; the oldest is deleted for a new one.", default=8
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """What the types do not show: settings that are wrong, or do not go together, as (key, what is wrong)."""
+        """Yield errors that types and bounds do not detect, as (key, error): invalid or contradictory settings."""
         if self.name is not None and not is_name(self.name):
             yield "name", f"{self.name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
         if self.archive is not None:
@@ -145,7 +145,7 @@ class DaemonConfig:
                 )
 
     def _shared(self, name: str, other: Address) -> Iterator[tuple[str, str]]:
-        """Two services cannot share a port, also where one listens at all addresses of the machine."""
+        """Yield an error if `http_listen` has the port of another service, on the same or on all addresses."""
         http = self.http_listen
         if http is None or http.port == 0 or http.port != other.port:
             return
@@ -154,8 +154,7 @@ class DaemonConfig:
 
 
 def check_files(config: DaemonConfig) -> None:
-    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon, and credentials are
-    some."""
+    """Raise `BadConfig` if the certificates or the credentials for ZooKeeper cannot be used by this daemon."""
     from waltzd.wire.tls import tls_for
 
     tls_for(config, config.role, config.cluster_key if isinstance(config, StorageConfig) else None)
@@ -170,13 +169,13 @@ class StorageConfig(DaemonConfig):
     role = Role.STORAGE
 
     directory: str = setting(
-        "Where this storage keeps its files. One process holds it at a time. It is created when it does not exist.",
+        "Directory for the files of this storage. Only one process can use it at a time. It is created if it does not "
+        "exist.",
         example="/var/lib/waltz/storage",
     )
     name: str | None = setting(
-        "The name of this storage in its cluster. Its directory remembers the name, and is refused under another one. "
-        "Without this setting the name in the certificate counts, or the first by which a server or an operator calls this "
-        "storage.",
+        "Name of this storage in its cluster. The name is stored in the directory, which is refused under another name. By "
+        "default it is the name in the certificate, or the first name by which a server or an operator calls this storage.",
         default=None,
         example="s1",
     )
@@ -185,7 +184,8 @@ class StorageConfig(DaemonConfig):
         default=Address("127.0.0.1", 55280),
     )
     stream_port: Annotated[int, Bounds(0, 65535)] = setting(
-        "Port for what servers append and copy, on the host of `listen`. 0 lets the system choose one: servers are told.",
+        "Port for append and copy streams of servers, on the host of `listen`. With 0 the system chooses one, which "
+        "servers look up.",
         default=0,
     )
     admin_listen: Address = setting(
@@ -199,7 +199,7 @@ class StorageConfig(DaemonConfig):
         example="00112233-4455-6677-8899-aabbccddeeff",
     )
     partitions: Annotated[int | None, Bounds(1, PARTITIONS_MAX)] = setting(
-        "How many partitions the cluster has. Needed only the first time; afterwards it must agree when given.",
+        "Number of partitions of the cluster. Needed only the first time; afterwards it must agree when given.",
         default=None,
         example="16",
     )
@@ -213,16 +213,16 @@ class StorageConfig(DaemonConfig):
         default=16 << 20,
     )
     frame_bytes_max: Annotated[int, Bounds(1 << 10, 1 << 30, "bytes")] = setting(
-        "How many bytes of records travel in one message. A record larger than this travels in a message of its own.",
+        "Largest number of bytes of records in one message. A larger record is sent in a message of its own.",
         default=4 << 20,
     )
     queue_bytes_max: Annotated[int, Bounds(1 << 10, 16 << 30, "bytes")] = setting(
         "Bytes of appends that may wait, over all partitions, before senders wait; one partition may fill a quarter of it. "
-        "One frame of each partition always may wait.",
+        "One frame of each partition may always wait.",
         default=32 << 20,
     )
     read_chunk_bytes: Annotated[int, Bounds(4 << 10, 1 << 30, "bytes")] = setting(
-        "How much is read from a file at once to serve a reader. A larger record is read whole.", default=1 << 20
+        "Bytes that are read from a file at once to serve a reader. A larger record is read whole.", default=1 << 20
     )
     free_bytes_min: Annotated[int, Bounds(0, 1 << 50, "bytes")] = setting(
         "Appends are refused while the file system has less free space than this. Reads and administration go on.",
@@ -235,10 +235,10 @@ class StorageConfig(DaemonConfig):
         "Threads that write and flush. More of them help when the disk serves several flushes at once.", default=4
     )
     drain_seconds: Annotated[int, Bounds(0, 3600, "seconds")] = setting(
-        "How long calls in progress may take to finish after a request to stop.", default=10
+        "Time that calls in progress get to finish after a request to stop.", default=10
     )
     scrub_seconds: Annotated[int, Bounds(0, 366 * 86_400, "seconds")] = setting(
-        "Read every sealed segment once in this time, to find what rots on the disk; owners heal what is found. 0 turns it "
+        "Read every sealed segment once in this time, to find damage on the disk, which owners then repair. 0 turns it "
         "off.",
         default=7 * 86_400,
     )
@@ -254,7 +254,7 @@ class StorageConfig(DaemonConfig):
 
     @property
     def message_bytes_max(self) -> int:
-        """Of one message: a record larger than a frame still has to travel, in a batch with its locks."""
+        """Largest gRPC message: a record larger than a frame is still sent, in a batch with its locks."""
         return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -271,21 +271,21 @@ class ServerConfig(DaemonConfig):
     role = Role.SERVER
 
     name: str = setting(
-        "The name of this server in its cluster, and its identity: a restarted server of the same name goes on where it "
-        "stopped. Letters, digits, dots, dashes and underscores, at most 64.",
+        "Name and identity of this server in its cluster: a restarted server of the same name continues in its place. "
+        "Letters, digits, dots, dashes and underscores, at most 64.",
         example="server-1",
     )
     coordinator: str = setting("Addresses of the ZooKeeper ensemble, separated by commas.", example="127.0.0.1:2181")
-    cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
+    cluster: str = setting("Path of the cluster's documents in ZooKeeper.", default="/waltz")
     coordinator_tls: str = setting(
-        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host name "
-        "or address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each of "
-        "their holders may then pose as ZooKeeper.",
+        "TLS to ZooKeeper. `off`: plain text. `host`: TLS; the certificate must name the host or address in "
+        "`coordinator`. `authority`: TLS; any certificate of the authority is accepted, so each of their holders can "
+        "impersonate ZooKeeper.",
         default=OFF,
         choices=TLS_MODES,
     )
     coordinator_tls_certificate: str | None = setting(
-        "Certificate that is shown to ZooKeeper, in PEM. Without it `tls_certificate` and `tls_key` are.",
+        "Certificate for ZooKeeper in PEM. By default `tls_certificate` and `tls_key` are used.",
         default=None,
         example="/etc/waltz/zookeeper-client.pem",
     )
@@ -293,29 +293,30 @@ class ServerConfig(DaemonConfig):
         "Private key of `coordinator_tls_certificate`.", default=None, example="/etc/waltz/zookeeper-client.key"
     )
     coordinator_tls_ca: str | None = setting(
-        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities of "
-        "the machine never do.",
+        "Certificates in PEM of the authorities that sign for ZooKeeper. By default `tls_ca` is used; the authorities "
+        "of the machine are never trusted.",
         default=None,
         example="/etc/waltz/zookeeper-ca.pem",
     )
     coordinator_credentials: str | None = setting(
-        "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
-        "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, "
-        "while a password is replaced. A line `read-only name:password` names who may read the documents and change "
-        "nothing. Use the same on all servers, and for `waltzctl`.",
+        "File with a line `name:password`, which only this daemon may read. The documents of a closed cluster belong to "
+        "that name, and ZooKeeper denies other processes any access. Further lines are sent to ZooKeeper as well, to "
+        "replace a password. A line `read-only name:password` is a name that may only read the documents. Use the same "
+        "file on all servers and for `waltzctl`.",
         default=None,
         example="/etc/waltz/zookeeper.credentials",
     )
     coordinator_open: str = setting(
-        "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. "
-        "`refused`: it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and "
-        "until `waltzctl cluster secure` has closed the documents.",
+        "Behaviour of a server with certificates if ZooKeeper permits every process to change the documents of the "
+        "cluster. `refused`: the server does not start. `accepted`: it logs a warning and starts; for a ZooKeeper that "
+        "no other process can reach, and until `waltzctl cluster secure` has closed the documents.",
         default="refused",
         choices=("refused", "accepted"),
     )
     session_seconds: Annotated[int, Bounds(1, 60, "seconds")] = setting(
-        "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move. Those of a "
-        "process that has ended move earlier, when its port refuses connections and the storages confirm it.",
+        "Session time-out of ZooKeeper: without a heartbeat for this time, the server counts as dead and its partitions "
+        "move. Those of a process that has ended move earlier, when its port refuses connections and the storages "
+        "confirm it.",
         default=6,
     )
     listen: Address = setting(
@@ -326,12 +327,13 @@ class ServerConfig(DaemonConfig):
     )
     http_listen: Address | None = setting(_HTTP_LISTEN, default=None, example="127.0.0.1:55182")
     stream_port: Annotated[int, Bounds(-1, 65535)] = setting(
-        "Port for applications that mount without gRPC, as the library for Python does where it gets through, on the host "
-        "of `listen`. 0 lets the system choose one: applications are told. -1: none, and everything goes through `listen`.",
+        "Port for applications that mount over plain frames in place of gRPC, as the Python library does if it can, on "
+        "the host of `listen`. With 0 the system chooses one, which applications look up. -1: no such port, only "
+        "`listen`.",
         default=0,
     )
     advertise: Address | None = setting(
-        "The address that applications are told to connect to, where it is not `listen`.",
+        "Address that applications connect to, if it is not `listen`.",
         default=None,
         example="server-1.example:55180",
     )
@@ -347,91 +349,88 @@ class ServerConfig(DaemonConfig):
     )
     locks_max: Annotated[int, Bounds(1, 100_000)] = setting("The most locks that one transaction may have.", default=1000)
     frame_bytes_max: Annotated[int, Bounds(1 << 10, 64 << 20, "bytes")] = setting(
-        "How many bytes of transactions travel in one message. A larger transaction travels in a message of its own.",
+        "Largest number of bytes of transactions in one message. A larger transaction is sent in a message of its own.",
         default=4 << 20,
     )
     inflight_bytes_max: Annotated[int, Bounds(1 << 10, 4 << 30, "bytes")] = setting(
-        "Bytes of a partition that may be on their way to its replicas before clients wait. At least one transaction and "
-        "one frame must fit.",
+        "Bytes of a partition that may be in flight to its replicas before clients wait. At least one transaction and one "
+        "frame must fit.",
         default=16 << 20,
     )
     mounts_max: Annotated[int, Bounds(1, 1_000_000)] = setting(
-        "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One name "
-        "(of a certificate) may hold four for each one that is free, so others find some. A client that does not read what "
-        "it asked for holds up to about 2 MiB.",
+        "Largest number of mounts and reads by id, over all partitions of this server. One name (of a certificate) may "
+        "have at most four times the number that is free, so that some are left for other names. A client that does not "
+        "read its stream holds up to about 2 MiB.",
         default=1024,
     )
     lock_table_size: Annotated[int, Bounds(1, 100_000_000)] = setting(
-        "How many locks each partition remembers. A client that lags further behind than these reach is refused and has to "
-        "catch up first. A hundred thousand take about 20 MiB.",
+        "Number of locks in the lock table of each partition. A transaction of a client that lags behind the oldest of "
+        "them is rejected until the client has caught up. 100,000 locks take about 20 MiB.",
         default=50_000,
     )
     tail_bytes_max: Annotated[int, Bounds(1 << 20, 1 << 40, "bytes")] = setting(
-        "Memory for the newest transactions, shared evenly by all partitions of the cluster, because one server may have "
-        "to take them all: readers that are nearly level are served from it, slower ones from a storage.",
+        "Memory for the newest transactions, divided evenly among all partitions of the cluster, because one server may "
+        "have to own them all. Readers that are nearly level are served from memory, slower ones from a storage.",
         default=64 << 20,
     )
     segment_bytes_max: Annotated[int, Bounds(1 << 10, 2 << 30, "bytes")] = setting(
-        "In format 1, start a new segment of a partition when the current one has reached this size; what was written in "
-        "one step stays whole. In format 0 each storage has this setting for itself.",
+        "In format 1, start a new segment of a partition when the current one has reached this size; a batch is never "
+        "split. In format 0 each storage has its own setting.",
         default=64 << 20,
     )
     session_bytes_max: Annotated[int, Bounds(1 << 20, 1 << 50, "bytes")] = setting(
-        "A session of a partition ends, and a new one begins, after so many bytes: recovery reads about that much at most.",
+        "Bytes after which a new session of a partition begins. Recovery reads about this amount at most.",
         default=1 << 30,
     )
     backup_seconds: Annotated[int, Bounds(0, 86_400, "seconds")] = setting(
-        "Where storages have an `archive`: how often what is committed and not archived yet is uploaded to it, and how "
-        "often the leader looks whether the documents of the cluster have to be. 0: never.",
+        "With an `archive` on the storages: interval at which committed transactions that are not archived yet are "
+        "uploaded, and the leader checks whether the documents of the cluster have to be. 0: never.",
         default=10,
     )
-    storage_seconds: Annotated[int, Bounds(1, 600, "seconds")] = setting(
-        "How long a call to a storage may take before the storage counts as silent.", default=5
-    )
+    storage_seconds: Annotated[int, Bounds(1, 600, "seconds")] = setting("Time-out of a call to a storage.", default=5)
     read_lease_ms: Annotated[int, Bounds(0, LEASE_MS_MAX, "milliseconds")] = setting(
-        "How long confirmed reads need no round to the storages after the last one, or after an acknowledged append. A "
-        "server that replaces one which did not end in order waits for up to twice as long before it opens a partition. It "
-        "relies on clocks that go on while a machine stands still: leave it 0 where virtual machines are suspended or put "
-        "back. 0: every confirmed read waits for a round.",
+        "Read lease: time after a round to the storages, or an acknowledged append, in which confirmed reads need no "
+        "round. A server that replaces one which did not end in order waits for up to twice this time before it opens a "
+        "partition. The lease relies on clocks that run while a machine is suspended: use 0 for virtual machines that "
+        "are suspended or restored. 0: every confirmed read waits for a round.",
         default=0,
     )
     catch_up_bytes_per_second: Annotated[int, Bounds(0, 1 << 40, "bytes")] = setting(
-        "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. 0 "
-        "sets no bound.",
+        "Rate limit for each replica that catches up, so that copying does not slow down appends. 0: no limit.",
         default=64 << 20,
     )
     archive: str | None = setting(
-        "The store in which storages archive the partitions, as they name it. Readers of transactions that storages have "
-        "trimmed get them from there; the right to read objects is enough. Without it such reads are refused. Credentials "
-        "of a bucket come from where its own tools take them; buckets need `waltzd[archive]`.",
+        "The store to which storages archive the partitions, with the same address. Transactions that storages have "
+        "trimmed are read from it; the right to read objects is enough. Without this setting such reads are refused. "
+        "Credentials of a bucket are taken from where its own tools take them; buckets need `waltzd[archive]`.",
         default=None,
         example="/mnt/archive",
     )
     archive_key: str | None = setting(_ARCHIVE_KEY, default=None, example="/etc/waltz/archive.key")
     archive_unsigned: str = setting(_ARCHIVE_UNSIGNED, default="refused", choices=("refused", "accepted"))
     archive_cache: str | None = setting(
-        "Directory for what was read from the archive and may be asked for again. Its files have no names, and are gone "
-        "when the server ends. Without it the directory for temporary files of the system is used.",
+        "Directory for the cache of archived segments. Its files are unlinked, so they disappear when the server ends. By "
+        "default the system's directory for temporary files is used.",
         default=None,
         example="/var/cache/waltz",
     )
     archive_cache_bytes: Annotated[int, Bounds(1 << 20, 1 << 50, "bytes")] = setting(
-        "How much of the archive is kept there. A segment is brought as a whole, so several of the largest should fit.",
+        "Size of the cache of archived segments. Segments are fetched as a whole, so several of the largest should fit.",
         default=1 << 30,
     )
     drain_seconds: Annotated[int, Bounds(0, 3600, "seconds")] = setting(
-        "How long other servers may take to take over the partitions after a request to stop.", default=30
+        "Time that other servers get to take over the partitions after a request to stop.", default=30
     )
 
     @property
     def message_bytes_max(self) -> int:
-        """The limit of gRPC: a transaction larger than a frame still has to travel, locks included."""
+        """Largest gRPC message: a transaction larger than a frame is still sent, with its locks."""
         locks_bytes = 9 * self.locks_max
         return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
     def access(self) -> ZooKeeperCredentials:
-        """How the coordinator is reached, and as whom; `BadConfig` when a file that it takes cannot be used."""
+        """TLS and credentials for ZooKeeper; raises `BadConfig` if one of the files cannot be used."""
         own = self.coordinator_tls_certificate, self.coordinator_tls_key
         certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
         return load_credentials(
@@ -444,11 +443,11 @@ class ServerConfig(DaemonConfig):
 
     @property
     def hosts(self) -> str:
-        """The coordinator's addresses in the form of its client."""
+        """Addresses of ZooKeeper in the form of its client library."""
         return ",".join(part.strip() for part in self.coordinator.split(","))
 
     def reached_at(self, port: int) -> Address:
-        """Where applications connect, given the port that is in use."""
+        """Return the address that applications connect to, given the port that is in use."""
         return self.advertise or Address(self.listen.host, port)
 
     def admin_reached_at(self, port: int) -> Address:
@@ -495,7 +494,7 @@ class ServerConfig(DaemonConfig):
 
 
 def partitions_of(text: str) -> tuple[int, ...]:
-    """The numbers of `0,4-7`; ValueError with a sentence for the user."""
+    """Parse partitions as in `0,4-7`; raise ValueError with a sentence for the user."""
     numbers: set[int] = set()
     for part in text.split(","):
         found = _NUMBERS.fullmatch(part.strip())
@@ -526,4 +525,4 @@ FILES = {
     ),
     "docs/errors.md": errors.page,
 }
-"""The files of this repository that `./dev generate` makes of the declarations."""
+"""Files of this repository that `./dev generate` makes from the declarations, with their generators."""

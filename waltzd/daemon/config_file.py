@@ -1,8 +1,7 @@
-"""A file of settings: YAML read against a declaration, and the values in force as such a file.
+"""A settings file: YAML that is checked against a declaration, and the effective values as such a file.
 
 A declaration is a frozen dataclass whose fields are `waltzd.daemon.settings.setting`, with a method `conflicts`;
-`waltzd.daemon.config` has those of the daemons. All that is wrong with a file is reported at once. Everything here takes
-text and returns values, apart from `text_of`, which reads the file.
+`waltzd.daemon.config` has those of the daemons. All errors of a file are reported at once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from waltzd.errors import BadConfig
 
 TEXT_BYTES_MAX = 64 << 10
 NESTING_MAX = 8
-"""No setting has a structure; reading one in order to report it is bounded."""
+"""Limit of the nesting of values. Settings have no structure; a nested value is only read to report it."""
 
 T = TypeVar("T")
 
@@ -36,12 +35,12 @@ class Problem(NamedTuple):
 
 
 def load(path: str, kind: type[T]) -> T:
-    """The settings in a file; `BadConfig` for everything that can be wrong."""
+    """Return the settings in a file; raise one `BadConfig` with all its errors."""
     return parse(text_of(path), kind, source=path)
 
 
 def parse(text: str, kind: type[T], *, source: str = "configuration") -> T:
-    """The settings in a YAML text. All problems are found before the one error is raised."""
+    """Return the settings in a YAML text; raise one `BadConfig` with all its errors."""
     return sound(source, *read(text, kind))
 
 
@@ -61,7 +60,7 @@ def text_of(path: str) -> str:
 
 
 def sound(source: str, config: T | None, problems: Sequence[Problem]) -> T:
-    """The settings, or one `BadConfig` with all problems."""
+    """Return the settings, or raise one `BadConfig` with all problems."""
     if config is not None:
         return config
     if len(problems) == 1:
@@ -70,7 +69,7 @@ def sound(source: str, config: T | None, problems: Sequence[Problem]) -> T:
 
 
 def lines(text: str) -> tuple[dict[str, int], list[Problem]]:
-    """The keys of a text and their lines, or why it is not lines of `key: value`."""
+    """Return the keys of a text with their lines, or the problem if it is not lines of `key: value`."""
     found: dict[str, int] = {}
     try:
         for key, _ in _entries(text):
@@ -81,7 +80,7 @@ def lines(text: str) -> tuple[dict[str, int], list[Problem]]:
 
 
 def read(text: str, kind: type[T]) -> tuple[T | None, list[Problem]]:
-    """The settings in a YAML text, or all problems in the order of the lines."""
+    """Return the settings in a YAML text, or all problems in the order of the lines."""
     known = declared(kind)
     try:
         entries = _entries(text)
@@ -126,7 +125,7 @@ class _Unfit(Exception):
 
 
 class _Loader(yaml.BaseLoader):
-    """Makes nodes with their text as it stands: follows no alias, obeys no tag, and bounds the nesting."""
+    """A loader that keeps the text of nodes, follows no alias, ignores tags, and limits the nesting."""
 
     depth = 0
 
@@ -170,13 +169,13 @@ def _entries(text: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 
 
 def _line(place: Any) -> int:
-    """Of a node or an event."""
+    """Return the line of a node or an event."""
     line: int = place.start_mark.line
     return line + 1
 
 
 def _value(name: str, node: yaml.Node, type_: Any, about: Setting) -> Any:
-    """What a node means; ValueError with a sentence for the user."""
+    """Return the value of a node; raise ValueError with a sentence for the user."""
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError(f"{name} must be one value, not a list or a mapping")
     if node.tag == _ALIAS:
@@ -204,12 +203,12 @@ def _nearest(name: str, known: Mapping[str, object]) -> str:
 
 
 def resolved(config: Any) -> dict[str, str]:
-    """Every setting with the value in force, spelled as in the file."""
+    """Return the effective value of every setting, formatted as in the file."""
     return {name: spell(getattr(config, name), about) for name, (_, about) in declared(type(config)).items()}
 
 
 def show(config: Any) -> str:
-    """The values in force as YAML that can be loaded again, defaults marked."""
+    """Return the effective values as YAML that can be loaded again, with a mark at defaults."""
     lines = []
     for name, (_, about) in declared(type(config)).items():
         value = getattr(config, name)

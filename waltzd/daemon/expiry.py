@@ -1,8 +1,8 @@
-"""When the certificate of this process ends: a warning in the log in time, and a reason not to be ready afterwards.
+"""The end of the certificate of a process: a warning in the log in time, and a reason to be not ready afterwards.
 
-Without a valid certificate the daemon reaches no other process and is reached by none, streams between servers and storages
-end, and it cannot be started again. So the log says it once a day in the last week, when it is over, and each day from then
-on. A new certificate begins a new story: the files are looked at for every question.
+Without a valid certificate, a daemon can neither call nor be called, its streams to other daemons end, and it cannot be
+restarted. So the log warns once a day in the last week, and once a day after the end. The files are read for every check,
+so a new certificate takes effect at once.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Expiry:
         self._tls = tls
         self._clock = clock
         self._said: tuple[float, int] | None = None
-        """What was logged last: the end of the certificate, and the day before or behind it."""
+        """Last line that was logged: the end of the certificate, and the days until it; None before the first."""
 
     def seconds_left(self) -> float | None:
-        """Negative when it is over; None without a certificate."""
+        """Return the seconds until the certificate ends, negative after its end; None without a certificate."""
         return None if self._tls is None else self._tls.current().ends - self._clock()
 
     def reasons(self) -> list[str]:
-        """Why the daemon is not ready."""
+        """Return the reasons why the daemon is not ready because of its certificate."""
         return readiness.of_certificate(self.seconds_left())
 
     def look(self) -> None:
-        """Log what is due today."""
+        """Log a warning or an error that is due today."""
         if self._tls is None:
             return
         ends = self._tls.current().ends

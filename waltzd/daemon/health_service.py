@@ -1,9 +1,8 @@
-"""gRPC's own health service and reflection, on the ports that a daemon has anyway.
+"""The standard gRPC health service and server reflection, on the existing ports of a daemon.
 
-Health is what `waltzd.daemon.readiness` said, a quarter of a second ago at most: the daemon looks at itself at most four
-times a second. The service for operators always serves while the process lives; every other name, and the empty one,
-serves when the daemon is ready. Reflection tells tools like `grpcurl` which calls there are. Both are calls like any
-other: with certificates, `waltzd.protocol.role` says who may."""
+The health is the result of `waltzd.daemon.readiness`, cached for a quarter of a second. The service for operators is
+healthy while the process lives; all other names, and the empty one, are healthy if the daemon is ready. Reflection lists
+the calls for tools like `grpcurl`. Both services are subject to the roles of callers (`waltzd.protocol.role`)."""
 
 from __future__ import annotations
 
@@ -22,16 +21,17 @@ from waltzd.wire.grpc import Server, abort
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 WATCH_SECONDS = 1.0
-"""How often the daemon is looked at for a caller that watches."""
+"""Interval at which the health is checked for a caller that watches it."""
 FRESH_SECONDS = 0.25
+"""Seconds for which a result is cached."""
 WATCHERS_MAX = 64
 HEALTH = "grpc.health.v1.Health"
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self, services: Mapping[str, bool], unready: Unready, is_ending: Callable[[], bool]) -> None:
-        """`services`: those at this port, and whether their health is that of the whole daemon. Once `is_ending`, watchers
-        are sent away: the end would have to wait for them."""
+        """`services`: the services of this port, and whether their health is that of the whole daemon. When `is_ending`
+        returns True, streams of watchers are ended, because the shutdown waits for them."""
         self._services = {"": True, HEALTH: False, **services}
         self._unready = unready
         self._is_ending = is_ending
@@ -39,7 +39,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._one_at_a_time = asyncio.Lock()
         self._is_ready = False
         self._looked: float | None = None
-        """When `_is_ready` was found out."""
+        """Time at which `_is_ready` was computed; None before the first time."""
 
     async def _look(self) -> bool:
         async with self._one_at_a_time:
@@ -50,7 +50,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             return self._is_ready
 
     async def _status(self, service: str) -> Any:
-        """None for a service that is not at this port."""
+        """Return the health of a service; None if it is not on this port."""
         depends = self._services.get(service)
         if depends is None:
             return None

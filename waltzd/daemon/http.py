@@ -1,12 +1,11 @@
-"""The HTTP/1.1 port of a daemon (`http_listen`): its metrics, whether it lives, and whether it is ready.
+"""The HTTP/1.1 port of a daemon (`http_listen`): metrics, liveness and readiness.
 
-It only reads, holds no secret, has no TLS and does not know who asks. So everything about a caller is bounded before
-anything is done for it: the bytes of a question, the time to ask and to take the answer, the number of connections; and
-each page is made once at a time. Every connection is one question. No answer contains anything that a caller sent, and no
-question ends the daemon. When all places are taken, a slow caller makes room for a new one, so idle connections do not
-keep others out.
+The port is read-only, has no secrets and does not authenticate callers. So everything about a caller is limited: the bytes
+of a request, the time to send it and to read the response, and the number of connections; each page is made once at a
+time. Every connection is one request. No response contains anything that a caller sent, and no request can end the daemon.
+When all connections are in use, an idle one is closed for a new one.
 
-A page of metrics can be long, so it is spelled on a thread; its values are read before, at one moment.
+A page of metrics can be long, so its text is made on a thread; its values are collected before, at one moment.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from waltzd.protocol.role import Role
 QUESTION_BYTES_MAX = 8 << 10
 QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-"""For making an answer, and again for taking it."""
+"""Limit for making a response, and again for sending it."""
 CONNECTIONS_MAX = 64
-"""One more closes one of them."""
+"""Connections at a time; one more closes one of them."""
 TEXT = "text/plain; charset=utf-8"
 _REASONS = {
     200: "OK",
@@ -82,7 +81,7 @@ Page = Callable[[Question], Awaitable[Answer]]
 
 
 def question_of(raw: bytes) -> Question | None:
-    """What was asked, or None when this is not HTTP/1."""
+    """Parse a request; return None if it is not HTTP/1."""
     first, *fields = raw.decode("latin-1").split("\r\n")
     found = _FIRST_LINE.fullmatch(first)
     if found is None:
@@ -96,15 +95,15 @@ def question_of(raw: bytes) -> Question | None:
 class _Caller:
     host: str
     is_heard: bool = False
-    """The question is here, and the answer is being made or sent."""
+    """Whether the request has arrived; the response is then being made or sent."""
 
 
 class HttpPort:
     def __init__(self, address: Address, pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> None:
-        """`pages`: what is at each path."""
+        """`pages`: the page for each path."""
         self.address = address
         self.failed = 0
-        """Answers that could not be made because of a bug."""
+        """Number of responses that failed because of a bug."""
         self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
         self._tls = tls
         self._server: asyncio.Server | None = None
@@ -134,7 +133,7 @@ class HttpPort:
         task.add_done_callback(lambda done: self._callers.pop(done, None))
 
     def _make_room(self) -> None:
-        """Close a caller that has not asked yet; among those, the oldest of the host that holds most places."""
+        """Close a connection without a request; among those, the oldest of the host with the most connections."""
         held = Counter(caller.host for caller in self._callers.values())
         task = min(self._callers, key=lambda one: (self._callers[one].is_heard, -held[self._callers[one].host]))
         del self._callers[task]
@@ -155,7 +154,7 @@ class HttpPort:
 
     @staticmethod
     async def _send(writer: asyncio.StreamWriter, raw: bytes) -> bool:
-        """Whether the caller took all of it."""
+        """Send a response; return whether the caller has received all of it."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 writer.write(raw)
@@ -166,7 +165,7 @@ class HttpPort:
         return True
 
     async def _question(self, reader: asyncio.StreamReader) -> Question | Answer | None:
-        """The question; or the answer to what is none; or None when the caller has gone."""
+        """Return the request, the response to an invalid one, or None if the caller has disconnected."""
         try:
             async with asyncio.timeout(QUESTION_SECONDS):
                 raw = await reader.readuntil(b"\r\n\r\n")
@@ -192,14 +191,14 @@ class HttpPort:
             return Answer.text(503, f"no answer could be made within {ANSWER_SECONDS:.0f} seconds")
         except WaltzError as error:
             return Answer.text(503, *error.lines())
-        except Exception:  # no caller may be able to end the daemon
+        except Exception:  # a request must not end the daemon
             self.failed += 1
-            if self.failed.bit_count() == 1:  # nor to fill its log
+            if self.failed.bit_count() == 1:  # nor fill its log
                 log.exception("the page %s cannot be made, for the %d. time", question.path, self.failed)
             return Answer.text(500, "the answer could not be made because of a mistake in Waltz; its log says more")
 
     async def stop(self) -> None:
-        """At once: a caller can ask again."""
+        """Close all connections at once: callers can retry."""
         if self._server is None:
             return
         self._server.close()
@@ -210,7 +209,8 @@ class HttpPort:
 
 
 Collect: TypeAlias = Callable[[], Awaitable[metrics.Families]]
-"""What the daemon says of itself. The families may be made later and on another thread, from values that do not change."""
+"""Function that collects the metrics of the daemon. The families may be evaluated later, on another thread, from values
+that do not change."""
 
 
 def watch_port(

@@ -1,7 +1,7 @@
-"""Log lines of the daemons: text for people, or one JSON object a line for collectors. Everything goes to stderr.
+"""The log of a daemon on stderr: text for people, or one JSON object per line for log collectors.
 
-The newest lines are also kept in memory, so that `waltzctl events` shows them without access to the machine's files. Where
-the daemon has a place for it a small file keeps them too, so that lines from before a restart are among them."""
+The newest lines are also kept in memory, for `waltzctl events`, which needs no access to the files of the machine. If the
+daemon has a directory, they are also kept in a small file, so that lines from before a restart are included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waltzd.protocol.descriptions import Event, Events
 
 RECENT_MAX = 500
 TEXT_CHARACTERS_MAX = 1000
-"""Of a line in memory: 500 of them are half a megabyte at most."""
+"""Length of a line in memory; 500 lines are half a megabyte at most."""
 KEPT_BYTES_MAX = 1 << 20
 FLUSH_SECONDS = 1.0
 EVENTS_NAME = "events.log"
@@ -32,7 +32,7 @@ _CODE = re.compile(r"\bW[0-9]{4}\b")
 
 
 class _TextFormatter(logging.Formatter):
-    """A message is one line. A caller whose words are in it must not write lines of its own, or hide something."""
+    """A formatter that makes one line of a message and escapes control characters, which may come from a caller."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -60,9 +60,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Strangers(logging.Filter):
-    """Leaves out what gRPC logs about calls whose headers or path are not text: any stranger can send them without end,
-    and gRPC logs each as a bug, with a traceback. The listener logs the bad paths. And what the loop logs of a connection
-    that broke, in TLS or below: whoever uses the connection gets the same error, and says what it means."""
+    """A filter for lines that any caller could cause without limit.
+
+    It drops what gRPC logs, with a traceback, about calls whose headers or path are not text; the listener logs bad paths.
+    It also drops what the event loop logs about broken connections: the user of the connection gets the error as well."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("grpc"):
@@ -75,7 +76,7 @@ class _Strangers(logging.Filter):
 
 
 class Ring(logging.Handler):
-    """The newest lines. Tracebacks stay in the log itself."""
+    """The newest lines in memory, without tracebacks."""
 
     def __init__(self, lines_max: int = RECENT_MAX) -> None:
         super().__init__()
@@ -85,8 +86,10 @@ class Ring(logging.Handler):
         self._unkept: queue.Queue[Event] | None = None
 
     def keep(self, path: str) -> None:
-        """From now on in this file, too; its lines of earlier processes come in front. A thread writes it: a disk that
-        hangs must not keep a daemon from saying so. What cannot be written is left out."""
+        """Also keep the lines in this file, and load the lines of earlier processes from it.
+
+        A thread writes the file, so that a hanging disk does not block logging. Lines that cannot be written are
+        dropped."""
         if self._unkept is not None:
             return
         before = _kept(path)
@@ -105,7 +108,7 @@ class Ring(logging.Handler):
         threading.Thread(target=_write, args=(path, self._unkept), name="events", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called with the lock of this handler."""
+        """Add a line. Called with the lock of this handler."""
         try:
             text = record.getMessage()
         except (TypeError, ValueError):  # its arguments do not fit: the other handler complains
@@ -123,14 +126,14 @@ class Ring(logging.Handler):
             self._unkept.put(event)
 
     def flush(self) -> None:
-        """Before the process ends: its last lines matter most."""
+        """Wait at most `FLUSH_SECONDS` until the file has all lines. Called before the process ends."""
         unkept = self._unkept
         if unkept is not None:
             with unkept.all_tasks_done:
                 unkept.all_tasks_done.wait_for(lambda: not unkept.unfinished_tasks, FLUSH_SECONDS)
 
     def after(self, number: int) -> Events:
-        """Those with higher numbers, oldest first."""
+        """Return the lines with higher numbers, oldest first."""
         self.acquire()
         try:
             found = tuple(event for event in self._events if event.number > number)
@@ -140,7 +143,7 @@ class Ring(logging.Handler):
 
 
 def _kept(path: str) -> list[Event]:
-    """The lines of earlier processes. One that cannot be read, as after a crash, is left out."""
+    """Read the lines of earlier processes, without incomplete ones."""
     found: list[Event] = []
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in deque(file, maxlen=RECENT_MAX):
@@ -153,7 +156,7 @@ def _kept(path: str) -> list[Event]:
 
 
 def _write(path: str, unkept: queue.Queue[Event]) -> None:
-    """A file that grew too large is written anew with its newest lines."""
+    """Write lines to the file, on a thread. Replace a file that is too large by its newest lines."""
     while True:
         event = unkept.get()
         line = json.dumps({"time_ms": event.time_ms, "level": event.level, "code": event.code, "text": event.text})
@@ -175,7 +178,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _code(record: logging.LogRecord, text: str) -> str | None:
-    """The code of an error is in the text of its line, or beside it."""
+    """Return the code of the error in a log record, from its attribute or its text."""
     beside = getattr(record, "code", None)
     if isinstance(beside, str) and _CODE.fullmatch(beside):
         return beside
@@ -185,7 +188,7 @@ def _code(record: logging.LogRecord, text: str) -> str | None:
 
 _STRANGERS = _Strangers()
 RECENT = Ring()
-"""Of this process."""
+"""Newest lines of this process."""
 
 
 def configure(log_format: str, log_level: str) -> None:

@@ -1,10 +1,10 @@
 """The metrics of a daemon, for Prometheus.
 
-Nothing is counted here: every page is made from the values that `Describe` also returns, by functions from values to
-families. So the two never disagree, and hot code knows nothing of metrics. Units are base units, and what only rises ends
-in `_total`. docs/metrics.md lists all names with their meaning, and a test holds it to this module.
+There are no counters here: every page is made from the values that `Describe` also returns, by functions from values to
+metric families. So the two never disagree, and hot code does not depend on metrics. Units are base units, and counters end
+in `_total`. docs/metrics.md lists all names with their meaning, which a test compares with this module.
 
-The counters of a partition begin at zero on each new owner: `rate()` copes with that.
+The counters of a partition restart at zero on each new owner; `rate()` handles that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _gauge(name: str, about: str, value: float) -> Metric:
 
 
 def _certificate(role: str, seconds_left: float | None) -> Iterator[Metric]:
-    """Nothing without a certificate: any number would be taken for an end."""
+    """Yield the time until the certificate ends; nothing without a certificate, because any number would be an end."""
     if seconds_left is not None:
         about = "Seconds until its certificate ends; negative: it is over."
         yield _gauge(f"waltz_{role}_certificate_seconds", about, seconds_left)
@@ -74,8 +74,10 @@ def of_server(
     certificate_seconds: float | None,
     archive: ReadCounters | None,
 ) -> Iterator[Metric]:
-    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`.
-    `archive`: None where it reads from none."""
+    """Yield the metrics of a server.
+
+    `commit` has the latencies of all partitions that this process has owned. `certificate_seconds`: see `_certificate`.
+    `archive` is None if the server does not read from an archive."""
     yield InfoMetricFamily(
         "waltz_server",
         "Which server this is.",
@@ -164,17 +166,17 @@ def _archive_reads(found: ReadCounters) -> Iterator[Metric]:
 
 
 def members(owned: OwnedPartition) -> list[OwnedReplica]:
-    """The replicas of which a majority decides."""
+    """Return the replicas that are members; commits need a majority of them."""
     return [replica for replica in owned.replicas if replica.role == "member"]
 
 
 def counting(owned: OwnedPartition) -> int:
-    """How many members make transactions committed at this moment."""
+    """Return the number of members whose acknowledgements count now."""
     return sum(replica.counts for replica in members(owned))
 
 
 def margin(owned: OwnedPartition) -> int:
-    """How many more members may fail before nothing can be written; below 0, nothing can be written now."""
+    """Return how many more members may fail before appends stop; below 0, appends have stopped."""
     count = len(members(owned))
     return counting(owned) - majority(count) if count else 0
 
@@ -328,7 +330,7 @@ class _Snapshot(Collector):
 
 
 def _takes_openmetrics(accept: str) -> bool:
-    """The only thing of the header that counts: the rest chooses nothing, and is not echoed."""
+    """Return whether a header `Accept` names OpenMetrics; the rest of the header is ignored."""
     for one in accept.split(","):
         kind, *settings = (word.strip() for word in one.split(";"))
         versions = [word for word in settings if word.startswith("version=")]
@@ -338,8 +340,8 @@ def _takes_openmetrics(accept: str) -> bool:
 
 
 def page(families: Families, accept: str = "") -> tuple[bytes, str]:
-    """The families and what the library knows of this process, in the newest form that the caller accepts, with its
-    name."""
+    """Return the page with these families and the standard process metrics, in the newest format that the caller accepts,
+    and the content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(families))
     ProcessCollector(registry=registry)

@@ -1,9 +1,9 @@
-"""What a daemon arranges with its system: memory, open files, and the service manager that started it.
+"""The process of a daemon and its operating system: memory, open files, and the service manager that started it.
 
-The manager (systemd) names a socket in the environment and takes datagrams of `NAME=value` lines there; without one,
-nothing is sent and nothing differs. It never answers, so nothing here waits: a manager that has gone away must not end a
-daemon. The watchdog's heartbeat comes from the daemon's own loop, and only while nothing hangs that the daemon depends on:
-a process that is alive and does nothing should be ended by its manager, which starts another one."""
+The manager (systemd) names a socket in the environment and receives datagrams with `NAME=value` lines on it; without a
+manager, nothing is sent. It never replies, and nothing here waits: a manager that has stopped must not end a daemon. The
+watchdog heartbeat comes from the daemon's own event loop, and only while nothing hangs that the daemon depends on, so that
+the manager restarts a process that is alive but does no work."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _M_ARENA_MAX = -8
 
 
 def share_arena() -> None:
-    """Call it before the first thread starts.
+    """Let all threads share one malloc arena. Call it before the first thread starts.
 
-    The allocator of glibc gives every thread an arena of its own and keeps in each what was freed there. A daemon moves
-    large pieces over a few threads, of which one at a time runs Python: with one arena for all it needs a third less
-    memory. Other allocators are left as they are."""
+    glibc gives every thread an arena of its own, and keeps memory in the arena where it was freed. A daemon passes large
+    buffers between a few threads, of which one at a time runs Python: with one arena it needs a third less memory. Other
+    allocators are not changed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
@@ -39,8 +39,8 @@ WANTED = 65536
 
 
 def allow_open_files() -> None:
-    """As many as the system permits, up to `WANTED`: segments, indexes and connections all are files, and its usual limit
-    is low."""
+    """Raise the limit of open files as far as the system permits, up to `WANTED`: each segment, index and connection is a
+    file, and the default limit is low."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,7 +53,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def vitals() -> Vitals:
-    """The clock and the open files of this process, for operators."""
+    """Return the clock and the open files of this process."""
     import resource  # not on Windows, where applications test with the services of a storage
 
     try:
@@ -68,23 +68,23 @@ def vitals() -> Vitals:
 
 
 STATUS_SECONDS = 2.0
-"""How often the manager is told a new status."""
+"""Interval between two status messages to the manager."""
 STATUS_CHARACTERS_MAX = 400
 log = logging.getLogger("waltz.notify")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the environment says."""
+    """The settings of the service manager in the environment."""
 
     address: str | None = None
-    """A path, or an abstract name behind an `@`."""
+    """Path of the socket, or an abstract name after an `@`; None without a manager."""
     watchdog_seconds: float | None = None
-    """Without a heartbeat for so long the process is taken for dead."""
+    """Seconds without a heartbeat after which the manager ends the process; None without a watchdog."""
 
 
 def settings_from(environment: Mapping[str, str], *, process: int) -> Settings:
-    """Without the watchdog when another process was meant: a child inherits the environment of its parent."""
+    """Parse the environment. The watchdog is ignored if it is for another process: children inherit the variables."""
     address = environment.get("NOTIFY_SOCKET", "")
     if len(address) < 2 or address[0] not in "/@":
         return Settings()
@@ -96,12 +96,12 @@ def settings_from(environment: Mapping[str, str], *, process: int) -> Settings:
 
 
 def lines_of(**fields: str | int) -> bytes:
-    """One message. A value may have any characters, and must not look like another line."""
+    """Return a message with one line for each field. Line ends in a value become spaces."""
     return "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items()).encode()
 
 
 class Supervisor:
-    """The service manager as this process sees it."""
+    """The connection to the service manager."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -110,7 +110,7 @@ class Supervisor:
         self._ailment = ""
         self._is_ready = False
         self._owes_ready = False
-        """READY did not reach the manager, whose queue was full; without it the daemon is taken for hanging."""
+        """Whether READY has to be sent again because the queue of the manager was full: without it, a start times out."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         if settings.address is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -133,10 +133,10 @@ class Supervisor:
             return False
         return True
 
-    # -- what is told
+    # -- messages
 
     def status(self, text: str) -> None:
-        """One sentence on what this daemon does."""
+        """Send one sentence about the state of this daemon."""
         text = text[:STATUS_CHARACTERS_MAX]
         if text != self._status and self._say(STATUS=text):
             self._status = text
@@ -150,8 +150,8 @@ class Supervisor:
         self.status(text)
 
     def reload(self, tls: Tls | None) -> None:
-        """Read the certificates again, for SIGHUP: new connections use them, old ones go on. Files that cannot be used
-        change nothing, and `Tls` logs it."""
+        """Reload the certificates, for SIGHUP: new connections use them, open ones continue. Invalid files are logged by
+        `Tls` and not used."""
         self._say(RELOADING=1, MONOTONIC_USEC=monotonic_ns() // 1000)
         if tls is None:
             log.info("asked to read the certificates again; this daemon has none, so there is nothing to do")
@@ -163,8 +163,9 @@ class Supervisor:
     # -- heartbeats
 
     def follow(self, describe: Callable[[], str], ailment: Callable[[], str] = lambda: "") -> None:
-        """From now on tell what `describe` says, and send heartbeats while `ailment` finds nothing wrong. A bug in either
-        of them ends the heartbeats, and with them the process, on purpose."""
+        """Start to send the status that `describe` returns, and heartbeats while `ailment` returns an empty text.
+
+        An exception in either of them ends the heartbeats, and so the process, on purpose."""
         if self._settings.watchdog_seconds is not None:
             self._beat(self._settings.watchdog_seconds / 2, ailment)
         if self._socket is not None:
@@ -195,30 +196,31 @@ class Supervisor:
 
     @property
     def patience_seconds(self) -> float | None:
-        """How long something may hang before the process is better ended."""
+        """Seconds for which a call may hang before the process should end; None without a watchdog."""
         return self._settings.watchdog_seconds
 
 
 class Underway:
-    """Calls that wait for the disk, on whichever thread: the age of the oldest tells whether the disk hangs. And the loop
-    beside the daemon's own one, which is asked for a heartbeat."""
+    """A watchdog for calls that wait for the disk on any thread, and for the event loop of append streams.
+
+    The age of the oldest call shows a hanging disk; the loop is asked for a heartbeat."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began: dict[object, float] = {}
         self._ask: Callable[[Callable[[], None]], object] | None = None
         self._asked: float | None = None
-        """When the heartbeat was asked for that has not come yet."""
+        """Time of the request for a heartbeat that is outstanding; None if there is none."""
 
     def watch(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """The other loop, by its `call_soon_threadsafe`."""
+        """Watch a loop, by its `call_soon_threadsafe`."""
         self._ask = call_soon
 
     def _heard(self) -> None:
         self._asked = None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Called on the thread: a call that waits for a thread does not count, so a slow disk is not one that hangs."""
+        """Call a function and track its duration. Called on the thread: the wait for a thread does not count."""
         mark = object()
         self._began[mark] = self._clock()
         try:
@@ -227,7 +229,7 @@ class Underway:
             del self._began[mark]
 
     def ailment(self, seconds: float | None) -> str:
-        """What is wrong when a call has run for longer than `seconds`; None is no bound."""
+        """Return an error if a call, or the loop, has hung for `seconds`; empty if not, or if `seconds` is None."""
         now, began = self._clock(), list(self._began.values())
         if seconds is None:
             return ""

@@ -1,7 +1,7 @@
-"""The reasons why a daemon is not ready; without a reason it is. Pure.
+"""The reasons why a daemon is not ready; a daemon without a reason is ready. Pure.
 
-Ready is more than alive: a process that answers at all is alive, and ending it because a disk is full or ZooKeeper does not
-answer would not help. The same reasons go to `/readyz`, to gRPC's health service and to the metrics.
+A process that responds is alive, even if it is not ready: restarting it because a disk is full or ZooKeeper does not answer
+would not help. The same reasons are reported by `/readyz`, the gRPC health service and the metrics.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from waltzd.protocol.descriptions import ServerDescription
 
 Unready: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
-"""The reasons of a daemon at this moment."""
+"""Function that returns the current reasons of a daemon."""
 
 
 def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
@@ -30,12 +30,12 @@ def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
 
 
 def of_policy(why_closed: str | None) -> list[str]:
-    """None: a policy counts, or there is none."""
+    """Return the reason if no application is admitted; `why_closed` is None if the policy is valid or missing."""
     return [] if why_closed is None else [f"it lets only operators in: {why_closed}"]
 
 
 def of_certificate(seconds_left: float | None) -> list[str]:
-    """None: the daemon has no certificate, and speaks plain text."""
+    """Return the reason if the certificate has ended; `seconds_left` is None without a certificate."""
     if seconds_left is None or seconds_left >= 0:
         return []
     return ["its certificate is over: nobody new gets in until another one is in its place"]
@@ -44,7 +44,9 @@ def of_certificate(seconds_left: float | None) -> list[str]:
 def of_storage(
     *, is_draining: bool, free_bytes: int, free_bytes_min: int, full: Sequence[int], refused: Mapping[int, str]
 ) -> list[str]:
-    """`full`: partitions whose appends wait for space; `refused`: those whose files cannot be used, and why."""
+    """Return the reasons of a storage.
+
+    `full`: partitions whose appends wait for space; `refused`: partitions whose files cannot be used, with the reason."""
     reasons = []
     if is_draining:
         reasons.append("it is shutting down")

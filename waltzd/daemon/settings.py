@@ -1,7 +1,7 @@
-"""How one setting is declared, how its value is read from text and spelled again, and the texts that are made of
+"""The declaration of one setting, the conversion of its value from and to text, and texts that are generated from
 declarations.
 
-The declared type decides how text is read, not YAML's guess: `0777`, `yes` and `1:30` hold no surprises. A wrong value is a
+The declared type decides how text is parsed, not YAML's guess: `0777`, `yes` and `1:30` are no surprise. A wrong value is a
 `ValueError` with a sentence for the user; `waltzd.daemon.config_file` adds the key, the file and the line.
 """
 
@@ -22,25 +22,25 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the largest number that a setting takes, in the annotation of its field."""
+    """The bounds of a number, in the annotation of its field."""
 
     least: int
     most: int
     unit: str = ""
-    """What is counted. "bytes" accepts sizes such as 64MiB."""
+    """Unit of the number. "bytes" accepts sizes such as 64MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One declaration, apart from its name and type."""
+    """The declaration of a setting, without its name and type."""
 
     doc: str
     default: Any
     bounds: Bounds | None = None
-    """None for what is no number."""
+    """Bounds of a number; None for other types."""
     choices: tuple[str, ...]
     example: str
-    """A value for the sample file; `{role}` stands for the role of the daemon."""
+    """Value for the sample file; `{role}` stands for the role of the daemon."""
 
     @property
     def required(self) -> bool:
@@ -54,14 +54,14 @@ def setting(
     choices: tuple[str, ...] = (),
     example: str = "",
 ) -> Any:
-    """Return a field of a settings class. Without a default it must be given. A number has `Bounds` in its annotation."""
+    """Return a field of a settings class; without a default, the setting is required. Numbers have `Bounds`."""
     about = Setting(doc=doc, default=default, choices=choices, example=example)
     is_optional: dict[str, Any] = {} if about.required else {"default": default}
     return dataclasses.field(**is_optional, metadata={"setting": about})
 
 
 def declared(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
-    """Name → (type, declaration), in the order of declaration: first its own, then those of the class that it extends."""
+    """Return name → (type, declaration): first the settings of the class itself, then those of its base class."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = {item.name: item.metadata["setting"] for item in dataclasses.fields(kind)}
     names = dict.fromkeys([name for name in kind.__annotations__ if name in found] + list(found))
@@ -84,7 +84,7 @@ for _power, _letter in enumerate("kmgt", 1):
 _SIZE = re.compile(r"([0-9][0-9_]*) ?([a-zA-Z]*)")
 _INTEGER = re.compile(r"-?[0-9][0-9_]*")
 _DIGITS_MAX = 100
-"""More than any setting needs, and few enough for Python to read."""
+"""Limit of the digits of a number: more than any setting needs, and few enough for Python to parse."""
 
 
 def is_optional(type_: Any) -> bool:
@@ -92,7 +92,7 @@ def is_optional(type_: Any) -> bool:
 
 
 def read_value(text: str, type_: Any, about: Setting) -> Any:
-    """The value that the text means; ValueError with a sentence for the user."""
+    """Parse the text of a value; raise ValueError with a sentence for the user."""
     plain = next((part for part in typing.get_args(type_) if part is not type(None)), type_)
     if plain is int:
         return _integer(text, about)
@@ -105,7 +105,7 @@ def read_value(text: str, type_: Any, about: Setting) -> Any:
         raise ValueError(f"{text!r} is not one of {', '.join(about.choices)}")
     if not text.strip():
         raise ValueError("it must not be empty")
-    if not text.isprintable():  # no path or name has any, and half a character could not even be printed in an error
+    if not text.isprintable():  # paths and names have none, and a lone surrogate could not be printed in an error
         raise ValueError(f"{text!a} has characters that cannot be printed")
     return text
 
@@ -126,7 +126,7 @@ def _integer(text: str, about: Setting) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `65536`, `64KiB` (1024s) or `64kB` (1000s)."""
+    """Parse a size in bytes: `65536`, `64KiB` (1024s) or `64kB` (1000s)."""
     found = _SIZE.fullmatch(text)
     if len(text) > _DIGITS_MAX or found is None or found[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write a number of bytes, or with a unit as in 64MiB or 1GB")
@@ -134,7 +134,7 @@ def parse_size(text: str) -> int:
 
 
 def spell_size(size: int) -> str:
-    """The shortest exact spelling: 67108864 is 64MiB."""
+    """Format a size in its shortest exact form: 67108864 is 64MiB."""
     for power, letter in reversed(list(enumerate("KMGT", 1))):
         if size and size % (1 << 10 * power) == 0:
             return f"{size >> 10 * power}{letter}iB"
@@ -149,7 +149,7 @@ def parse_key(text: str) -> uuid.UUID:
 
 
 def spell(value: Any, about: Setting) -> str:
-    """A value as it would stand in the file."""
+    """Format a value as in a settings file."""
     if value is None:
         return "null"
     return spell_size(value) if about.bounds is not None and about.bounds.unit == "bytes" else str(value)
@@ -159,7 +159,7 @@ def spell(value: Any, about: Setting) -> str:
 
 
 def sample(kind: type[Any], title: str) -> str:
-    """A commented file with every setting: the required ones set to their example, the others at their default."""
+    """Return a commented sample file: required settings have their example, optional ones their default."""
     out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
     for name, (_, about) in declared(kind).items():
         out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {bounds(about)}".strip(), 100)]
@@ -169,7 +169,7 @@ def sample(kind: type[Any], title: str) -> str:
 
 
 def document(kind: type[Any], title: str) -> str:
-    """The reference page of all settings."""
+    """Return a section of the reference page with all settings of a class."""
     out = [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
     for name, (_, about) in declared(kind).items():
         default = "must be given" if about.required else f"`{spell(about.default, about)}`"

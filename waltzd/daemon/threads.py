@@ -1,7 +1,7 @@
-"""Threads that wait for the disk in place of the loop.
+"""Threads for calls that wait for the disk.
 
-A call goes to whichever thread is free, and its result comes back to the loop that asked. An executor of the standard
-library does the same for twice the processor time, and there is such a call for every flush.
+A call goes to any free thread, and its result returns to the event loop of the caller. An executor of the standard library
+does the same for twice the processor time, and there is such a call for every flush.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Call: TypeAlias = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...
 
 class Threads:
     def __init__(self, count: int, name: str, *, is_waited_for: bool = True) -> None:
-        """`is_waited_for`: the end waits for calls under way; otherwise the process may end in the middle of one."""
+        """`is_waited_for`: `close` waits for running calls; otherwise the process may end during one."""
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_waited_for = is_waited_for
         self._threads = [
@@ -29,13 +29,13 @@ class Threads:
             thread.start()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Call it on a thread. It goes on when the caller gives up waiting."""
+        """Call a function on a thread. It continues if the caller stops waiting."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls.put((answer, function, arguments))
         return answer
 
     def close(self) -> None:
-        """All calls are done first, where they are waited for."""
+        """End the threads; with `is_waited_for`, after all calls are done."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads if self._is_waited_for else ():
@@ -58,7 +58,7 @@ class Threads:
             else:
                 loop.call_soon_threadsafe(_settle, answer, result, None)
                 del result
-            del call, answer, function, arguments  # nothing is kept alive until the next call
+            del call, answer, function, arguments  # keep no reference until the next call
 
 
 def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
