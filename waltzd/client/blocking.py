@@ -1,9 +1,8 @@
 """The client for applications without an event loop: the names of `waltzd.client.client`, and each call blocks.
 
-One thread of the process runs the event loop of all blocking clients until the process ends: a thread of gRPC may call back
-after the last call. A method of a blocking class is declared once, as a method of its asyncio class: `blocking` takes the
-arguments, the documentation and the type of the result from there.
-"""
+One thread of the process runs the event loop of all blocking clients until the process ends: a thread of gRPC may call
+back after the last call. A method of a blocking class is declared once, as a method of its asyncio class: `blocking`
+takes the arguments, the documentation and the type of the result from there."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ _starting = threading.Lock()
 
 
 def loop_thread() -> _LoopThread:
-    """The one of this process."""
+    """Return the thread of the event loop of this process."""
     global _started
     with _starting:
         _started = _started or _LoopThread()
@@ -128,13 +127,13 @@ def _each(thread: _LoopThread, begin: Callable[[], AsyncGenerator[Sequence[T], N
 class BlockingClient(Generic[E]):
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
-    Arguments, results and errors of each method are those of the method of `Client` with the same name. What that method
-    returns as an awaitable or an asynchronous iterator, this one returns as the result or an iterator.
+    Arguments, results and errors of each method are those of the method of `Client` with the same name. What that
+    method returns as an awaitable or an asynchronous iterator, this one returns as the result or an iterator.
 
-    Use it as a context manager. Any thread may call any method. The view runs on threads of the client, for one transaction
-    of a partition at a time, and may itself call the client. The functions of a command run on the thread that called
-    `submit`, except `on_applied`, which runs on a thread of the client. A process that was forked after its first client
-    was made cannot use a client: start processes with `spawn`.
+    Use it as a context manager. Any thread may call any method. The view runs on threads of the client, for one
+    transaction of a partition at a time, and may itself call the client. The functions of a command run on the thread
+    that called `submit`, except `on_applied`, which runs on a thread of the client. A process that was forked after its
+    first client was made cannot use a client: start processes with `spawn`.
 
     Example:
         ```python
@@ -157,20 +156,21 @@ class BlockingClient(Generic[E]):
         connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
-        """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
+        """Create a client. All arguments but `threads` are those of `Client`. Functions of the view are plain or
+        `async`.
 
         Args:
-            threads: How many views may be at work at once, each for another partition.
+            threads: Number of threads for the view: calls that may run at once, each for another partition.
 
         Raises:
-            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
+            BadArgument, BadConfig: As in `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
         self._is_shut = False
         self._pool = ThreadPoolExecutor(threads, "waltz-view")
         self._left_behind: dict[int, Future[Any]] = {}
-        """By partition, the call of the view that still runs although it was cancelled."""
+        """Call of the view that still runs although it was cancelled, by partition."""
         self._inner: Client[E] = Client(
             servers,
             view=view,
@@ -203,13 +203,13 @@ class BlockingClient(Generic[E]):
     # -- life
 
     def open(self, *, timeout: float | None = None) -> None:
-        """As `Client.open`."""
+        """Open the client; see `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
         self._thread.run(self._inner.open(timeout=timeout))
 
     def close(self) -> None:
-        """As `Client.close`. The client may be opened again."""
+        """Close the client; see `Client.close`. It may be opened again."""
         try:
             self._thread.run(self._inner.close())
         finally:
@@ -256,7 +256,7 @@ class BlockingClient(Generic[E]):
         return self._inner.partitions
 
     def partition_of(self, key: Any) -> int:
-        """As `Client.partition_of`."""
+        """Return the partition in which `append(…, key=key)` writes."""
         return self._inner.partition_of(key)
 
     channel = blocking(Client[E].channel)
@@ -276,7 +276,7 @@ class BlockingClient(Generic[E]):
         return caller.serve(self._inner._submit(caller.call, tuple(commands), is_atomic=True, **options))
 
     def position(self, partition: int) -> Position:
-        """As `Client.position`. Read it *before* the view and give it to `append`."""
+        """Return the position of the view; see `Client.position`. Read it *before* the view and give it to `append`."""
         return self._inner.position(partition)
 
     # The view is at work on another thread, so a checked lock needs a position that was read before the view was.
@@ -332,7 +332,7 @@ class BlockingClient(Generic[E]):
         return _batches(self._thread, partial(self._inner.feed_batches, partition, **options))
 
     def fetch(self, transaction: Transaction[Any]) -> bytes:
-        """As `Transaction.fetch`: return the payload of a transaction, also of one that was fed as a head."""
+        """Return the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.fetch())
 
     # -- consumer groups
@@ -355,8 +355,9 @@ class BlockingClient(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> BlockingHandling[E]:
-        """As `Client.handle`, on threads of the client: at most `threads` calls run at once. Call `run` on the result.
-        A thread cannot be cancelled: a call that takes longer than `timeout` has failed, and runs on."""
+        """Process a group with a handler on threads of the client; see `Client.handle`. At most `threads` calls run at
+        once. Call `run` on the result. A thread cannot be cancelled: a call that takes longer than `timeout` has
+        failed, and runs on."""
 
         async def make() -> Handling[E]:  # not by `call_here`, which would await the handling
             return self._inner.handle(
@@ -375,7 +376,7 @@ class BlockingClient(Generic[E]):
 def _check_position(position: int | None, locks: Sequence[Lock]) -> None:
     if position is None and any(lock.mode is not Mode.APPEND for lock in locks):
         raise BadArgument(
-            "a READ or WRITE lock needs the position that was read before the view: give `position`, or use `submit`"
+            "a READ or WRITE lock needs the position that was read before the view; give `position`, or use `submit`"
         )
 
 
@@ -389,7 +390,8 @@ def _check_positions(options: dict[str, Any]) -> None:
 
 
 class BlockingDelivery(DeliveredTransaction[E]):
-    """`Delivery` for threads: `BlockingClient.subscribe` and `BlockingClient.handle` give it, and any thread may settle it.
+    """`Delivery` for threads: `BlockingClient.subscribe` and `BlockingClient.handle` give it, and any thread may settle
+    it.
 
     Arguments and errors of each method are those of the method of `Delivery` with the same name."""
 
@@ -448,7 +450,7 @@ class BlockingSubscription(Generic[E]):
 
     @property
     def troubles(self) -> dict[int, str]:
-        """As `Subscription.troubles`."""
+        """Reasons why a partition delivers nothing; see `Subscription.troubles`."""
         return self._inner.troubles
 
     open = blocking(Subscription[E].open)
@@ -471,19 +473,19 @@ class BlockingSubscription(Generic[E]):
             yield [BlockingDelivery(one, self._thread) for one in batch]
 
     def ack(self, deliveries: Sequence[BlockingDelivery[E]], *, durable: bool = False) -> None:
-        """As `Subscription.ack`."""
+        """Acknowledge deliveries; see `Subscription.ack`."""
         self._thread.run(self._inner.ack([one._inner for one in deliveries], durable=durable))
 
     def nack(self, deliveries: Sequence[BlockingDelivery[E]], *, delay: float | None = None, reason: str = "") -> None:
-        """As `Subscription.nack`."""
+        """Return deliveries; see `Subscription.nack`."""
         self._thread.run(self._inner.nack([one._inner for one in deliveries], delay=delay, reason=reason))
 
     def reject(self, deliveries: Sequence[BlockingDelivery[E]], reason: str) -> None:
-        """As `Subscription.reject`."""
+        """Reject deliveries; see `Subscription.reject`."""
         self._thread.run(self._inner.reject([one._inner for one in deliveries], reason))
 
     def extend(self, deliveries: Sequence[BlockingDelivery[E]]) -> None:
-        """As `Subscription.extend`."""
+        """Extend deliveries; see `Subscription.extend`."""
         self._thread.run(self._inner.extend([one._inner for one in deliveries]))
 
 
@@ -505,7 +507,7 @@ class BlockingHandling(Generic[E]):
     run = blocking(Handling[E].run)
 
     def stop(self) -> None:
-        """As `Handling.stop`; any thread and any signal handler may call it."""
+        """Stop the handling; see `Handling.stop`. Any thread and any signal handler may call it."""
         self._thread.loop.call_soon_threadsafe(self._inner.stop)
 
 
@@ -513,8 +515,8 @@ class BlockingHandling(Generic[E]):
 
 
 class _Caller:
-    """A thread that waits for a coroutine, and meanwhile runs what the coroutine asks it to run: so threads that wait for
-    each other cannot use up a pool."""
+    """Calls functions of a command on the thread that waits for their submit. So threads that wait for each other
+    cannot use up a pool."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -544,7 +546,8 @@ class _Caller:
 
 
 def _partition_in(arguments: Sequence[Any]) -> int | None:
-    """Of a call of the view: its first argument is a partition, a transaction, or several of one partition."""
+    """Return the partition of a call of the view, whose first argument is a partition, a transaction, or transactions
+    of one partition."""
     first = arguments[0] if arguments else None
     if isinstance(first, Sequence) and first:
         first = first[0]
@@ -554,7 +557,8 @@ def _partition_in(arguments: Sequence[Any]) -> int | None:
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As in a coroutine: no future takes a StopIteration, so the caller would wait for ever."""
+    """Call a function and turn a StopIteration into a RuntimeError, as coroutines do: a future refuses StopIteration,
+    so the caller would wait for ever."""
     try:
         return function(*arguments)
     except StopIteration as error:

@@ -1,7 +1,7 @@
-"""The client of an application, for asyncio: what an application calls.
+"""The asyncio client of an application.
 
-Each partition has a line of its own (`waltzd.client.partition`), and all lines share `waltzd.client.routes`. The client
-talks to servers only, never to the coordinator."""
+Each partition has a `PartitionClient` (`waltzd.client.partition`); all of them share `waltzd.client.routes`. The client
+connects to servers only, never to the coordinator."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ from waltzd.protocol.positions import Position
 from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
-_NO_GROUP = "a group has at least one transaction"
+_NO_TRANSACTION = "an atomic append needs at least one transaction"
 
 
 class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
-    A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.
+    A `Client[E]` takes and returns values of type E, which its serializer turns into payloads; a plain `Client` uses
+    bytes.
 
-    Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
-    after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
+    Use it as an async context manager. While it is open it keeps a connection for each of its partitions, finds the new
+    owner after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
 
-    What a caller is told is certain. `Committed` and `Rejected` are facts about the log; an exception means that nothing
-    was sent; `Unknown` means that the deadline (`ClientSettings.submit_seconds`) passed before the log could be asked. The
-    client never sends a transaction twice.
+    Outcomes are certain. `Committed` and `Rejected` are facts about the log; an exception means that nothing was sent;
+    `Unknown` means that the deadline (`ClientSettings.submit_seconds`) passed before the log could be asked. The client
+    never sends a transaction twice.
 
     Example:
         ```python
@@ -85,38 +86,41 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         tls: Tls | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """Nothing is connected before `open`.
+        """Create a client; `open` connects it.
 
         Args:
-            servers: Some servers of the cluster, `"host:port,host:port"` or a list. The others are found through them.
-            view: The application's view, fed with every committed transaction. Without one there is no feed.
-            feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves the payloads out until
-                they are asked for.
+            servers: Some servers of the cluster, `"host:port,host:port"` or a list. They report all other servers.
+            view: View of the application, which is fed with every committed transaction. Without a view there is no
+                feed.
+            feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves out payloads until
+                they are fetched.
             partitions: `"all"`, numbers, and names of channels: `[0, 3]`, `"orders"` or `"0-3,orders"`.
-            serializer: Turns values into payloads and back. Without one, payloads are bytes.
+            serializer: Turns values into payloads and back. Without a serializer, payloads are bytes.
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
-            settings: Deadlines and limits.
-            tls: The certificate of this application, where the cluster wants one; else connections are in plain text.
-            connect: How a server is reached, in the place of `tls`. `LocalCluster.connect` reaches one in the same process.
+            settings: Timeouts and limits.
+            tls: Certificate of this application, if the cluster uses TLS; without it, connections are in plain text.
+            connect: Function that connects to a server, in place of `tls`. `LocalCluster.connect` connects within the
+                process.
 
         Raises:
-            BadArgument: An address is no `host:port`; `feed` and `view`, or `tls` and `connect`, do not fit each other.
+            BadArgument: An address is no `host:port`; `feed` does not fit `view`; or both `tls` and `connect` are
+                given.
             BadConfig: The files of `tls` are missing, or do not belong together.
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
         if not isinstance(self._feed, FeedMode):
-            raise BadArgument(f"feed is one of FeedMode, not {feed!r}")
+            raise BadArgument(f"feed must be a FeedMode, not {feed!r}")
         if (view is None) != (self._feed is FeedMode.NONE):
-            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if view is None else 'without'} a view")
+            raise BadArgument(f"FeedMode.{self._feed.name} needs {'a view' if view is None else 'no view'}")
         self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
         self._view = view
         self._serializer, self._partitioner = serializer, partitioner
         self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
         if tls is not None and connect is not None:
-            raise BadArgument("a server is reached either with `tls` or by `connect`")
+            raise BadArgument("both `tls` and `connect` are given; give one of them")
         self._routes = Routes(
             addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
         )
@@ -132,26 +136,26 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         self._registration: Registration | None = None
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
         self._loop: asyncio.AbstractEventLoop | None = None
-        """That it lives on, while it is open."""
+        """Event loop that called `open()`; None while the client is closed."""
         self._submits = Submits(self.settings, serializer, lambda: self.partition_count)
         self._stops: dict[asyncio.Future[None], None] = {}
 
     # -- life
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Find the cluster, and begin with the partitions that were asked for.
+        """Find the cluster, and start the partitions of the client.
 
-        They become ready by themselves: `open` does not wait for a partition whose owner is away. A client without
-        partitions can only read.
+        A partition becomes ready when its owner answers; `open` does not wait for that. A client without partitions can
+        only read.
 
         Args:
-            timeout: How many seconds to look for the cluster; `submit_seconds` if it is not given.
+            timeout: Seconds to look for the cluster; `submit_seconds` if it is not given.
 
         Raises:
-            CannotConnect: No server answered in time, or none gave out a client id.
+            CannotConnect: No server answered in time, or none assigned a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
-            BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
+            BadArgument: The client is open already, a partition does not exist, or the view's position is no position.
             NoSuchChannel: The cluster has no channel of a name that was given.
             Exception: What the view's `opened` or `position` raises.
         """
@@ -173,15 +177,15 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             raise
 
     async def close(self) -> None:
-        """Wait up to `close_seconds` for outcomes, then end: what is undecided by then is `Unknown`. May be called
-        twice, and only on the event loop that the client lives on."""
+        """Wait up to `close_seconds` for outcomes, then close; what is undecided by then is `Unknown`. Call it on the
+        event loop of the client. A second call does nothing."""
         self._check_loop()
         reason = self._closed = ClientClosed("the client is closed")
         try:
             await asyncio.gather(*[one.close() for one in list(self._subscriptions)])
             async with self._changing:
                 active, self._active = self._active, ()
-                for arrivals in self._feeds.values():  # or they would wait for who iterates
+                for arrivals in self._feeds.values():  # a feed that waits for its reader would not end
                     arrivals.end()
                 ending = [*[self._clients[partition] for partition in active], *self._feeds]
                 await asyncio.gather(*[client.deactivate(reason) for client in ending])
@@ -204,40 +208,42 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
 
     @property
     def client_id(self) -> int:
-        """The number that the cluster gave this client, unique for ever. An open client with partitions has one."""
+        """Number that the cluster gave this client, and never gives to another one. An open client with partitions has
+        one."""
         assert self._registration is not None, "a client has an id when it is open and has partitions"
         return self._registration.client
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster."""
+        """Name of the cluster."""
         return self._routes.topology.cluster
 
     @property
     def cluster_key(self) -> UUID:
-        """The key of the cluster, which no other cluster has."""
+        """Key of the cluster, which no other cluster has."""
         return self._routes.topology.cluster_key
 
     @property
     def topology(self) -> Topology:
-        """The servers and the owners of all partitions, as they were seen last."""
+        """Servers and the owners of all partitions, as the client saw them last."""
         return self._routes.topology
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the cluster has."""
+        """Number of partitions of the cluster."""
         return self._routes.partitions
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that this client has."""
+        """Partitions of this client."""
         return self._active
 
     async def channel(self, name: str) -> tuple[int, ...]:
-        """The partitions that a channel names at this moment.
+        """Return the partitions that a channel contains at this moment.
 
         Raises:
-            NoSuchChannel: The cluster has none of this name, or the policy grants this client nothing in its partitions.
+            NoSuchChannel: The cluster has no channel of this name, or the policy grants this client nothing in its
+                partitions.
             CannotConnect, ClientClosed: No server answered in time, or the client is not open.
         """
         self._check_open()
@@ -245,20 +251,20 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         return await self._routes.numbers(name)
 
     async def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
-        """Have these partitions and no others.
+        """Set the partitions of this client.
 
-        A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
-        A partition that was stopped by an error begins again when it is taken out and in.
+        A partition that is removed finishes its requests first. For a partition that is added, the view is asked for
+        its position. To restart a partition that was stopped by an error, remove it and add it again.
 
         Args:
-            partitions: `"all"`, numbers, and names of channels. A channel is what it is at this moment: when it changes,
-                call this again.
-            timeout: How many seconds to ask for a client id; `submit_seconds` if it is not given.
+            partitions: `"all"`, numbers, and names of channels. A channel is resolved now: when it changes, call this
+                again.
+            timeout: Seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
-            BadArgument: A partition does not exist, or the view's position makes no sense.
+            BadArgument: A partition does not exist, or the view's position is no position.
             NoSuchChannel: The cluster has no channel of a name that was given.
-            CannotConnect: This is the first partition, and no server gave out a client id in time.
+            CannotConnect: This is the first partition, and no server assigned a client id in time.
             ClientClosed: The client is not open.
             Exception: What the view's `opened` or `position` raises.
         """
@@ -277,7 +283,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             going = [partition for partition in self._active if partition not in wanted]
             coming = [partition for partition in wanted if partition not in self._active]
             self._active = tuple(partition for partition in self._active if partition in wanted)
-            reasons = [NotMounted(f"partition {partition} was taken from this client") for partition in going]
+            reasons = [NotMounted(f"partition {partition} was removed from this client") for partition in going]
             await asyncio.gather(
                 *[self._clients[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
@@ -321,17 +327,19 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
 
     def _check_number(self, partition: int) -> None:
         if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
-            raise BadArgument(f"there is no partition {partition!r}; the cluster has {self.partition_count}, from 0 on")
+            raise BadArgument(
+                f"there is no partition {partition!r}; the cluster has partitions 0 to {self.partition_count - 1}"
+            )
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise ClientClosed(self._closed.message)
 
     def _check_loop(self) -> None:
-        """What belongs to one loop waits for ever on another."""
+        """Refuse a call on another event loop, where it would wait for ever."""
         if self._loop not in (None, asyncio.get_running_loop()):
-            why = "this client was opened on another event loop, and lives there"
-            raise BadArgument(why, next_step="open one on each loop that uses one; without a loop use BlockingClient")
+            why = "this client was opened on another event loop, and works only there"
+            raise BadArgument(why, next_step="open a client on each event loop; without an event loop use BlockingClient")
 
     def _check_reading(self, partition: int) -> None:
         self._check_open()
@@ -364,39 +372,40 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """Append the transaction that a command builds, and build it again where that may help.
+        """Append the transaction that a command builds, and build it again if that may help.
 
-        `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
-        way and calls `build` again; likewise when a fail-over lost the transaction. A client without a view has nothing
-        to wait for: a failed lock is the outcome.
+        `command.build` reads the current view. If a lock fails, the client waits until the view has applied the
+        conflicting transaction, and calls `build` again; also if a fail-over lost the transaction. A client without a
+        view has nothing to wait for: a failed lock is the outcome.
 
-        When the caller is cancelled, what was not sent is taken back. What was sent is decided all the same, and the
-        command is told as if the caller had stayed.
+        If the caller is cancelled, a transaction that was not sent is withdrawn. One that was sent is decided, and the
+        functions of the command are called as if the caller had stayed.
 
         Args:
             command: What to write; see `Command`.
-            fresh: True: before the transaction is built, the view has applied all that was committed when `submit` was
-                called, by any client; this asks the owner, which asks a majority. False: it is built on the view as it is.
-                By default the first submits in a partition are fresh, until its view has caught up once: a view that was
-                just opened knows nothing. Those that the view makes itself, and waits for, are not.
-            wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
-                When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
-            timeout: How many seconds this call may take in all, with the waiting for the view. Without it, each attempt and
-                each waiting has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
-            idempotency_key: As of `append`: when a transaction with this key is in the partition already, that one is the
-                outcome, and `build` is not called once the view has it. The client reads what is written in the partition
-                for that, beside the feed.
+            fresh: True: before the build, the view applies everything that any client had committed when `submit` was
+                called. This asks the owner, which asks a majority. False: build on the view as it is. The default is
+                True until the view of the partition has caught up once, because a view that was just opened is empty,
+                and False after that. It is False in a call of the view itself, which would wait for itself.
+            wait: `"applied"`: return when this client's view has applied the transaction; then `is_applied` of the
+                outcome is True. If that takes longer than `timeout`, the outcome is returned with `is_applied` False:
+                it is committed.
+            timeout: Seconds for the whole call, with the waiting for the view. Without it, each attempt and each wait
+                has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
+            idempotency_key: See `append`. If a transaction with this key is in the partition already, its outcome is
+                returned, and `build` is not called once the view has applied that transaction. To find it, the client
+                reads the log of the partition, beside the feed.
 
         Returns:
-            The outcome of the last attempt, or `Declined` when `build` returned False.
+            The outcome of the last attempt, or `Declined` if `build` returned False.
 
         Raises:
-            NotSent: The partition took nothing in time: its owner is away, or too much is undecided; or the
-                view did not become fresh.
-            TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
-                be compared with; this client has no view to wait for.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            NotSent: The partition took nothing in time: its owner is away, too much is undecided, or the view did not
+                become fresh.
+            TooLarge: The payload or the number of locks is above the limits of the servers.
+            BadArgument: `build` returned nothing, or set a wrong value; a checked lock has no position to be compared
+                with; or this client has no view to wait for.
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
@@ -419,28 +428,29 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
+        """Append the transactions of several commands atomically: the log has all of them, in a row, or none.
 
-        Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
-        one fails, or a fail-over lost them, all of them are built again, as with `submit`. The partition has to write
-        format 1.
+        Each command builds on the view before the first of them. If a lock of one fails, or a fail-over lost them, all
+        are built again, as with `submit`. The partition must write format 1.
 
         Args:
-            commands: What to write, in this order. All of them must mean the same partition.
-            fresh: As of `submit`.
-            wait: As of `submit`.
-            timeout: As of `submit`.
-            idempotency_key: As of `submit`, for the group.
+            commands: What to write, in this order. All commands must have the same partition.
+            fresh: See `submit`.
+            wait: See `submit`.
+            timeout: See `submit`.
+            idempotency_key: See `submit`; one key for all of them.
 
         Returns:
-            One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
-            `Declined` when `build` of one returned False. Every command is told it.
+            One outcome for all of them: `Committed` with the first id and the number of transactions, `Rejected`,
+                `Unknown`,
+            or `Declined` if `build` of one returned False. `on_outcome` of every command is called with it.
 
         Raises:
-            BadArgument: There is no command, they mean different partitions, or as of `submit`.
+            BadArgument: There is no command, the commands have different partitions, or see `submit`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
-            TooLarge: The group is larger than a frame of the server, or as of `submit`. Nothing was sent.
-            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `submit`.
+            TooLarge: The transactions together are larger than a frame of the servers, or see `submit`. Nothing was
+                sent.
+            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: See `submit`.
             Exception: What `build` raises.
         """
         return await self._submit(
@@ -464,7 +474,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """Submit `commands`; `call` calls their functions. An error of Waltz leaves without the frames of the client."""
+        """Submit `commands`; `call` calls their functions. A `WaltzError` is raised without the frames of the client."""
         self._check_loop()
         client = self._active_client(self._partition_of(commands))
         try:
@@ -478,16 +488,20 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     def _partition_of(self, commands: Sequence[Command[E]]) -> int:
         found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
         if len(found) != 1:
-            raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
+            where = f"the commands of an atomic append have the partitions {some(sorted(found))}; they must have one"
+            raise BadArgument(where if found else _NO_TRANSACTION)
         return found.pop()
 
     def position(self, partition: int) -> Position:
-        """The highest id of a partition that the view has applied; without a view, that is known to be committed.
+        """Return the highest id of a partition that the view has applied; without a view, the highest id known to be
+        committed.
 
-        Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
-        has moved on since.
+        Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if
+        the view has moved on since.
 
-        Raises NotMounted or ClientClosed: this client does not have the partition, or is not open."""
+        Raises:
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
+        """
         return Position(self._active_client(partition).position)
 
     def append(
@@ -502,35 +516,36 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, AppendOutcome]:
-        """Append one transaction, once: nothing is built again when a lock fails.
+        """Append one transaction, in one attempt: if a lock fails, it is rejected.
 
         Args:
-            payload: Bytes, or what the serializer takes.
-            partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it. With neither, the key is the name of the locks; see `Lock` why.
-            kind: 32 bits with a sign that travel beside the payload.
+            payload: Bytes, or a value for the serializer.
+            partition: Partition; or give `key`.
+            key: Key from which the partitioner chooses the partition. With neither, the key is the name of the locks;
+                see `Lock`.
+            kind: Integer of 32 bits with a sign that is kept beside the payload; the meaning is the application's.
             locks: See `read_lock`, `write_lock` and `append_lock`.
-            position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
-                later transaction marked them. The default is `position(partition)` at the moment of this call. A `Position`
-                of another timeline is refused; a plain integer is taken for an id of the log as it is.
-            timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
-                no outcome is `Unknown`, what was not sent is `NotSent`.
-            idempotency_key: A text that names what the caller wants, the id of a request for example. When a transaction
-                with the same key is in the partition already, nothing is appended, and the outcome is `Committed` with
-                the id of that one: after `Unknown`, after a restart, from another process, through any fail-over. It holds
-                for `ClientSettings.idempotency_seconds` from the first one, within one partition: say the same
-                `partition`, or `key`, again. The payloads are not compared. The client needs the right to read, and the
-                partition has to write format 1.
+            position: Highest id that the decision for this transaction has seen. READ and WRITE locks fail if a later
+                transaction marked them. The default is `position(partition)` at this call. A `Position` of another
+                timeline is refused; a plain integer is an id of the current log.
+            timeout: Seconds for the call; `submit_seconds` if it is not given. What was sent by then and has no outcome
+                is `Unknown`; what was not sent raises `NotSent`.
+            idempotency_key: Text that identifies the request of the caller. If a transaction with the same key is in
+                the partition already, nothing is appended, and the outcome is `Committed` with the id of that
+                transaction: after `Unknown`, after a restart, from another process, through any fail-over. A key is
+                kept for `ClientSettings.idempotency_seconds` from its first use, within one partition: give the same
+                `partition` or `key` again. Payloads are not compared. The client needs the right to read, and the
+                partition must write format 1.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
 
         Raises:
-            BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NeedsBatches: The partition writes format 0, which knows no keys. Nothing was sent.
+            BadArgument: An argument is wrong. Raised by the call; all other errors by the `await`.
+            NeedsBatches: The partition writes format 0, which has no idempotency keys. Nothing was sent.
             NotSent: The partition took nothing in time.
-            TooLarge: The payload or the number of locks is above the limits of the server.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            TooLarge: The payload or the number of locks is above the limits of the servers.
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         locks = tuple(locks)
@@ -554,28 +569,27 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         position: int | None = None,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
-        """Append many transactions to one partition, in this order, with one `await` for all of them.
+        """Append many independent transactions to one partition, in this order, with one `await`.
 
-        Each is a transaction of its own: some may be committed and others rejected. This costs much less than as many
-        calls of `append`.
+        Some may be committed and others rejected. This costs much less than one call of `append` for each.
 
         Args:
-            payloads: As `payload` of `append`, one for each transaction.
-            partition: Which partition; or give `key`.
-            key: As of `append`.
-            kinds: One for each payload, or None for zeros.
-            locks: The locks of each payload, or None for none.
-            position: As of `append`, for all of them.
-            timeout: As of `append`.
+            payloads: See `payload` of `append`; one for each transaction.
+            partition: Partition; or give `key`.
+            key: See `append`.
+            kinds: Kind of each transaction, or None for zeros.
+            locks: Locks of each transaction, or None for none.
+            position: See `append`; one for all of them.
+            timeout: See `append`.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
 
         Raises:
-            BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
+            BadArgument: An argument is wrong. Raised by the call; all other errors by the `await`.
             NotSent: The partition took nothing in time.
-            TooLarge: One payload, or its number of locks, is above the limits of the server.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            TooLarge: A payload, or its number of locks, is above the limits of the servers.
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         client, position, data, kinds, each = self._columns(payloads, partition, key, kinds, locks, position)
@@ -595,33 +609,36 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, AppendOutcome]:
-        """Append a group, once: all of these transactions are in the log, in a row, or none is.
+        """Append several transactions atomically, in one attempt: the log has all of them, in a row, or none.
 
-        When the lock of one fails, the group is rejected. The partition has to write format 1.
+        If the lock of one fails, all are rejected. The partition must write format 1.
 
         Args:
-            payloads: As of `append_many`, one for each transaction.
-            partition: Which partition; or give `key`.
-            key: As of `append_many`.
-            kinds: As of `append_many`.
-            locks: As of `append_many`.
-            position: As of `append_many`.
-            timeout: As of `append`.
-            idempotency_key: As of `append`, for the group.
+            payloads: See `append_many`; one for each transaction.
+            partition: Partition; or give `key`.
+            key: See `append_many`.
+            kinds: See `append_many`.
+            locks: See `append_many`.
+            position: See `append_many`.
+            timeout: See `append`.
+            idempotency_key: See `append`; one key for all of them.
 
         Returns:
-            An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
+            An awaitable of one outcome: `Committed` with the first id and the number of transactions, `Rejected`, or
+                `Unknown`.
 
         Raises:
-            BadArgument: There is no payload, or an argument makes no sense. Raised by the call; all others by the `await`.
+            BadArgument: There is no payload, or an argument is wrong. Raised by the call; all other errors by the
+                `await`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
-            TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
-            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `append`.
+            TooLarge: The transactions together are larger than a frame of the servers, or see `append`. Nothing was
+                sent.
+            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: See `append`.
         """
         given = position
         client, position, data, kinds, each = self._columns(payloads, partition, key, kinds, locks, position)
         if not data:
-            raise BadArgument(_NO_GROUP)
+            raise BadArgument(_NO_TRANSACTION)
         if idempotency_key is not None:
             own, all_locks = key_locks(idempotency_key), [list(some) for some in each or [()] * len(data)]
             checked = own_position(client, given, [lock for some in all_locks for lock in some])
@@ -642,7 +659,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         locks: Sequence[Iterable[Lock]] | None,
         position: int | None,
     ) -> tuple[PartitionClient, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
-        """The arguments of `append_many`, checked."""
+        """Return the checked arguments of `append_many`, and the client of the partition."""
         for name, column in (("kinds", kinds), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
@@ -662,14 +679,14 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         make: Callable[[int], Callable[[asyncio.Future[AppendOutcome], float], AnyRequest]],
         timeout: float | None,
     ) -> AppendOutcome:
-        """Append it, unless its idempotency key was used."""
+        """Append a request, unless a transaction with its idempotency key is in the log."""
         deadline = deadline_of(self.settings.submit_seconds if timeout is None else timeout)
         assert deadline is not None
 
         def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
             return client.send(count, at, make(at), deadline)
 
-        await client.ready_epoch(deadline)  # keys are those of one timeline, which the mount tells
+        await client.ready_epoch(deadline)  # keys belong to a timeline, which the mount reports
         if position is not None and position > client.mount.known:
             await client.prove(position, deadline)
         return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
@@ -681,12 +698,12 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
 
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)
-        if known is None or known.timeline not in (None, timeline):  # what was found in another timeline says nothing
+        if known is None or known.timeline not in (None, timeline):  # keys of another timeline do not count
             self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
         return self._keys[partition]
 
     def partition_of(self, key: Any) -> int:
-        """The partition in which `append(…, key=key)` writes."""
+        """Return the partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
 
     def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> PartitionClient:
@@ -706,8 +723,8 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     # -- for people
 
     def status(self) -> ClientStatus:
-        """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
-        health check may call it."""
+        """Return the state of each partition, and whether all of them are `ready`. It is cheap enough for a health
+        check."""
         return ClientStatus([self._clients[each].status() for each in self._active], is_open=self._closed is None)
 
 

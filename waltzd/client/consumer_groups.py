@@ -1,4 +1,4 @@
-"""Consumer groups, as an application makes them and works in them. `Client` has all of this."""
+"""Consumer groups: how an application creates them and becomes a member. `Client` inherits this."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
 
 
 class ConsumerGroups(Generic[E]):
-    """What a client does with consumer groups."""
+    """Methods of a client for consumer groups."""
 
     settings: ClientSettings
     _routes: Routes
@@ -41,9 +41,9 @@ class ConsumerGroups(Generic[E]):
     _call: Call
     _subscriptions: dict[Subscription[Any], None]
     _member_of: int | None = None
-    """A client id that no other client has, for the names of members."""
+    """Client id that no other client has, for the names of members."""
     _members = 0
-    """So many subscriptions were begun."""
+    """Number of subscriptions that were made."""
 
     def _check_open(self) -> None:
         raise AssertionError("a client says whether it is open")
@@ -66,35 +66,36 @@ class ConsumerGroups(Generic[E]):
         back_off: Sequence[float] = (1.0, 5.0, 30.0),
         exhausted: Literal["park", "stop"] = "park",
     ) -> bool:
-        """Make a consumer group, unless it is there with the same settings: every process may call this at its start.
+        """Create a consumer group, unless it exists with the same settings: every process may call this at its start.
 
         Args:
-            name: What it is called: letters, digits, `.`, `_` and `-`.
-            mode: `"ordered"`: one member at a time has a partition, and does everything in order. `"queue"`: members share
-                the work, and settle one by one. `"keyed"`: as a queue, but what has the same key is done in order, one
-                after the other.
-            partitions: Which ones it reads: `"all"`, numbers, and names of channels, as of `Client`. A channel is what it
-                is at each moment.
-            start: Where it begins. `"first"`: at the beginning of the log. `"last"`: behind what is committed now. A time:
-                at the first transaction of that time or later. `{partition: position}`: behind these positions, and at
-                the beginning where none is given. A group that is there already stays where it stands.
-            kinds: It is given only transactions with one of these kinds; nothing stands for all.
-            key: What the key of a keyed group is: the kind, or the first lock.
-            ack_wait: Seconds that a member has for a delivery; it may ask for more.
-            max_in_flight: How many deliveries a member has at a time, in each partition.
-            deliver_max: How many failures use the tries up.
-            back_off: Seconds before the second try, the third, and so on; the last one stays.
-            exhausted: What happens then: `"park"` puts the transaction aside and goes on, `"stop"` waits for an operator.
+            name: Name of the group: letters, digits, `.`, `_` and `-`.
+            mode: `"ordered"`: one member at a time has a partition, and processes it in order. `"queue"`: members share
+                the transactions and settle each by itself. `"keyed"`: like `"queue"`, but transactions with the same
+                key are processed in order, one after the other.
+            partitions: Partitions of the group: `"all"`, numbers, and names of channels, as in `Client`. A channel is
+                resolved again whenever it changes.
+            start: Where the group starts. `"first"`: at the beginning of the log. `"last"`: after what is committed
+                now. A time: at the first transaction of that time or later. `{partition: position}`: after these
+                positions, and at the beginning in other partitions. A group that exists keeps its position.
+            kinds: Kinds of the transactions that the group gets; empty for all.
+            key: Key of a `"keyed"` group: the kind of a transaction, or its first lock.
+            ack_wait: Seconds that a member has for a delivery; it may extend them.
+            max_in_flight: Limit of deliveries that a member has at a time, in each partition.
+            deliver_max: Number of failures after which a transaction is not tried again.
+            back_off: Seconds before the second try, the third, and so on; the last value is used for all later tries.
+            exhausted: What happens after the last try: `"park"` sets the transaction aside and continues, `"stop"`
+                waits for an operator.
 
         Returns:
-            Whether this call made it.
+            Whether this call created the group.
 
         Raises:
-            GroupExists: There is one of this name with other settings.
-            NoGroupLog: No operator has prepared this cluster for groups yet.
-            NotGranted: The policy of the cluster does not let this client make it.
-            NeedsBatches: It is keyed by locks, or begins at a time, and a partition writes format 0.
-            NoSuchChannel, BadArgument: The cluster has no such channel or partition, or an argument makes no sense.
+            GroupExists: A group of this name has other settings.
+            NoGroupLog: An operator must prepare this cluster for groups first.
+            NotGranted: The policy of the cluster does not allow this client to create the group.
+            NeedsBatches: The group is keyed by locks, or starts at a time, and a partition writes format 0.
+            NoSuchChannel, BadArgument: The cluster has no such channel or partition, or an argument is wrong.
             CannotConnect, ClientClosed: No server answered in `submit_seconds`, or the client is not open.
 
         Example:
@@ -122,7 +123,8 @@ class ConsumerGroups(Generic[E]):
         return made.is_new
 
     async def _known_group(self, meta: GroupMeta) -> MadeGroup | None:
-        """One that is there and differs at most in where it began: that is another moment each time."""
+        """Return the group if it exists and differs at most in its start, which is another moment in each call; else
+        None."""
         try:
             found = await self._find_group(meta.name)
         except WaltzError:
@@ -139,7 +141,7 @@ class ConsumerGroups(Generic[E]):
         return tuple([_start(each, await self._reader.position_at(each, start)) for each in partitions])
 
     async def _start_at(self, partition: int, after: int) -> GroupStart:
-        """A plain integer is an id of the log as it is."""
+        """Return the start after a position. A plain integer is an id of the current log."""
         checked = checked_position(after)
         if not isinstance(after, Position) and after != EMPTY:
             end = await self._reader.end_position(partition, confirmed=False)
@@ -154,24 +156,25 @@ class ConsumerGroups(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> Subscription[E]:
-        """Become a member of a consumer group: iterate over what it gives, and settle each delivery.
+        """Become a member of a consumer group: iterate over its deliveries, and settle each.
 
-        It goes on through fail-overs. Each delivery comes at least once to some member; a change of owner gives out again
-        what was not written down, so the work must bear to be done twice.
+        The subscription continues through fail-overs. Each transaction is delivered at least once, to some member;
+        after a change of owner, what was not saved is delivered again, so processing must be idempotent.
 
         Args:
-            group: Its name.
-            partitions: Only these of its partitions, as of `Client`; all of them, if it is not given.
-            max_in_flight: How many deliveries it takes at a time in each partition; at most what the group permits.
-            member: What this member is called. No two members of a group have the same name: a newer one displaces the
-                older. A name of its own, if it is not given.
+            group: Name of the group.
+            partitions: Partitions of the group to consume, as in `Client`; all of them if it is not given.
+            max_in_flight: Limit of deliveries that this member has at a time, in each partition; at most that of the
+                group.
+            member: Name of this member; a unique name if it is not given. A newer member of the same name displaces an
+                older one.
 
         Raises:
-            NoSuchGroup: The cluster has no group of this name. While iterating, as all but the last.
-            NotGranted: The policy of the cluster does not let this client work in it.
+            NoSuchGroup: The cluster has no group of this name. This and the next three are raised while iterating.
+            NotGranted: The policy of the cluster does not allow this client to be a member.
             Displaced: A newer member has the same name.
             CannotConnect: No server answered in `submit_seconds`.
-            BadArgument, ClientClosed: An argument makes no sense, or the client is not open.
+            BadArgument, ClientClosed: An argument is wrong, or the client is not open.
 
         Example:
             ```python
@@ -202,26 +205,27 @@ class ConsumerGroups(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> Handling[E]:
-        """Work in a consumer group with a handler: what it returns from is done.
+        """Process a consumer group with a handler; a delivery is acknowledged when the handler returns.
 
-        What it raises for is tried again, with the error as the reason; `Reject` puts it aside at once. While the handler
-        runs, its delivery is extended. In an ordered group each partition has one call at a time.
+        If the handler raises, the delivery is tried again, with the error as the reason; `Reject` sets it aside at
+        once. While the handler runs, its delivery is extended. In an ordered group each partition has one call at a
+        time.
 
         Args:
-            group: Its name.
-            handler: Called with each `Delivery`; plain or `async`.
-            concurrency: How many calls run at once.
-            timeout: Seconds that a call may take: then it is cancelled, and has failed. Without it, one that hangs
-                keeps its delivery.
-            partitions: As of `subscribe`.
-            max_in_flight: As of `subscribe`; twice the concurrency, if it is not given.
-            member: As of `subscribe`.
+            group: Name of the group.
+            handler: Function that is called with each `Delivery`; plain or `async`.
+            concurrency: Number of calls that run at once.
+            timeout: Seconds after which a call is cancelled and has failed. Without it, a call that hangs keeps its
+                delivery.
+            partitions: See `subscribe`.
+            max_in_flight: See `subscribe`; twice the concurrency if it is not given.
+            member: See `subscribe`.
 
         Returns:
-            Something to await: it ends with its `stop`, or with an error as of `subscribe`.
+            An awaitable. It ends by its `stop`, or with an error; see `subscribe`.
 
         Raises:
-            BadArgument, ClientClosed: An argument makes no sense, or the client is not open.
+            BadArgument, ClientClosed: An argument is wrong, or the client is not open.
 
         Example:
             ```python
@@ -260,7 +264,7 @@ def _meta(
     back_off: Sequence[float],
     exhausted: str,
 ) -> GroupMeta:
-    """The arguments of `create_group`, checked."""
+    """Return the settings of a group, from the checked arguments of `create_group`."""
     if not isinstance(name, str) or not is_name(name):
         raise BadArgument(f"{name!r} is no name of a group")
     if key not in _KEYED_BY:

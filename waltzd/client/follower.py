@@ -1,10 +1,10 @@
-"""The feed of one partition on its way to the application's view, one call at a time, each id exactly next.
+"""Feed of one partition to the application's view: one call at a time, each id in order.
 
-What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
-the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
-those behind it, on purpose: it is tried again with growing pauses, or the partition is parked when the application says so.
-A failure that lasts is logged with its traceback once, then counted at growing intervals, and `failing` says so meanwhile.
-Probes of operators are passed: `applied` goes over them, and the view's position need not."""
+The credit of the mount bounds what waits here. A feed may be cut inside an atomic request; the beginning of the request
+is held until the rest has come, so `applied` is never inside one. A transaction that cannot be applied blocks those
+behind it, on purpose: it is tried again with growing pauses, or the application stops the partition (`Decision.PARK`).
+A lasting failure is logged with its traceback once, then counted at growing intervals; `failing` shows it meanwhile.
+Probes of operators are skipped: `applied` passes them, and the view's position need not."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
-"""How code of the application is called: on the loop, or on another thread."""
+"""Function that calls code of the application: on the event loop, or on a thread."""
 Load: TypeAlias = Callable[[], list[Transaction]]
 
 PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
 TURN = 64
-"""So many transactions are applied before other tasks on the loop have their turn."""
+"""Transactions that are applied before other tasks of the event loop get a turn."""
 _log = logging.getLogger("waltz.client")
 
 
 _INSIDE: ContextVar[tuple[Follower, int] | None] = ContextVar("waltz call of a view", default=None)
-"""Which call of an application this code runs in."""
+"""Call of the application in which this code runs: its follower, and the number of the call."""
 
 
 @dataclass(frozen=True)
 class Failing:
-    """What a view fails on, again and again."""
+    """Failure of a view that repeats."""
 
     id: int
     error: Exception
-    """The last one."""
+    """Error of the last try."""
     since: datetime
     tries: int
 
@@ -60,8 +60,8 @@ async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def shielded(call: Call) -> Call:
-    """The same for a task that must outlive the application's own: when one of those was cancelled, that is a failure like
-    any other, and does not cancel ours."""
+    """Return `call` for a task that must outlive the tasks of the application: a cancelled task of the application is a
+    failure like any other, and does not cancel the caller."""
 
     async def shielded_call(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -85,14 +85,14 @@ async def ask_position(view: View, call: Call, partition: int) -> int:
 
 
 async def introduce(view: Any, call: Call, cluster: UUID) -> None:
-    """A view that wants to know it is told which cluster this is: what it keeps may come from another one."""
+    """Report the cluster key to a view that has a method for it: the state of the view may come from another cluster."""
     opened = getattr(view, "opened", None)
     if callable(opened):
         await call(opened, cluster)
 
 
 async def tell(partition: int, call: Call, listener: Callable[[Any], object], outcome: object) -> None:
-    """What the application raises here changes nothing about the transaction."""
+    """Call a function of a command. Log what it raises; that changes nothing about the transaction."""
     try:
         await call(listener, outcome)
     except Exception:  # noqa: BLE001  # the application's code
@@ -101,13 +101,13 @@ async def tell(partition: int, call: Call, listener: Callable[[Any], object], ou
 
 class Follower:
     def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
-        """`consumed`: called with the size that `put` was given, when that is applied."""
+        """Create a follower; `consumed` is called with the size given to `put` when that content is applied."""
         self.applied = EMPTY
         self.failing: Failing | None = None
         self._calls = 0
         self._is_calling = False
         self._handed = EMPTY
-        """The highest id that the view has taken; a probe may stand behind it."""
+        """Highest id that the view has taken; a probe may follow it."""
         self._partition = partition
         self._view = view
         self._call_shielded = shielded(call)
@@ -117,7 +117,7 @@ class Follower:
         self._takes_probes = bool(getattr(view, "takes_probes", False))
         self._inbox: deque[tuple[int, Load, bool]] = deque()
         self._held: list[Transaction] = []
-        """The beginning of a group whose rest has not come."""
+        """Beginning of an atomic request whose rest has not come."""
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._count = 0
@@ -135,26 +135,27 @@ class Follower:
 
     @property
     def is_called_from_here(self) -> bool:
-        """Whether this very code is called by the follower, which waits for it: then it must not wait for the follower."""
+        """Return whether this follower waits for the running code; then that code must not wait for the follower."""
         inside = _INSIDE.get()
         return self._is_calling and inside is not None and inside[0] is self and inside[1] == self._calls
 
     # -- from the feed
 
     def put(self, size: int, load: Load, goes_on: bool) -> None:
-        """`goes_on`: the group of the last one does."""
+        """Add content to the feed; `goes_on` if the atomic request of the last transaction continues in the next
+        content."""
         self._inbox.append((size, load, goes_on))
         self._wake.set()
 
     def stop(self) -> None:
-        """Finish the call of the application that is under way, and no more."""
+        """Finish the running call of the application, and start no other one."""
         self._stopping.set()
         self._wake.set()
 
     # -- waiting for an id
 
     async def reached(self, id: int) -> None:
-        """Until the transaction with this id is applied."""
+        """Wait until the transaction with this id is applied."""
         if id > self.applied:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._count += 1
@@ -175,11 +176,11 @@ class Follower:
         self._wake.set()
 
     def inherit(self, older: Follower) -> None:
-        """The announcements outlive a partition that is taken out and in: the view may have their ids by then."""
+        """Take over the announcements of an older follower: the view may have their ids by now."""
         self._announcements, older._announcements = older._announcements, []
 
     def forget_above(self, id: int) -> None:
-        """The log forked behind this id: what was announced above it is another transaction now."""
+        """Drop announcements above this id, where the log forked: another transaction has such an id now."""
         gone = [one for one in self._announcements if one[0] > id]
         if gone:
             self._announcements = [one for one in self._announcements if one[0] <= id]
@@ -191,7 +192,7 @@ class Follower:
             )
 
     def has_left(self, position: int) -> bool:
-        """Whether the view stands where this follower has brought it."""
+        """Return whether the view is still where this follower left it."""
         return position in (self.applied, self._handed)
 
     @property
@@ -201,7 +202,7 @@ class Follower:
     # -- applying
 
     async def run(self, position: int) -> None:
-        """Until `stop`; ends with `ViewStopped` when the application gives up."""
+        """Apply the feed until `stop`. Raise `ViewStopped` when the application gives up."""
         self.applied = self._handed = position
         try:
             while True:
@@ -223,8 +224,8 @@ class Follower:
             raise _Stopped
 
     def _next(self) -> tuple[int, list[Transaction]]:
-        """What came next and may be applied, with its size; for a view that takes several at once, as many as it
-        takes: while it was busy, they came in small pieces."""
+        """Return what may be applied next, with its size. For a view that takes several transactions at once, join
+        small pieces that came while it was busy."""
         size, load, goes_on = self._inbox.popleft()
         found = load()
         while self._apply_batch is not None and self._inbox and len(found) < self._batch_max:
@@ -241,7 +242,7 @@ class Follower:
             await self._reached(transactions[-1].id)
 
     def _whole(self, transactions: list[Transaction], goes_on: bool) -> list[Transaction]:
-        """What may be applied of what is there; the beginning of a group is held."""
+        """Return the transactions that may be applied; hold the beginning of an atomic request."""
         found, self._held = self._held + transactions, []
         if goes_on:
             start = next((at for at in range(len(found) - 1, 0, -1) if not found[at].follows), 0)
@@ -284,7 +285,7 @@ class Follower:
             start = stop
 
     async def _apply_group(self, group: list[Transaction]) -> None:
-        """What the view has not taken of it, together."""
+        """Apply the rest of an atomic request that the view has not taken, in one call."""
         assert self._apply_batch is not None
         position = await self._ask_position()
         rest = [transaction for transaction in group if transaction.id > position]
@@ -323,7 +324,7 @@ class Follower:
     # -- failing
 
     async def _persist(self, transaction: Transaction, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it until it works, or the application says that it never will."""
+        """Call the function until it succeeds, or the application decides that it never will."""
         pause = PAUSE_MIN
         while True:
             try:
@@ -342,7 +343,7 @@ class Follower:
             pause = min(2 * pause, PAUSE_MAX)
 
     def _fails(self, transaction: Transaction, error: Exception) -> None:
-        """Log it where that says something new: another error, or twice as many tries."""
+        """Log a failure if it is another error than before, or the number of tries has doubled."""
         before = self.failing
         if before is None or before.id != transaction.id:
             before = Failing(transaction.id, error, datetime.now(UTC), 0)

@@ -1,9 +1,9 @@
-"""Transactions one after the other, for code that would rather iterate than keep a view: a range that is there, or all that
-comes.
+"""Iteration over transactions without a view: over a range of the log, or over everything that is committed from now
+on.
 
-A scan reads by id, a stretch at a time, and needs no mount. A feed is a line of its own, with a client id of its own,
-beside the partitions of the client: so it displaces none of them. What it is given waits in a place for one batch; while
-that is taken, the credit of its mount bounds the rest, here and at the server. Probes of operators are in neither."""
+A scan reads by id, some transactions at a time, and needs no mount. A feed has a partition client and a client id of
+its own, so it does not displace the mounts of the client. It buffers one batch; while the application processes a
+batch, the credit of the mount bounds the rest, here and at the server. Probes of operators are left out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 
 READ_MAX = 1000
-"""How many transactions a scan reads at once: what it holds in memory, beside the 4 MiB of `read_some`."""
+"""Transactions that a scan reads at once. Together with the 4 MiB of `read_some` this bounds its memory."""
 
 
 class Arrivals:
-    """The view behind a feed: it keeps nothing, and hands on one batch after the other."""
+    """View of a feed: it keeps nothing, and hands over one batch after the other."""
 
     def __init__(self, after: Position) -> None:
         self._after = after
@@ -50,14 +50,14 @@ class Arrivals:
             self._changed.set()
 
     def end(self) -> None:
-        """Nothing comes any more, and nothing is taken; the batch that is here is still handed on."""
+        """End the feed: nothing is taken any more. A batch that is buffered is still handed over."""
         self._is_over = True
         self._changed.set()
 
     # -- for who iterates
 
     async def next(self) -> Sequence[Transaction[Any]] | None:
-        """What came; None at the end."""
+        """Return the next batch; None at the end."""
         while self._batch is None and not self._is_over:
             await self._change()
         batch, self._batch = self._batch, None
@@ -65,13 +65,13 @@ class Arrivals:
         return batch
 
     async def _change(self) -> None:
-        """Both sides never wait at once: one waits for a batch, the other for a place."""
+        """Wait for the other side. One side waits for a batch or the other one for a place, never both."""
         self._changed.clear()
         await self._changed.wait()
 
 
 class Feeding(Reading[E], Generic[E]):
-    """What a client iterates over. `Client` has all of this."""
+    """Methods of a client for iteration; `Client` inherits them."""
 
     _feeds: dict[PartitionClient, Arrivals]
 
@@ -81,22 +81,23 @@ class Feeding(Reading[E], Generic[E]):
     def scan(
         self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
     ) -> AsyncGenerator[Transaction[E], None]:
-        """Iterate over the committed transactions of a range, in order. Needs no view and no partitions of one's own.
+        """Iterate over the committed transactions of a range, in order. It needs no view and no partitions of the
+        client.
 
-        A group may be cut at both ends. Probes of operators are left out, so an id may be missing.
+        The range may begin or end inside an atomic append. Probes of operators are left out, so ids may be missing.
 
         Args:
-            partition: Which partition.
-            after: A position: the first transaction is the one behind it. The default is the beginning of the log. A plain
-                integer is a position of the first timeline of the log (`Position`).
-            to: The last id; without one, all that is committed when the iteration begins. An empty range has none.
-            with_locks: As of `read`.
+            partition: Partition to read.
+            after: Position before the first transaction; the default is the beginning of the log. A plain integer is a
+                position of the first timeline of the log (`Position`).
+            to: Last id; without it, the highest id that is committed when the iteration begins.
+            with_locks: See `read`.
 
         Raises:
             BeyondLog: `to` is not committed yet.
             OtherTimeline: `after` is on another timeline of the log, or an operator ended the log while it was read.
             CannotConnect: The owner did not answer within `submit_seconds`, while iterating.
-            BadArgument, ClientClosed: Positions make no sense, there is no such partition, or the client is not open.
+            BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
 
         Example:
             ```python
@@ -107,24 +108,26 @@ class Feeding(Reading[E], Generic[E]):
         return _each(self._scan(partition, after=after, to=to, with_locks=with_locks))
 
     def feed(self, partition: int, *, after: int) -> AsyncGenerator[Transaction[E], None]:
-        """Iterate over all transactions behind a position, in order, and then over each that is committed, for ever.
+        """Iterate over all transactions after a position, in order, and then over each new one, until the client is
+        closed.
 
-        It goes on through fail-overs, needs no view and no partitions of one's own, and costs a mount of the server while
-        it runs. Code that takes its time holds up nobody: transactions wait in the log, and not in memory. Probes of
-        operators are left out, so an id may be missing. It ends when the client is closed; when the code breaks off, at
-        once with `contextlib.aclosing`, else soon.
+        The feed continues through fail-overs, needs no view and no partitions of the client, and uses a mount of the
+        server while it runs. Slow code delays no other reader: transactions wait in the log, not in memory. Probes of
+        operators are left out, so ids may be missing. After a `break` the feed ends at once if it was opened with
+        `contextlib.aclosing`, else soon.
 
         Args:
-            partition: Which partition.
-            after: The position behind which it begins: -1 for the beginning of the log, `await client.end_position(…)`
-                for what comes from now on, or what a `PositionFile` has kept. A plain integer is a position of the first
-                timeline of the log (`Position`).
+            partition: Partition to follow.
+            after: Position before the first transaction: -1 for the beginning of the log, `await
+                client.end_position(…)` for what is committed from now on, or the position of a `PositionFile`. A plain
+                integer is a position of the first timeline of the log (`Position`).
 
         Raises:
-            ClientAhead: The position is above the end of the log: it comes from another cluster. While iterating.
-            OtherTimeline: The position is above the fork of its timeline: an operator ended the log below. While iterating.
-            NotGranted: The policy of the cluster does not let this client read the partition. While iterating.
-            BadArgument, ClientClosed: It is no position, there is no such partition, or the client is not open.
+            ClientAhead: The position is above the end of the log: it is of another cluster. While iterating.
+            OtherTimeline: The position is above the fork of its timeline: an operator ended the log below it. While
+                iterating.
+            NotGranted: The policy of the cluster does not allow this client to read the partition. While iterating.
+            BadArgument, ClientClosed: `after` is no position, there is no such partition, or the client is not open.
 
         Example:
             ```python
@@ -147,15 +150,17 @@ class Feeding(Reading[E], Generic[E]):
         end = await self._reader.end_position(partition, confirmed=to is None, since=position)
         after, last = int(position), int(end) if to is None else to
         while after < last:
-            self._check_reading(partition)  # it may have been closed since
+            self._check_reading(partition)  # the client may have been closed since
             up_to = min(last, after + READ_MAX)
             found = await self._reader.some(partition, after + 1, up_to, with_locks=with_locks, timeline=end.timeline)
             after = found[-1].id
             yield [one for one in found if one.kind != PROBE_HEADER]
 
     def feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
-        """As `feed`, with all that has come meanwhile at once: for work that costs as much for many as for one, such as a
-        flush of a disk. A batch has one transaction at least and `apply_batch_max` at most; a group is whole.
+        """Iterate as `feed` does, over batches of all transactions that have arrived.
+
+        Use it if a batch costs about the same as one transaction, such as a flush of a disk. A batch has at least one
+        transaction and at most `apply_batch_max`; it never ends inside an atomic append.
 
         Example:
             ```python
@@ -168,7 +173,7 @@ class Feeding(Reading[E], Generic[E]):
         return self._batches(partition, checked_position(after))
 
     async def _batches(self, partition: int, after: Position) -> AsyncGenerator[Sequence[Transaction[E]], None]:
-        self._check_reading(partition)  # it may have been closed since
+        self._check_reading(partition)  # the client may have been closed since
         arrivals = Arrivals(after)
         client = await self._begin_feed(partition, arrivals)
         try:

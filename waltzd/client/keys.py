@@ -1,16 +1,17 @@
-"""Doing it once: what an idempotency key stands for, and how a client finds the transaction that has it.
+"""Idempotency keys: how a key is kept in the log, and how a client finds the transaction that has it.
 
-A key becomes two WRITE locks of its transaction, so the owner itself refuses a second one, whoever sends it. It does so
-for locks that were marked behind the position that a transaction names, and its table of locks may have forgotten: then it
-refuses everything in front of its floor. So a client must know what is in front of the position that it names. That is what
-`Keys` is for: it has looked at the log from `begin` up to `covered`, and remembers the keys that it met there, by their
-locks, which the log keeps. A position up to `covered` may be named; what is behind it, the owner knows.
+A key becomes two WRITE locks of its transaction, so the owner refuses a second transaction with the same key from any
+client. The owner checks locks that were marked above the position of a transaction. Its lock table may have forgotten
+older locks; then it refuses every position below its floor. So a client must know which keys are at or below the position
+that it names. `Keys` has read the log from `begin` up to `covered`, and remembers the keys that it found, by their locks,
+which the log keeps. A position up to `covered` may be named; the owner checks what is above.
 
-    begin ─── what was looked at ─── covered ─── what the owner answers for ─── end
-              a key that is here is found         a key that is here is refused, with an id not below its own
+    begin ──── read by the client ──── covered ──── checked by the owner ──── end
+              a key here is found              a key here is refused, with an id not below its own
 
-A refusal names an id, and a key that stood in the way is not behind that id. So looking at the log up to there finds it, or
-shows that something else stood in the way. Two locks of 48 bits each, because one of them could be met by chance."""
+A refusal names an id, and the transaction that caused it is not above that id. So reading the log up to there finds the
+key, or shows that another lock was the cause. A key has two locks of 48 bits, because one alone could collide by chance.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +45,19 @@ from waltzd.protocol.timelines import FIRST
 PREFIX = "waltz-key"
 KEY_MAX = 1000
 SKEW_SECONDS = 60.0
-"""By so much the clocks of applications and servers may differ."""
+"""Seconds by which the clocks of applications and servers may differ."""
 READ_MAX = 2000
 _SPACE = namespace_of(PREFIX)
 Hashes: TypeAlias = frozenset[int]
 
 
 def now_us() -> int:
-    """In microseconds since 1970, as the times of transactions are."""
+    """Return the time in microseconds since 1970, the unit of the times of transactions."""
     return time.time_ns() // 1000
 
 
 def key_locks(key: str) -> tuple[Lock, Lock]:
-    """The locks that stand for a key."""
+    """Return the two locks of an idempotency key."""
     if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX:
         raise BadArgument(f"an idempotency key is a text of 1 to {KEY_MAX} characters, not {key!r}")
     return write_lock(f"{PREFIX}.1.{key}"), write_lock(f"{PREFIX}.2.{key}")
@@ -71,27 +72,27 @@ def _key_of(transaction: Transaction) -> Hashes:
 
 
 class Keys:
-    """Of one partition."""
+    """Idempotency keys of one partition."""
 
     def __init__(self, partition: int, reader: Reader, *, seconds: float) -> None:
-        """`seconds`: for how long a key must hold."""
+        """Create an empty index of keys; `seconds` is how long a key must be found."""
         self._partition = partition
         self._reader = reader
         self._window_us = int((seconds + SKEW_SECONDS) * 1e6)
         self._has_begun = False
         self._covered = EMPTY
         self._found: dict[Hashes, tuple[int, int]] = {}
-        """Key → id and time, in the order of ids."""
+        """Id and time of each key, in the order of ids."""
         self._turn = asyncio.Lock()
         self.timeline: UUID | None = None
-        """Identity of the timeline of the log that was looked at; None before the first look."""
+        """Identity of the timeline of the log that was read; None before the first read."""
 
     def committed(self, id: int, count: int) -> Committed:
-        """The outcome of what was done before."""
+        """Return the outcome of a transaction that was appended before."""
         return Committed(id, count, self._partition, timeline=self.timeline or FIRST)
 
     async def covered(self, timeout: float | None) -> Position:
-        """A position that a transaction may name: the keys in front of it are known, as far as they still hold."""
+        """Return a position that a transaction may name: all keys at or below it that are still valid are known."""
         if not self._has_begun:
             async with self._turn:
                 if not self._has_begun:
@@ -101,8 +102,8 @@ class Keys:
         return Position(self._covered, self.timeline)
 
     async def find(self, key: Hashes, through: int, timeout: float | None) -> int | None:
-        """The id of the transaction with this key, if it stands in the log up to `through`. Raises `BeyondLog` if that is
-        not committed."""
+        """Return the id of the transaction with this key, if the log has one up to `through`. Raise `BeyondLog` if
+        `through` is not committed."""
         if await self.covered(timeout) < through:
             async with self._turn:
                 while self._covered < through:
@@ -126,7 +127,8 @@ class Keys:
         )
 
     async def explain(self, key: Hashes, rejected: Rejected, timeout: float | None) -> int | None:
-        """The id of the transaction with this key, if it was in the way. Raises `BeyondLog` where that is not decided."""
+        """Return the id of the transaction with this key, if it caused the rejection. Raise `BeyondLog` if that is not
+        decided."""
         if rejected.reason in (Reason.CONFLICT, Reason.IN_FLIGHT):  # most often by the key itself
             (there,) = await self._read(rejected.conflict_id, rejected.conflict_id, timeout)
             if _key_of(there) == key:
@@ -141,8 +143,8 @@ class Keys:
         send: Callable[[int], Awaitable[AppendOutcome]],
         deadline: float,
     ) -> AppendOutcome:
-        """`send(position)` until it is in the log, or a transaction with this key is known to be. `position`: that of its
-        own checked locks, if it has some."""
+        """Call `send(position)` until the transaction is in the log, or a transaction with this key is found.
+        `position` is that of the request's own checked locks; None if it has none."""
         clock = asyncio.get_running_loop().time
         behind: int = position if position is not None else await self.covered(deadline - clock())
         if (id_ := await self.find(key, behind, deadline - clock())) is not None:

@@ -153,7 +153,7 @@ class Outbox:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether the next request needs a sequence number above the highest; a new client id brings new ones."""
+        """Return whether the next request needs a sequence number that does not exist: a new client id is needed."""
         head = self.waiting[0] if self.waiting else None
         return self.next_sequence + (head.rows if isinstance(head, AtomicRequest) else 1) > SEQUENCE_MAX
 

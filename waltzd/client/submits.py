@@ -1,8 +1,7 @@
-"""Submitting: a command is asked for a transaction, which is sent and, where that may help, built again; then the command
-is told.
+"""Submits: a command builds a transaction, the transaction is sent and, if that may help, built and sent again.
 
-The caller of `submit` may be cancelled at any moment. What it had sent by then is decided all the same, and its command is
-told as if the caller had stayed."""
+The caller of `submit` may be cancelled at any moment. What was sent by then is decided all the same, and the functions
+of the command are called as if the caller had stayed."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ Wait: TypeAlias = Literal["committed", "applied"]
 
 @dataclass(frozen=True)
 class Once:
-    """The idempotency key of a submit."""
+    """Idempotency key of a submit."""
 
     find_keys: Callable[[], Keys]
-    """The keys of the partition in its current timeline."""
+    """Function that returns the keys of the partition in its current timeline."""
     locks: Sequence[Lock]
 
     @property
@@ -44,15 +43,15 @@ class Once:
 
 
 class Submits:
-    """All `submit` of one client."""
+    """All submits of one client."""
 
     def __init__(self, settings: ClientSettings, serializer: Serializer[Any] | None, partitions: Callable[[], int]) -> None:
-        """`partitions`: how many the cluster has."""
+        """Create the submits of a client; `partitions` returns the number of partitions of the cluster."""
         self._settings = settings
         self._partitions = partitions
         self._serializer = serializer
         self.under_way: dict[asyncio.Future[None], None] = {}
-        """Each until it has its outcome, also between two attempts: `flush` waits for them."""
+        """Submits without an outcome, also between two attempts; `flush` waits for them."""
         self._telling: dict[asyncio.Task[None], None] = {}
         self._count = 0
 
@@ -69,7 +68,7 @@ class Submits:
         timeout: float | None,
         once: Once | None = None,
     ) -> Outcome:
-        """`later`: how commands are told whose caller has gone."""
+        """Submit commands. `later` calls the functions of commands whose caller was cancelled."""
         if wait not in ("committed", "applied"):
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
@@ -108,7 +107,7 @@ class Submits:
         deadline: float | None,
         once: Once | None,
     ) -> Outcome:
-        """As often as it takes, and as is allowed."""
+        """Build and send until there is an outcome that another attempt cannot change, or the limits are reached."""
         clock = asyncio.get_running_loop().time
         number, attempt = self._count, 0
         while True:
@@ -181,7 +180,8 @@ class Submits:
     async def _looked_up(
         self, client: PartitionClient, once: Once, outcome: Outcome, count: int, deadline: float | None
     ) -> Outcome:
-        """What was refused or declined may have been done before, behind what the view has seen."""
+        """Look up the key of a rejected or declined request: it may have been appended before, above the position of
+        the view."""
         try:
             if isinstance(outcome, Rejected) and outcome.reason is not Reason.NOT_IN_LOG:
                 id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
@@ -203,7 +203,8 @@ class Submits:
         later: Call,
         outcome: Outcome,
     ) -> None:
-        """Each with its place in the group."""
+        """Call `on_outcome` of the commands, and register `on_applied`. Each command comes with its place in the atomic
+        request."""
         rest = deque(commands)
         try:
             while rest:
@@ -219,7 +220,7 @@ class Submits:
                 self._in_background(self._tell(client, list(rest), later, later, outcome))
 
     def _tell_later(self, client: PartitionClient, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
-        """The caller is cancelled."""
+        """Call the functions of the commands in the background, because their caller was cancelled."""
         self._in_background(self._tell(client, list(enumerate(commands)), later, later, outcome))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -228,7 +229,7 @@ class Submits:
         task.add_done_callback(self._telling.pop)
 
     async def close(self) -> None:
-        """Give those that are told their time, and no more."""
+        """Wait up to `close_seconds` for functions of commands that run in the background; then cancel them."""
         if self._telling:
             await asyncio.wait(self._telling, timeout=self._settings.close_seconds)
         for task in list(self._telling):
@@ -237,7 +238,7 @@ class Submits:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """On the clock of the loop; None leaves it to the settings."""
+    """Return the deadline of a timeout on the clock of the event loop; None if there is no timeout."""
     if timeout is None:
         return None
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
@@ -256,7 +257,7 @@ async def _freshen(client: PartitionClient, seconds: float) -> None:
 
 
 def _wants(command: Command[Any], answer: object) -> bool:
-    """What `build` returned. A `build` that forgets to return says nothing, which is no reason to send nothing."""
+    """Return the result of `build`. Refuse None: a `build` that forgot to return has not declined."""
     if answer is None or not hasattr(answer, "__bool__"):
         raise BadArgument(
             f"`build` of {type(command).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
@@ -267,14 +268,14 @@ def _wants(command: Command[Any], answer: object) -> bool:
 
 
 def own_position(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int | None:
-    """That of the locks which the application gave; None where nothing of them is checked."""
+    """Return the position for the locks of the application; None if it gave no checked lock."""
     if position is None and all(lock.mode is Mode.APPEND for lock in locks):
         return None
     return mark_of(client, position, locks)
 
 
 def mark_of(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int:
-    """The one that was given, or that of the view."""
+    """Return the position that was given, or that of the view."""
     if position is None:
         if not client.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
             raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")

@@ -1,4 +1,4 @@
-"""Waiting for outcomes, for the view, and for the end: what a client does while nothing is sent."""
+"""Methods of a client that wait for outcomes, for the view, and for a partition to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waltzd.protocol.positions import Position
 
 
 class Waiting:
-    """What a client waits for. `Client` has all of this."""
+    """Methods that wait; `Client` inherits them."""
 
     settings: ClientSettings
     _clients: dict[int, PartitionClient]
@@ -23,7 +23,7 @@ class Waiting:
     _submits: Submits
     _closed: ClientClosed | None
     _stops: dict[asyncio.Future[None], None]
-    """Of those who wait for a partition to be stopped."""
+    """Futures of callers that wait for a partition to stop."""
 
     def _check_open(self) -> None:
         raise AssertionError("a client says whether it is open")
@@ -40,13 +40,13 @@ class Waiting:
         return bool(self._submits.under_way) or any(self._clients[partition].outbox.rows for partition in self._active)
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until everything that was submitted before has an outcome.
+        """Wait until everything that was submitted before this call has an outcome.
 
         Args:
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+            timeout: Seconds to wait; `submit_seconds` if it is not given.
 
         Raises:
-            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
+            CannotConnect: Something is still undecided at the timeout. It goes on, and its own caller gets the outcome.
         """
         self._check_loop()
         if not self.has_pending:
@@ -63,17 +63,17 @@ class Waiting:
             ) from None
 
     async def wait_caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
-        """Wait until the view has applied all that was committed when this was called, by any client.
+        """Wait until the view has applied everything that any client had committed when this was called.
 
         Args:
-            partition: Of this one only; of all that this client has, if it is not given.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+            partition: Partition to wait for; all partitions of this client if it is not given.
+            timeout: Seconds to wait; `submit_seconds` if it is not given.
 
         Raises:
-            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
-            CannotConnect: The owner did not say in time what is committed.
+            NotApplied: The timeout passed before the view was there. The message says whether the view fails.
+            CannotConnect: The owner did not report in time what is committed.
             BadArgument: This client has no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
             ViewStopped, ClientAhead, Superseded: A partition was stopped; see `status`.
         """
         self._check_loop()
@@ -89,19 +89,19 @@ class Waiting:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def wait_applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
-        """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
+        """Wait until this client's view has applied a transaction of any client: then a read of the view shows it.
 
         Args:
-            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+            token: Token of the transaction (`outcome.token`, `Token.parse`), or the outcome itself.
+            timeout: Seconds to wait; `submit_seconds` if it is not given.
 
         Raises:
-            NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
+            NotApplied: The timeout passed. The transaction is committed, and the view will apply it.
             BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
             OtherTimeline: An operator ended the log below the transaction: it is not in the log any more.
-            CannotConnect: The owner did not say in time whether there is such a transaction.
-            BadArgument: It is no token, there is no such partition, or this client has no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            CannotConnect: The owner did not report in time whether there is such a transaction.
+            BadArgument: `token` is no token, there is no such partition, or this client has no view.
+            NotMounted, ClientClosed: The partition is not a partition of this client, or the client is not open.
             ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         self._check_loop()
@@ -110,14 +110,15 @@ class Waiting:
         await self._active_client(token.partition).wait_applied(Position(token.id, token.timeline), seconds)
 
     async def wait_stopped(self, *, timeout: float | None = None) -> None:
-        """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
-        waits for this beside its work. Returns when the client is closed.
+        """Wait until an error stops a partition, and raise the error. Return when the client is closed.
+
+        A service that must not run without its view waits for this beside its work.
 
         Args:
-            timeout: Return after so many seconds; wait for ever, if it is not given.
+            timeout: Seconds after which to return; none if it is not given.
 
         Raises:
-            ViewStopped, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
+            ViewStopped, ClientAhead, Superseded, WaltzError: The error that stopped a partition, also before this call.
             ClientClosed: The client is not open.
 
         Example:
