@@ -184,8 +184,8 @@ class Recovery:
 
     @property
     def has_asked_enough(self) -> bool:
-        """Return whether our session id may be saved. A session that decided anything after this document was written has fenced
-        one of the replicas that were asked, and that replica would have reported it."""
+        """Return whether our session id may be saved. A session that decided anything after this document was written has
+        fenced one of the replicas that were asked, and that replica would have reported it."""
         if not self._has_asked_replicas:
             return False
         if self.is_confirmed:
@@ -206,8 +206,8 @@ class Recovery:
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether a replica that was asked confirms the document: it took part in the session that is to be closed, or,
-        if the closing mark is saved, has begun a session since."""
+        """Return whether a replica that was asked confirms the document: it took part in the session that is to be closed,
+        or, if the closing mark is saved, has begun a session since."""
         if self.is_fresh or self.meta.opened == 0:
             return False
         if self.meta.decision is None:
