@@ -1,8 +1,8 @@
-"""Deliveries of a consumer group, as an application has them in its hands, and what it says of them.
+"""Deliveries of a consumer group, and their acknowledgements.
 
-A delivery is known by the epoch and the tag of the frame that brought it, never by its id alone: the same transaction may
-have been given to somebody else meanwhile. Acknowledgements gather in a `PendingAck` until the one before has
-left, so a thousand acknowledgements of one turn of the loop are one message, and one future."""
+A delivery is identified by the epoch and the tag of the frame that carried it, never by its id alone: the transaction
+may have been delivered to another member since. Acknowledgements are collected in a `PendingAck` until the message
+before has left, so a thousand acknowledgements of one turn of the event loop are one message and one future."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DELAY_MAX = 24 * 3600.0
 
 
 class Reject(Exception):
-    """Raised by a handler: this transaction will never be done, so it is put aside at once, with this text as the reason.
+    """Raised by a handler to reject a delivery: it will never succeed and is set aside at once, with this text as the
+    reason.
 
     Example:
         ```python
@@ -36,14 +37,14 @@ class Reject(Exception):
 
 
 class GroupEpoch(NamedTuple):
-    """Of a group in one partition, under one owner: what was given out in another one counts for nothing."""
+    """Epoch of a group in one partition, under one owner. Deliveries of another epoch are void."""
 
     made_at: int
     epoch: int
 
 
 class DeliverySource(Protocol):
-    """Where deliveries come from."""
+    """Consumer that a delivery came from."""
 
     @property
     def cluster(self) -> UUID: ...
@@ -57,7 +58,7 @@ class DeliverySource(Protocol):
         reason: str = "",
         durable: bool = False,
     ) -> list[DeliveryLate]:
-        """Tell the owner; what was too late."""
+        """Send an acknowledgement; return the errors of deliveries that were too late."""
         ...
 
 
@@ -85,42 +86,43 @@ class DeliveredTransaction(Generic[E_co]):
 
     @property
     def cluster(self) -> UUID:
-        """The key of the cluster that has the group."""
+        """Key of the cluster that has the group."""
         return self._source.cluster
 
     @property
     def partition(self) -> int:
-        """The partition of the transaction."""
+        """Partition of the transaction."""
         return self.transaction.partition
 
     @property
     def id(self) -> int:
-        """Its id in the partition: with the group and the partition it names the work, also when it comes again."""
+        """Id of the transaction in its partition. Group, partition and id identify the work, also when it is delivered
+        again."""
         return self.transaction.id
 
     @property
     def lineage(self) -> Lineage | None:
-        """The timelines of the log, as the owner of the partition told them."""
+        """Timelines of the log, as the owner of the partition reported them."""
         return self.transaction.lineage
 
     @property
     def kind(self) -> int:
-        """The 32 bits that were appended beside the payload."""
+        """Kind of the transaction: 32 bits that were appended beside the payload."""
         return self.transaction.kind
 
     @property
     def time(self) -> datetime | None:
-        """When the owner took the transaction; None in format 0."""
+        """Time at which the owner took the transaction; None in format 0."""
         return self.transaction.time
 
     @property
     def payload(self) -> bytes:
-        """The bytes of the transaction."""
+        """Bytes of the transaction."""
         return self.transaction.payload
 
     @property
     def value(self) -> E_co:
-        """The payload as the client's serializer has decoded it; the bytes without a serializer."""
+        """Payload as the client's serializer decoded it; the bytes if there is no serializer."""
         if self._value is None:
             self._value = (self.transaction.value,)
         value: E_co = self._value[0]
@@ -128,10 +130,10 @@ class DeliveredTransaction(Generic[E_co]):
 
 
 class Delivery(DeliveredTransaction[E_co]):
-    """One transaction that a consumer group has given to this member, until it says what became of it.
+    """One transaction that a consumer group delivered to this member.
 
-    `ack`, `nack` and `reject` settle it, once; what is said a second time changes nothing. One that is not settled in the
-    group's `ack_wait` is given to somebody again.
+    `ack`, `nack` and `reject` settle it. A second call of the same method changes nothing. A delivery that is not
+    settled within the group's `ack_wait` is given to a member again.
 
     Example:
         ```python
@@ -163,50 +165,54 @@ class Delivery(DeliveredTransaction[E_co]):
         self._said: AckKind | None = None
 
     async def ack(self, *, durable: bool = False) -> None:
-        """It is done: the group does not give it out again.
+        """Acknowledge: the transaction is done, and the group does not deliver it again.
 
-        While the partition has no owner it waits, as long as the subscription is open; so do `nack`, `reject`, `extend`.
-        Without `durable`, the owner has heard it. Owners write acknowledgements down at least every second, so when one
-        fails right after this, the transaction may come once more.
+        While the partition has no owner, this waits as long as the subscription is open; so do `nack`, `reject` and
+        `extend`. Without `durable`, it returns when the owner has received the acknowledgement. Owners save
+        acknowledgements at least every second, so if the owner fails right after this, the transaction may be delivered
+        once more.
 
         Args:
-            durable: Wait until it is on the disks of a majority; then it never comes again.
+            durable: Wait until the acknowledgement is on the disks of a majority; then the transaction never comes
+                again.
 
         Raises:
-            DeliveryLate: It is in other hands, or it is not known whether this was heard: it is done again.
+            DeliveryLate: Another member has it, or it is not known whether the owner received this: it is delivered
+                again.
         """
         await self._settle(AckKind.ACKNOWLEDGE, durable=durable)
 
     async def nack(self, *, delay: float | None = None, reason: str = "") -> None:
-        """It failed, and is to be tried again, by anybody. In an ordered group all that lies behind it comes again, too.
+        """Report a failure: the transaction is tried again, by any member. In an ordered group all that follows it
+        comes again, too.
 
         Args:
-            delay: Seconds before the next try; the pause of the group, if it is not given.
-            reason: Why. It is kept with the transaction when that was the last try.
+            delay: Seconds before the next try; the back-off of the group if it is not given.
+            reason: Reason of the failure. It is kept with the transaction if that was the last try.
 
         Raises:
-            DeliveryLate: It is in other hands already.
+            DeliveryLate: Another member has it already.
             BadArgument: The delay is no number from 0 to a day.
         """
         await self._settle(AckKind.REFUSE, delay=checked_delay(delay), reason=reason)
 
     async def reject(self, reason: str) -> None:
-        """It will never be done: it is put aside at once, and operators find it with its reason. Where the group stops in
-        place of putting aside, it stops here. The answer comes when it is on the disks of a majority.
+        """Reject: the transaction will never succeed. It is set aside at once, with the reason for operators. A group
+        that stops instead of setting aside stops here. The call returns when that is on the disks of a majority.
 
         Args:
-            reason: Why.
+            reason: Reason of the rejection.
 
         Raises:
-            DeliveryLate: It is in other hands already.
+            DeliveryLate: Another member has it already.
         """
         await self._settle(AckKind.REJECT, reason=reason)
 
     async def extend(self) -> None:
-        """It takes longer: its time begins anew.
+        """Extend the delivery: its `ack_wait` starts again.
 
         Raises:
-            DeliveryLate: It is in other hands already.
+            DeliveryLate: Another member has it already.
         """
         raise_late(await self._source.settle(AckKind.EXTEND, [self]))
 
@@ -220,7 +226,8 @@ _CALLS = {AckKind.ACKNOWLEDGE: "ack", AckKind.REFUSE: "nack", AckKind.REJECT: "r
 
 
 def unsettled(deliveries: Sequence[Delivery[Any]], verb: AckKind, *, durable: bool = False) -> list[Delivery[Any]]:
-    """Those of which this is still to be said: not what is settled so already."""
+    """Return the deliveries that are not settled in this way already. Raise `BadArgument` if one was settled in another
+    way."""
     if verb is AckKind.EXTEND:
         return list(deliveries)
     for one in deliveries:
@@ -244,7 +251,7 @@ def checked_delay(delay: float | None) -> float | None:
 
 
 def raise_late(late: Sequence[DeliveryLate]) -> None:
-    """One error for all that was too late."""
+    """Raise one error for all deliveries that were too late."""
     if len(late) == 1:
         raise late[0]
     if late:
@@ -252,7 +259,7 @@ def raise_late(late: Sequence[DeliveryLate]) -> None:
 
 
 class PendingAck:
-    """Something that is said of deliveries, until it is answered."""
+    """Acknowledgement of deliveries, until it is answered."""
 
     def __init__(
         self,
@@ -268,24 +275,25 @@ class PendingAck:
         self.delay = delay
         self.reason = reason[:REASON_MAX]
         self.parent = parent
-        """Some of what that one speaks of was too late; this one asks for one of them."""
+        """Acknowledgement of many deliveries, some of which were too late; this one asks for one of them. None for
+        others."""
         self.parts = 0
-        """How many that are asked for one by one are not answered."""
+        """Number of acknowledgements, of those that ask for one delivery, that are not answered."""
         self.unkept = 0
-        """And how many of them are not written down."""
+        """Number of these acknowledgements that are not durable."""
         self.deliveries: list[Delivery[Any]] = []
         self.number = 0
-        """On the stream that it was sent on last."""
+        """Number of the acknowledgement on the stream that carried it last."""
         self.late: list[tuple[Delivery[Any], DeliveryLate]] = []
         loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[None] = loop.create_future()
         self.kept: asyncio.Future[None] = loop.create_future()
-        """Done when it is written down, or never will be; where nobody waits for that, when it is answered."""
+        """Done when the acknowledgement is durable, or never will be; if no caller waits for that, when it is answered."""
         self.is_durable = False
-        """Somebody waits for that."""
+        """Whether a caller waits until it is durable."""
 
     def frame(self, number: int) -> Ack:
-        """What goes out."""
+        """Return the frame to send."""
         self.number = number
         ids = np.unique(np.array([one.id for one in self.deliveries], np.int64))
         breaks = np.flatnonzero(np.diff(ids) != 1) + 1

@@ -1,7 +1,8 @@
-"""A handler for the deliveries of a consumer group: what it returns from is done, what it raises for is tried again.
+"""Handler for the deliveries of a consumer group: a delivery is acknowledged when the handler returns, and tried again
+when it raises.
 
-What it is at work on is extended until it has ended. Acknowledgements are told beside the next work; a failure is told
-before it, because in an ordered group it decides what comes next."""
+A delivery is extended until its handler has ended. Acknowledgements are sent while the next delivery is processed. A
+failure is sent before that, because in an ordered group it decides what comes next."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _log = logging.getLogger("waltz.client")
 
 
 class Handling(Generic[E]):
-    """A handler at work for a consumer group: await it, and end it with `stop`. `Client.handle` makes it.
+    """A handler that processes a consumer group: await it, and end it with `stop`. `Client.handle` makes it.
 
     Example:
         ```python
@@ -45,7 +46,7 @@ class Handling(Generic[E]):
         if timeout is not None and not timeout > 0:
             raise BadArgument(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.subscription = subscription
-        """Where the deliveries come from."""
+        """Subscription that the deliveries come from."""
         subscription.is_handled = True
         self._handler = handler
         self._call = shielded(call)
@@ -58,12 +59,15 @@ class Handling(Generic[E]):
         return self.run().__await__()
 
     async def run(self) -> None:
-        """Work until `stop` is called or the client is closed. When the caller is cancelled, so are the calls of the
-        handler that run; what they had goes to others at once.
+        """Process deliveries until `stop` is called or the client is closed.
+
+        If the caller is cancelled, the running calls of the handler are cancelled; their deliveries go to other members
+        at once.
 
         Raises:
-            NoSuchGroup, NotGranted, CannotConnect, BadArgument, ClientClosed: As of `Subscription.open`, or while it works.
-            OtherTimeline: The inbox of the handler holds what is not in the log any more.
+            NoSuchGroup, NotGranted, CannotConnect, BadArgument, ClientClosed: See `Subscription.open`; also while it
+                runs.
+            OtherTimeline: The inbox of the handler holds transactions that are not in the log any more.
         """
         if self._is_stopped:
             return
@@ -78,7 +82,8 @@ class Handling(Generic[E]):
                 await asyncio.gather(*workers, *list(self._telling), return_exceptions=True)
 
     def stop(self) -> None:
-        """Take nothing more. What runs is finished and settled, then `run` returns. To be called on the event loop."""
+        """Take no more deliveries. Running calls are finished and settled, then `run` returns. Call it on the event
+        loop."""
         self._is_stopped = True
         self.subscription.stop_taking()
 
@@ -114,7 +119,7 @@ class Handling(Generic[E]):
             self.subscription.finished(one)
 
     async def _tell(self, ack: Awaitable[None]) -> None:
-        """Wait for the answer, `submit_seconds` at most: what was said is told to the next owner all the same."""
+        """Wait for the answer, at most `submit_seconds`: an acknowledgement is sent to the next owner in any case."""
         seconds = self.subscription._host.settings.submit_seconds
         try:
             async with asyncio.timeout(seconds):

@@ -1,14 +1,14 @@
-"""A member of a consumer group in one partition: finds the owner, joins, takes deliveries in, tells what became of them.
+"""Member of a consumer group in one partition: finds the owner, joins, receives deliveries, and sends acknowledgements.
 
-It begins again when the stream is lost, under the same name. What was given out on a lost stream is given to somebody
-again, so what nobody has taken yet is dropped here. What was said and not answered is asked for once more where the epoch
-is still the same, because the owner knows what it has heard; in another epoch all of it counts for nothing.
+When the stream is lost, the member joins again under the same name. The owner delivers again what it delivered on the
+lost stream, so what no caller has taken yet is dropped here. Unanswered acknowledgements are sent again if the epoch is
+still the same, because the owner then knows which ones it has received. In another epoch all of them are void.
 
-An answer says how many of the ids were too late, and not which. So where some were, each is asked for by itself, which is
-safe for what may be said twice; what may not is said of one delivery at a time.
+An answer has the number of ids that were too late, not the ids. So if some were too late, each id is asked for by
+itself, which is safe for acknowledgements that may be repeated. Those that may not are sent for one delivery at a time.
 
-In an ordered group a failure brings back everything behind it, or, when it was the last try, nothing. So after one the
-queue waits until the owner has said whether it is still ours."""
+In an ordered group a failure brings back everything after it, or nothing if it was the last try. So after a failure the
+queue waits until the owner has answered whether its deliveries are still valid."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.timelines import Lineage
 
 TOGETHER_MAX = 4096
-"""Deliveries that one message speaks of."""
+"""Limit of deliveries in one acknowledgement."""
 ACKS_MAX = 32
-"""What one message holds of that."""
+"""Limit of acknowledgements in one message."""
 SETTLED_SECONDS = 1.0
-"""A stream that has lasted so long is followed by another one at once."""
+"""Seconds after which a lost stream is replaced without a pause."""
 OTHER_EPOCH = (
     "the group is in another epoch there: the partition had a change of owner, or the group a reset or other settings"
 )
-"""Why a delivery of an earlier join is too late."""
+"""Reason why a delivery of an earlier join is too late."""
 NO_REQUEST = (-1, -1, -1)
 _log = logging.getLogger("waltz.client")
 
 
 class ConsumerListener(Protocol):
-    """Who takes deliveries: a subscription."""
+    """Subscription that a consumer reports to."""
 
     def arrived(self, consumer: PartitionConsumer, count: int) -> None: ...
     def is_taking(self, consumer: PartitionConsumer) -> bool:
-        """Whether what waits will be taken, as far as one can see: then its time may begin anew."""
+        """Return whether the application is likely to take what is queued; then it is extended."""
         ...
 
     def told(self, consumer: PartitionConsumer, verb: AckKind, count: int) -> None: ...
@@ -86,20 +86,20 @@ class PartitionConsumer:
         self.partition = partition
         self.group = made.meta.name
         self.is_ordered = made.meta.mode is Mode.ORDERED
-        """One is to be done after the other."""
+        """Whether the group delivers in order, one transaction after the other."""
         self.queue: deque[Delivery[Any]] = deque()
-        """What nobody has taken yet."""
+        """Deliveries that no caller has taken yet."""
         self.in_progress: dict[Delivery[Any], None] = {}
-        """What handlers are at work on: its time begins anew until they have ended."""
+        """Deliveries that handlers are processing; they are extended until the handlers have ended."""
         self.holds = 0
-        """While it is above 0 nothing is taken from the queue."""
+        """Number of reasons to take nothing from the queue; 0 if it may be taken from."""
         self.paused = ""
-        """Why the owner gives nothing out."""
+        """Reason why the owner delivers nothing; empty if it delivers."""
         self.joined: Joined | None = None
         self.trouble: WaltzError | None = None
-        """Why it is not joined."""
+        """Error that ended the last stream; None while the member is joined."""
         self._lineage = Lineage()
-        """Timelines of the log, as the owner told them."""
+        """Timelines of the log, as the owner reported them."""
         self._made_at = made.made_at
         self._member = member
         self._room = room
@@ -109,34 +109,35 @@ class PartitionConsumer:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._group_epoch: GroupEpoch | None = None
-        """Of the stream that is here, or was here last."""
+        """Epoch of the current or the last stream."""
         self._newest: dict[int, int] = {}
-        """Of each id that is in our hands, the tag of its newest delivery."""
+        """Tag of the newest delivery of each id that this member has."""
         self._unsent: deque[PendingAck] = deque()
         self._unanswered: dict[int, PendingAck] = {}
         self._unkept: deque[PendingAck] = deque()
-        """Answered, and somebody waits until it is written down."""
+        """Acknowledgements that are answered, and whose callers wait until they are durable."""
         self._number = self._kept = 0
-        """Of this stream: what was said last, and up to where it is written down."""
+        """Number of the last acknowledgement on this stream, and of the last one that is durable."""
         self._joined_at = 0.0
         self._is_leaving = self._has_left = False
         self._is_closed = False
         self._changed = asyncio.Event()
-        """There may be something to send."""
+        """Set when there may be something to send."""
         self._is_over = asyncio.Event()
-        """No stream is here: an owner ends it when a member has gone and was told everything."""
+        """Set while there is no stream. An owner ends the stream of a member that left, after the last answer."""
         self._is_over.set()
         self._beat: asyncio.TimerHandle | None = None
 
     @property
     def cluster(self) -> UUID:
-        """Its key."""
+        """Key of the cluster."""
         return self._routes.topology.cluster_key
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """One stream after the other, until it has left; raises what the next one would meet again."""
+        """Run one stream after the other until the member has left. Raise only errors that the next stream would meet
+        again."""
         attempt = 0
         while True:
             place = None
@@ -209,7 +210,7 @@ class PartitionConsumer:
             self._is_over.set()
 
     async def _write(self, stream: AttendPort) -> None:
-        """What is said while a message is on its way leaves together, as the next one."""
+        """Send acknowledgements; those that come while a message is being sent are sent together in the next one."""
         while True:
             self._changed.clear()
             frames: list[MemberFrame] = []
@@ -275,7 +276,7 @@ class PartitionConsumer:
             self._beat = None
 
     def drop(self) -> None:
-        """What nobody has taken yet is given to somebody again."""
+        """Drop the deliveries that no caller has taken yet; the owner delivers them again."""
         for one in self.queue:
             self._forget(one)
         self.queue.clear()
@@ -348,10 +349,10 @@ class PartitionConsumer:
     # -- what is said --------------------------------------------------------------------------------------------------
 
     async def begin(self, deliveries: Sequence[Delivery[Any]]) -> bool:
-        """Report that these are handed to the application. Return False if they are not its to do any more.
+        """Report deliveries before the application gets them. Return False if they are not this member's any more.
 
         It returns when the report has left this process: the application may end the process at once, and such a
-        transaction has to use up its tries."""
+        transaction must use up its tries."""
         joined = self.joined
         if joined is None:
             return False
@@ -364,7 +365,7 @@ class PartitionConsumer:
         return self.joined is joined and not self._is_closed
 
     def put_back(self, deliveries: Sequence[Delivery[Any]]) -> None:
-        """Keep what was picked and not handed out. What has come again meanwhile stays as it came."""
+        """Put back deliveries that were picked and not handed out. A newer delivery of the same transaction stays."""
         mine = [one for one in deliveries if self.joined is not None and self._why_late(one) is None]
         if mine and not (self.is_ordered and self.queue and self.queue[0].id <= mine[-1].id):
             self.queue.extendleft(reversed(mine))
@@ -378,8 +379,8 @@ class PartitionConsumer:
         reason: str = "",
         durable: bool = False,
     ) -> list[DeliveryLate]:
-        """Tell the owner; return what was too late. While the owner is away it waits: what was said is told to the next
-        one, or is late there. The end of the subscription ends the wait."""
+        """Send an acknowledgement; return the errors of deliveries that were too late. While the partition has no owner
+        this waits, and sends it to the next owner. The end of the subscription ends the wait."""
         late: list[DeliveryLate] = []
         acks: dict[PendingAck, list[Delivery[Any]]] = {}
         for one in deliveries:
@@ -402,7 +403,8 @@ class PartitionConsumer:
         return late
 
     def _pending_ack(self, verb: AckKind, one: Delivery[Any], delay: float | None, reason: str) -> PendingAck:
-        """Where it can be added: what may be said twice travels together."""
+        """Return a pending acknowledgement that `one` may be added to. Acknowledgements that may be repeated are sent
+        together."""
         last = self._unsent[-1] if self._unsent else None
         if (
             last is not None
@@ -487,7 +489,7 @@ class PartitionConsumer:
         self._done(ack, is_kept=True)
 
     def _miss(self, ack: PendingAck, why: str) -> None:
-        """The stream or the epoch is over, and what became of it is not known."""
+        """Settle an acknowledgement whose answer will not come, because the stream or the epoch has ended."""
         if ack.answered.done():  # somebody waits until it is written down
             self._refuse(ack, f"it was heard, but {why} before it was written down")
         elif ack.verb is AckKind.REFUSE:  # it is given out again, which is what was asked for
@@ -498,7 +500,7 @@ class PartitionConsumer:
             self._refuse(ack, why)
 
     def _done(self, ack: PendingAck, *, is_kept: bool) -> None:
-        """It is answered; `is_kept`: and nothing more will come of it."""
+        """Mark an acknowledgement as answered; if `is_kept`, nothing more is waited for."""
         parent = ack.parent
         if not ack.answered.done():
             ack.answered.set_result(None)
@@ -525,7 +527,8 @@ class PartitionConsumer:
     # -- order and time ------------------------------------------------------------------------------------------------
 
     def _release_checked(self) -> None:
-        """After a failure in an ordered group: what waits here is still ours when the owner says so."""
+        """Release the queue after a failure in an ordered group, once the owner has confirmed that its deliveries are
+        still valid."""
         if not self.queue or self.joined is None:
             self._release()
             return
@@ -544,7 +547,7 @@ class PartitionConsumer:
         self._beat = self._loop.call_later(self.joined.ack_wait_ms / 2000, self._prolong)
 
     def _prolong(self) -> None:
-        """The time of what handlers have begins anew, and of what waits to be taken."""
+        """Extend the deliveries that handlers are processing, and those that wait to be taken."""
         self._plan_beat()
         found = [one for one in self.in_progress if self._why_late(one) is None]
         if self._listener.is_taking(self):
@@ -559,7 +562,7 @@ class PartitionConsumer:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Say what is to be said, and that it goes: what it has is given to others at once."""
+        """Send the last acknowledgements and leave; the owner gives what is not settled to other members at once."""
         self.drop()
         self._is_leaving = True
         self._changed.set()
@@ -568,7 +571,7 @@ class PartitionConsumer:
                 await self._is_over.wait()
 
     def end(self, why: str = "the subscription was closed") -> None:
-        """It is over: whoever waits is told."""
+        """End the consumer, and fail everything that waits for an answer."""
         self._is_closed = True
         if self._beat is not None:
             self._beat.cancel()
