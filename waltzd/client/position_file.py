@@ -1,7 +1,7 @@
-"""A file that keeps how far a follower has come: for programs whose view is no database, but an index, a cache or a mailer.
+"""File with the positions of a follower: for programs whose view is no database, but an index, a cache or a mailer.
 
-It is written as a whole, beside the old one, flushed, and then given its name: after a crash there is the old one or the
-new one. It names its cluster and ends with a checksum, so a file of another cluster and a rotten one are refused."""
+The file is written as a whole beside the old one, flushed, and renamed: after a crash there is the old file or the new
+one. It names its cluster and ends with a checksum, so a file of another cluster and a damaged file are refused."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NEW_SUFFIX = ".new"
 
 
 class PositionFile:
-    """A file that keeps the positions of a follower, one for each partition, through crashes of program and machine.
+    """A file with the position of a follower in each partition, which survives crashes of program and machine.
 
-    The program does its work first and saves the position then. So after a crash some transactions may come again, and none
-    is left out: the work must bear to be done twice. One program writes a file.
+    The program does its work first and saves the position then. So after a crash some transactions may come again, and
+    none is left out: the work must be idempotent. One program writes a file.
 
     Example:
         ```python
@@ -42,10 +42,10 @@ class PositionFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], cluster: UUID) -> None:
-        """Read the file; one that is missing keeps no position yet, and is made by `save`.
+        """Read the file. If it is missing there are no positions yet, and `save` creates it.
 
         Args:
-            path: Of the file. Its directory must exist.
+            path: Path of the file. Its directory must exist.
             cluster: `client.cluster_key`.
 
         Raises:
@@ -64,34 +64,34 @@ class PositionFile:
 
     @classmethod
     def _on(cls, disk: Disk, path: str, cluster: UUID) -> PositionFile:
-        """On another disk: a simulated one."""
+        """Return a position file on another disk, such as a simulated one."""
         file = cls.__new__(cls)
         file._disk = disk
         file._open(path, cluster)
         return file
 
     def position(self, partition: int) -> Position:
-        """The position that was saved last for this partition; -1 for none."""
+        """Return the position that was saved last for a partition; -1 if there is none."""
         return self._positions.get(partition, Position(EMPTY))
 
     @property
     def positions(self) -> Mapping[int, Position]:
-        """All that were saved, by partition."""
+        """All saved positions, by partition."""
         return dict(self._positions)
 
     def save(self, partition: int, position: int) -> None:
-        """Keep this as the position of the partition. When it returns, no crash takes it back.
+        """Save the position of a partition. When it returns, no crash takes the position back.
 
-        It costs a flush of the disk: where many transactions come, save once for those of a batch (`Client.feed_batches`).
+        It costs a flush of the disk: if many transactions come, save once for a batch (`Client.feed_batches`).
 
         Args:
-            partition: Which partition.
-            position: `transaction.position` of what was done last. A plain integer is a position of the first timeline of
-                the log, so after a rescue or a restore it is refused above the fork.
+            partition: Partition of the position.
+            position: `transaction.position` of the last transaction that is done. A plain integer is a position of the
+                first timeline of the log, so after a rescue or a restore it is refused above the fork.
 
         Raises:
-            BadArgument: It is below the position that is kept; to begin again, remove the file, or call `reset`.
-            DiskFull, FlushFailed, NoPermission: The file was not written; the one before is still there.
+            BadArgument: It is below the saved position. To start again, remove the file, or call `reset`.
+            DiskFull, FlushFailed, NoPermission: The file was not written; the old one is still there.
         """
         found = checked_position(position)
         if partition < 0 or found < self.position(partition):
@@ -103,16 +103,16 @@ class PositionFile:
         self._write({**self._positions, partition: found})
 
     def reset(self, partition: int, position: int) -> None:
-        """Set a position back: after a rescue or a restore, to the fork that `OtherTimeline` names, once the work above it
-        is undone.
+        """Set a position back, after a rescue or a restore to the fork that `OtherTimeline` names. Undo the work above
+        it first.
 
         Args:
-            partition: Which partition.
-            position: The new position; what comes behind it is done again.
+            partition: Partition of the position.
+            position: New position; the transactions after it are done again.
 
         Raises:
-            BadArgument: It is no position.
-            DiskFull, FlushFailed, NoPermission: As of `save`.
+            BadArgument: `position` is no position.
+            DiskFull, FlushFailed, NoPermission: See `save`.
         """
         self._write({**self._positions, partition: checked_position(position)})
 
@@ -145,7 +145,8 @@ class PositionFile:
 
 
 def _position_of(kept: object) -> Position:
-    """A number is a position of the first timeline, as all files keep it until an operator ends the log."""
+    """Return a position of the file. A number is a position of the first timeline; files have only numbers until an
+    operator ends the log."""
     return Position.parse(kept) if isinstance(kept, str) else checked_position(kept)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Reading committed transactions by id or by time, from their owner. Needs no mount."""
+"""Reads of committed transactions by id or by time, from their owner. They need no mount."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from waltzd.protocol.timelines import FIRST
 
 T = TypeVar("T")
 READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
-"""How much is read at once."""
+"""Limits of transactions and bytes of one read."""
 
 
 class Reader:
     def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: SeenTime, *, seconds: float) -> None:
-        """`seconds`: how long an owner is asked, through a fail-over."""
+        """Create a reader; `seconds` is the default timeout of a question to an owner, through a fail-over."""
         self._routes = routes
         self._serializer = serializer
         self._seen = seen
@@ -33,7 +33,7 @@ class Reader:
     async def end_position(
         self, partition: int, *, confirmed: bool = True, since: Position | None = None, timeout: float | None = None
     ) -> Position:
-        """Raises `OtherTimeline` where `since` is not on the log."""
+        """Return the highest committed id. Raise `OtherTimeline` if `since` is not on the log."""
         return await self._ask(
             partition,
             "HighWaterMark",
@@ -60,7 +60,7 @@ class Reader:
         timeline: UUID | None = None,
         timeout: float | None = None,
     ) -> list[Transaction[Any]]:
-        """`timeline`: identity of the timeline whose ids are meant; None: those of the log as it is."""
+        """Return transactions of a range of ids in the timeline with this identity; None for the current log."""
         if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
             raise BadArgument(
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
@@ -117,7 +117,7 @@ class Reader:
 
 
 class Reading(Generic[E]):
-    """What a client reads of the log. `Client` has all of this."""
+    """Methods of a client that read the log; `Client` inherits them."""
 
     _reader: Reader
 
@@ -125,16 +125,17 @@ class Reading(Generic[E]):
         raise AssertionError("a client says when it may read")
 
     async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
-        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
+        """Ask the owner for the highest committed id of a partition, -1 if it is empty. It needs no partitions of the
+        client.
 
-        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
-        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
-        paused and replaced.
+        The result is not below any id that was acknowledged before this call: the owner asks a majority of the storages
+        whether it was replaced. With `confirmed=False` the owner answers at once, and an owner that was paused and
+        replaced answers with an old id.
 
         Args:
-            partition: Which partition.
-            confirmed: Whether the owner asks before it answers.
-            timeout: How many seconds to ask the owner, through a fail-over; `submit_seconds` if it is not given.
+            partition: Partition to ask for.
+            confirmed: Whether the owner asks a majority before it answers.
+            timeout: Seconds to ask the owner, through a fail-over; `submit_seconds` if it is not given.
 
         Raises:
             CannotConnect: The owner did not answer in time.
@@ -144,15 +145,15 @@ class Reading(Generic[E]):
         return await self._reader.end_position(partition, confirmed=confirmed, timeout=timeout)
 
     async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> Position:
-        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
+        """Ask the owner for the position before the first transaction of a time or later.
 
-        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
-        has no time, and counts as earlier than any. Needs no partitions of one's own.
+        A view that starts at a time returns it from `position`. Transactions of format 0 have no time, and count as
+        earlier than any time. It needs no partitions of the client.
 
         Args:
-            partition: Which partition.
+            partition: Partition to ask for.
             time: A datetime with a time zone, or microseconds since 1970.
-            timeout: As of `end_position`.
+            timeout: See `end_position`.
 
         Raises:
             NeedsBatches: The partition writes format 0, which has no times.
@@ -165,13 +166,13 @@ class Reading(Generic[E]):
     async def read(
         self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None
     ) -> Transaction[E]:
-        """One committed transaction by its id. Needs no view and no partitions of one's own.
+        """Read one committed transaction by its id. It needs no view and no partitions of the client.
 
         Args:
-            partition: Which partition.
-            id: Its id there.
-            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
-            timeout: As of `end_position`.
+            partition: Partition of the transaction.
+            id: Id of the transaction.
+            with_locks: Whether to read its `locks` too; format 0 keeps none.
+            timeout: See `end_position`.
 
         Raises:
             BeyondLog: No transaction with this id is committed yet.
@@ -191,25 +192,25 @@ class Reading(Generic[E]):
         with_locks: bool = False,
         timeout: float | None = None,
     ) -> list[Transaction[E]]:
-        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
+        """Read committed transactions from `first_id` or `from_time` on, up to `last_id` or before `until_time`.
 
-        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
-        cut. At least one comes, unless there is none in that time.
+        A call returns at most 10,000 transactions and about 4 MiB, and at least one unless the range is empty. To read
+        on, call it again from the next id. The result may begin or end inside an atomic append.
 
         Args:
-            partition: Which partition.
-            first_id: The first one; or give `from_time`.
-            last_id: The last one; or give `until_time`. With neither, all that is committed.
-            from_time: Those of this time and later; a time as of `position_at`.
-            until_time: Those before this time.
-            with_locks: As of `read`.
-            timeout: As of `end_position`, for each question that is asked.
+            partition: Partition to read.
+            first_id: First id; or give `from_time`.
+            last_id: Last id; or give `until_time`. With neither, the highest committed id.
+            from_time: First time; see `position_at`.
+            until_time: End of the times; transactions of this time or later are left out.
+            with_locks: See `read`.
+            timeout: See `end_position`; for each question that is asked.
 
         Raises:
-            BeyondLog: One of these is not committed yet.
-            NeedsBatches: As of `position_at`.
+            BeyondLog: An id of the range is not committed yet.
+            NeedsBatches: See `position_at`.
             CannotConnect: The owner did not answer in time.
-            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
+            BadArgument, ClientClosed: Ids or times are wrong, there is no such partition, or the client is not open.
         """
         self._check_reading(partition)
         return await self._reader.some(

@@ -1,9 +1,9 @@
-"""Where the partitions are, and one connection to each server: what all partitions of a client share.
+"""Owners of the partitions, and one connection to each server: what all partitions of a client share.
 
-Any server can be asked; one that does not answer is passed over. A place that turned out wrong is forgotten by the line
-that found out, so no mistake sticks. One lookup at a time serves all who wait for one. Ports are given out with `at` and
-closed when the last user has gone: one that failed is not given out again, so that the next attempt is a new connection
-and not the back-off of an old one."""
+Any server can be asked where the partitions are; a server that does not answer is skipped. A partition client that
+found an owner to be wrong drops it (`forget`), so no mistake lasts. Callers that look at the same time share one
+lookup. `at` returns the port to a server, which is closed when its last user has gone. A port that failed is not
+returned again, so that the next attempt makes a new connection instead of waiting for the back-off of the old one."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
 
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
-"""A port to the server at an address, for a cluster key; None when it is not known yet."""
+"""Function that makes a port to the server at an address, for a cluster key; None while the key is unknown."""
 Partitions: TypeAlias = str | Iterable[int | str]
-"""`all`, numbers, and texts with numbers and channels: `[0, 3]`, `orders`, `0-3,orders`."""
+"""`"all"`, numbers, and texts with numbers and channels: `[0, 3]`, `"orders"`, `"0-3,orders"`."""
 
 _log = logging.getLogger("waltz.client")
 _PORT = re.compile(r"[0-9]{1,5}")
 NOWHERE = Place(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
 REPLACED_SECONDS = 1.0
-"""How long an owner that was replaced has for its last word; one that hangs has none."""
+"""Seconds in which an owner that was replaced may report what it has not taken; an owner that hangs reports nothing."""
 REFRESH_SECONDS = 1.0
-"""How often a server is asked where everything is: an owner that hangs does not say that it was replaced."""
+"""Seconds between two questions for the owners of all partitions: an owner that hangs does not report that it was
+replaced."""
 
 
 def pause_seconds(attempt: int, *identity: int) -> float:
-    """Grows, and differs between clients and partitions, yet is not random: a simulation can be repeated."""
+    """Return a pause that grows, and differs between clients and partitions. It is not random, so that simulations
+    repeat."""
     longest = min(PAUSE_MIN * 2.0 ** min(attempt, 16), PAUSE_MAX)
     return longest * (0.5 + crc32(repr((attempt, identity)).encode()) / (1 << 33))
 
@@ -76,20 +78,20 @@ class Routes:
         introduction: Introduction = INTRODUCTION,
     ) -> None:
         self.introduction = introduction
-        """Of this client, with what it was given already."""
+        """Introduction of this client, with the client id that it was given."""
         self._given = tuple(addresses)
         self._connect = connect
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
         self._places: list[Place] = []
-        """Of all partitions, and of the group log, where it may be."""
+        """Owner of each partition, and of the group log, as far as known."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
         self._asked = 0
         self._learned: asyncio.Future[None] | None = None
         self._suspects: dict[str, None] = {}
-        """Addresses that did not answer last time, oldest first: asked after the others."""
+        """Addresses that did not answer the last time, oldest first. They are asked last."""
 
     # -- what is known
 
@@ -103,13 +105,13 @@ class Routes:
         return len(self.topology.places)
 
     def forget(self, partition: int, place: Place) -> None:
-        """It is not there, or does not answer. The generation stays: an owner that was replaced and has not noticed must
-        not be believed again."""
+        """Forget an owner that is not there or does not answer. The generation is kept: an owner that was replaced and
+        has not noticed must not be used again."""
         if self._places[partition] == place:
             self._places[partition] = Place(generation=place.generation, server=None, address=None)
 
     def hint(self, partition: int, error: NotOwner) -> None:
-        """A server that does not own it named the owner."""
+        """Take over the owner that a server named in its refusal."""
         address, generation = error.facts.get("address"), error.number("generation")
         if address and generation is not None and generation >= self._places[partition].generation:
             self._places[partition] = Place(
@@ -117,8 +119,8 @@ class Routes:
             )
 
     async def find(self, partition: int) -> Place:
-        """The owner as it is known. `NotReady` when no server owns it at the moment, `NotGranted` when the policy does not
-        say where it is."""
+        """Return the owner. Raise `NotReady` if no server owns the partition now, `NotGranted` if the policy hides the
+        owner."""
         if self._places[partition].address is None:
             await self.look()
         place = self._places[partition]
@@ -132,7 +134,7 @@ class Routes:
         return place
 
     async def replaced(self, partition: int, place: Place) -> Place:
-        """Wait until the partition is known to be somewhere else, under a later generation."""
+        """Wait until the partition has another owner with a later generation."""
         while self._places[partition].generation <= place.generation or self._places[partition].address is None:
             if self._learned is None or self._learned.done():
                 self._learned = asyncio.get_running_loop().create_future()
@@ -140,7 +142,8 @@ class Routes:
         return self._places[partition]
 
     async def unless_replaced(self, partition: int, place: Place, talk: Coroutine[Any, Any, None]) -> None:
-        """Talk to this owner until another server says that it was replaced: an owner that hangs would not say so."""
+        """Run `talk` with an owner until another server reports that the owner was replaced, which an owner that hangs
+        does not report itself."""
         talking = asyncio.create_task(talk)
         moving = asyncio.create_task(self.replaced(partition, place))
         try:
@@ -162,7 +165,8 @@ class Routes:
         self._refresher = asyncio.create_task(self._refresh(), name="waltz routes")
 
     async def _refresh(self) -> None:
-        """One server after the other, suspects too; after one that does not answer, the next one at once."""
+        """Ask one server after the other, also those that did not answer; after a failure ask the next one without a
+        pause."""
         failures = 0
         while True:
             addresses = self._candidates()
@@ -181,8 +185,8 @@ class Routes:
                 _log.debug("%s does not say where the partitions are: %s", address, error.message)
 
     async def open(self, seconds: float) -> None:
-        """The first look, retried for so long: servers may start later than their clients. Addresses at which something
-        else answers are wrong, now and later."""
+        """Find the cluster, and retry for `seconds`: servers may start later than their clients. Do not retry if only
+        strangers answered at the addresses."""
         is_told = False
 
         async def look() -> None:
@@ -203,7 +207,7 @@ class Routes:
         )
 
     async def look(self) -> None:
-        """Ask any server where everything is. Callers that come meanwhile share the answer."""
+        """Ask any server for the owners of all partitions. Callers that come meanwhile share the answer."""
         if self._lookup is None or self._lookup.done():
             self._lookup = asyncio.create_task(self._look())
             self._lookup.add_done_callback(_take_note)
@@ -216,8 +220,8 @@ class Routes:
             raise ClientClosed("the client was closed meanwhile") from None
 
     async def numbers(self, partitions: Partitions) -> tuple[int, ...]:
-        """The partitions that are meant, each once; whether the cluster has them is not checked. Channels are looked up
-        now: what was learned before may be some seconds old."""
+        """Return the partitions, each once, without checking that the cluster has them. Look channels up again if there
+        are any: the last answer may be some seconds old."""
         if isinstance(partitions, str):
             if partitions == EVERYTHING:
                 return tuple(range(self.partitions))
@@ -280,7 +284,8 @@ class Routes:
         self._suspects[address] = None
 
     async def _learn(self, address: str, topology: Topology) -> bool:
-        """Whether the server knows all that we do: an older generation of any partition means that it has been asleep."""
+        """Take over what a server reported. Return False if it knows less than this client, because it reported an
+        older generation of a partition."""
         known = self._topology
         if known is not None and known.cluster_key != topology.cluster_key:
             raise ForeignCluster(
@@ -317,7 +322,7 @@ class Routes:
 
     @asynccontextmanager
     async def at(self, address: str) -> AsyncIterator[GroupPort]:
-        """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
+        """Return the port to a server. A `CannotConnect` that passes through here closes the port."""
         held = self._held.get(address)
         if held is None:
             held = self._held[address] = _Held(self._connect(address, self.topology.cluster_key))
@@ -350,21 +355,21 @@ class Routes:
             raise CannotConnect(f"{address} did not answer {what} in {self._call_seconds:g} seconds") from None
 
     async def register(self, seconds: float) -> Registration:
-        """A new client id, retried for so long: no server gives one out while the coordinator does not answer."""
+        """Return a new client id, and retry for `seconds`: servers assign none while the coordinator does not answer."""
         return await _patiently(
             self.register_once, seconds, lambda last: f"no client id was given out in {seconds:g} seconds: {last}"
         )
 
     async def register_once(self) -> Registration:
-        """From any server. An epoch that this client was given once stays its own."""
+        """Return a client id of any server. An epoch that this client was given is kept."""
         introduction = self.introduction
         found = await self.ask_any("Register", lambda port: port.register(introduction), "no server gave a client id")
         self.introduction = replace(introduction, before=found if found.epoch else None)
         return found
 
     async def ask_any(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str) -> T:
-        """Ask one server after the other, until one answers; `failed`: that none did. Where each says that the cluster has
-        no group log yet, that is so."""
+        """Ask one server after the other until one answers; `failed` is the message if none did. If all report that the
+        cluster has no group log, raise that."""
         failures, no_log = list[str](), list[WaltzError]()
         for address in self._candidates():
             try:
@@ -381,7 +386,7 @@ class Routes:
         raise CannotConnect(f"{failed} ({'; '.join(failures)})")
 
     async def ask_some(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str, seconds: float) -> T:
-        """The same, retried for so long."""
+        """Ask one server after the other until one answers, and retry for `seconds`."""
         return await _patiently(
             lambda: self.ask_any(what, call, failed),
             seconds,
@@ -390,7 +395,7 @@ class Routes:
         )
 
     async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:
-        """Ask the owner, retried for so long, also through a fail-over."""
+        """Ask the owner, and retry for `seconds`, also through a fail-over."""
         return await _patiently(
             lambda: self.ask_once(partition, what, call),
             seconds,
@@ -409,7 +414,7 @@ class Routes:
             raise
 
     def failed(self, partition: int, place: Place, error: WaltzError) -> None:
-        """Learn from a failed attempt where to try next."""
+        """Learn from a failed attempt which server to ask next."""
         self.forget(partition, place)
         if isinstance(error, NotOwner):
             self.hint(partition, error)
@@ -424,8 +429,8 @@ class Routes:
 
 
 class SharedQuestion(Generic[T]):
-    """A question that many ask at once, asked once for all of them. One that is under way may be too old for who comes now:
-    those are told by the next one."""
+    """Question that many tasks ask at once and that is sent once for all of them. An answer to a question that was sent
+    before the call may be too old; then the next question answers it."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -433,7 +438,8 @@ class SharedQuestion(Generic[T]):
         self._next: asyncio.Task[T] | None = None
 
     async def ask(self) -> T:
-        """An answer that is not older than this call. A cancelled one of others does not cancel it."""
+        """Return an answer that is not older than this call. A cancelled caller does not cancel the question of other
+        callers."""
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._running), name="waltz shared question")
             self._next.add_done_callback(_take_note)
@@ -446,7 +452,7 @@ class SharedQuestion(Generic[T]):
         return await self._ask()
 
     def cancel(self) -> None:
-        """Those who wait are cancelled, too."""
+        """Cancel the question, and the callers that wait for it."""
         for task in (self._running, self._next):
             if task is not None:
                 task.cancel()
@@ -460,8 +466,8 @@ async def _patiently(
     *identity: int,
     final: type[WaltzError] | tuple[type[WaltzError], ...] = (BeyondLog, Trimmed),
 ) -> T:
-    """Retry for so long, while that can help; `failed` makes the message of the error at the end. `final`: an error that
-    is one, although it may be tried again elsewhere."""
+    """Call `work` again for `seconds`, while that can help. `failed` makes the message of the last error. `final`
+    errors are not retried."""
     count, last = 0, "there was not enough time to ask"
     try:
         async with asyncio.timeout(seconds):
@@ -479,7 +485,7 @@ async def _patiently(
 
 
 def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
-    """From "host:port,host:port", or the same as a list."""
+    """Return the addresses of "host:port,host:port", or of a list."""
     parts = servers.split(",") if isinstance(servers, str) else servers
     found = tuple(part.strip() for part in parts if part.strip())
     for address in found:
@@ -492,13 +498,13 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _take_note(lookup: asyncio.Task[Any]) -> None:
-    """All who waited may have gone; asyncio would report a failure that was never looked at."""
+    """Take note of the error of a lookup whose callers may all have gone, or asyncio would report it."""
     if not lookup.cancelled():
         lookup.exception()
 
 
 def some(partitions: Sequence[int]) -> str:
-    """Their numbers in a sentence, and not too many."""
+    """Return a text with at most ten partitions."""
     names = [str(partition) for partition in partitions[:10]]
     more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
     return (", ".join(names) + more) or "none"

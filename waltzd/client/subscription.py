@@ -3,8 +3,8 @@
 Each partition has a `PartitionConsumer`, which holds at most the deliveries that the member asked for. Deliveries are
 handed out in turns, one partition after the other. A delivery that cannot be decoded is rejected here, with the reason.
 
-A delivery has its time from the moment at which it came, so what waits here is extended: for as long as somebody takes, or
-waits for more. What a hanging application has not taken goes to others."""
+A delivery has its time from the moment at which it came, so what waits here is extended: for as long as somebody takes,
+or waits for more. What a hanging application has not taken goes to others."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from waltzd.protocol.channels import EVERYTHING, named_in
 from waltzd.protocol.groups import AckKind, Mode
 
 LOOK_SECONDS = 5.0
-"""How often it is looked which partitions the channels of a group stand for."""
+"""Seconds between two checks which partitions the channels of a group contain."""
 _log = logging.getLogger("waltz.client")
 
 
 class Host(Protocol):
-    """The client of a subscription."""
+    """Client of a subscription."""
 
     settings: ClientSettings
     _routes: Routes
@@ -48,10 +48,10 @@ class Host(Protocol):
 
 
 class Subscription(Generic[E]):
-    """A member of a consumer group: iterate over it, and settle what it gives. `Client.subscribe` makes it.
+    """A member of a consumer group: iterate over it, and settle its deliveries. `Client.subscribe` makes it.
 
-    Iterate over it directly, or use it as an async context manager and iterate inside, with as many tasks as you like.
-    When it ends, what was not settled goes to other members at once, and counts as no failure.
+    Iterate over it directly, or use it as an async context manager and iterate inside, in any number of tasks. When it
+    ends, deliveries that are not settled go to other members at once, and do not count as failures.
 
     Example:
         ```python
@@ -68,7 +68,7 @@ class Subscription(Generic[E]):
     ) -> None:
         self.group = group
         self.member = member or ""
-        """What this member is called where operators look; known when it is open."""
+        """Name of this member, which operators see; known when the subscription is open."""
         self._host = host
         self._partitions = partitions
         self._room = max_in_flight
@@ -76,30 +76,31 @@ class Subscription(Generic[E]):
         self._consumers: dict[int, PartitionConsumer] = {}
         self._runs: dict[int, asyncio.Task[None]] = {}
         self._ready: deque[PartitionConsumer] = deque()
-        """Those from whose queues something may be taken, each once, the next one first."""
+        """Consumers whose queues may be taken from, each once, in the order of their turns."""
         self._tender: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._side: dict[asyncio.Task[None], None] = {}
-        """What is told by the way."""
+        """Tasks that send something in the background."""
         self._more = asyncio.Event()
         self._asked = 0.0
-        """When somebody wanted to take something last."""
+        """Time at which a caller last tried to take a delivery."""
         self._waiting = 0
         self._is_closed = self._is_stopped = False
         self._error: WaltzError | None = None
         self.is_handled = False
-        """A handler takes what comes: in an ordered group one after the other."""
+        """Whether a handler takes the deliveries; then an ordered group delivers one at a time."""
 
     # -- group_epoch
 
     async def open(self) -> None:
-        """Join the group; done by `async with`, and by iterating.
+        """Join the group. `async with` and iterating do this by themselves.
 
         Raises:
             NoSuchGroup: The cluster has no group of this name.
-            NotGranted: The policy of the cluster does not let this client work in it.
+            NotGranted: The policy of the cluster does not allow this client to be a member.
             CannotConnect: No server answered in `submit_seconds`.
-            BadArgument, ClientClosed: It was open before, a partition is none of the group, or the client is not open.
+            BadArgument, ClientClosed: The subscription was opened before, a partition is none of the group, or the
+                client is not open.
         """
         host = self._host
         host._check_loop()
@@ -118,7 +119,7 @@ class Subscription(Generic[E]):
         self._tender = asyncio.create_task(self._tend(), name=f"waltz member of {self.group}")
 
     async def close(self) -> None:
-        """Tell the owners what was said, and go. What was not settled goes to others at once."""
+        """Send the last acknowledgements and leave the group. What is not settled goes to other members at once."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"waltz member of {self.group} goes")
         await asyncio.shield(self._closing)
@@ -147,7 +148,7 @@ class Subscription(Generic[E]):
     # -- what comes
 
     def __aiter__(self) -> AsyncIterator[Delivery[E]]:
-        """The deliveries, one by one, until the subscription or its client is closed."""
+        """Iterate over the deliveries until the subscription or its client is closed."""
         return self._each()
 
     async def _each(self) -> AsyncGenerator[Delivery[E], None]:
@@ -160,11 +161,12 @@ class Subscription(Generic[E]):
                 await self.close()
 
     async def batches(self, *, most: int = 1000) -> AsyncGenerator[list[Delivery[E]], None]:
-        """As the iteration, with all that has come of one partition at once: for work that costs as much for many as for
-        one. Give the batch to `ack` when it is done.
+        """Iterate over batches: each has all deliveries of one partition that have come.
+
+        Use it if a batch costs about the same as one delivery. Give the batch to `ack` when it is done.
 
         Args:
-            most: How many a batch has at most.
+            most: Limit of deliveries in a batch.
         """
         if not isinstance(most, int) or most < 1:
             raise BadArgument(f"a batch has at least one delivery, not {most!r}")
@@ -183,7 +185,8 @@ class Subscription(Generic[E]):
         return True
 
     async def take(self, most: int) -> list[Delivery[E]]:
-        """What has come of one partition, at most so many; nothing at the end. Raises why the subscription has failed."""
+        """Return at most `most` deliveries of one partition; an empty list at the end. Raise the error that ended the
+        subscription."""
         loop = asyncio.get_running_loop()
         while not (self._is_closed or self._is_stopped):
             self._asked = loop.time()
@@ -227,7 +230,7 @@ class Subscription(Generic[E]):
         return []
 
     async def _has_begun(self, found: list[Delivery[E]]) -> bool:
-        """Report what is handed out, before it is. Return False if it was lost meanwhile."""
+        """Report deliveries to the owner before the application gets them. Return False if they were lost meanwhile."""
         consumer = found[0]._source
         assert isinstance(consumer, PartitionConsumer)
         is_begun = False
@@ -267,44 +270,44 @@ class Subscription(Generic[E]):
         task.add_done_callback(lambda _: self._side.pop(task))
 
     def stop_taking(self) -> None:
-        """Nothing more is handed out."""
+        """Hand out no more deliveries."""
         self._is_stopped = True
         self._more.set()
 
     # -- what is said of many
 
     async def ack(self, deliveries: Sequence[Delivery[E]], *, durable: bool = False) -> None:
-        """As `Delivery.ack`, for all of these at once.
+        """Acknowledge deliveries; see `Delivery.ack`.
 
         Args:
-            deliveries: Of this subscription, of any of its partitions.
-            durable: As of `Delivery.ack`.
+            deliveries: Deliveries of this subscription, of any of its partitions.
+            durable: See `Delivery.ack`.
 
         Raises:
-            DeliveryLate: Some of them were too late; all others are acknowledged.
+            DeliveryLate: Some of them were too late; the rest is acknowledged.
         """
         await self._say(AckKind.ACKNOWLEDGE, deliveries, durable=durable)
 
     async def nack(self, deliveries: Sequence[Delivery[E]], *, delay: float | None = None, reason: str = "") -> None:
-        """As `Delivery.nack`, for each of these.
+        """Report deliveries as failed; see `Delivery.nack`.
 
         Args:
-            deliveries: Of this subscription.
-            delay: As of `Delivery.nack`.
-            reason: As of `Delivery.nack`.
+            deliveries: Deliveries of this subscription.
+            delay: See `Delivery.nack`.
+            reason: See `Delivery.nack`.
 
         Raises:
             DeliveryLate: Some of them were too late.
-            BadArgument: As of `Delivery.nack`.
+            BadArgument: See `Delivery.nack`.
         """
         await self._say(AckKind.REFUSE, deliveries, delay=checked_delay(delay), reason=reason)
 
     async def reject(self, deliveries: Sequence[Delivery[E]], reason: str) -> None:
-        """As `Delivery.reject`, for each of these.
+        """Reject deliveries; see `Delivery.reject`.
 
         Args:
-            deliveries: Of this subscription.
-            reason: As of `Delivery.reject`.
+            deliveries: Deliveries of this subscription.
+            reason: See `Delivery.reject`.
 
         Raises:
             DeliveryLate: Some of them were too late.
@@ -312,10 +315,10 @@ class Subscription(Generic[E]):
         await self._say(AckKind.REJECT, deliveries, reason=reason)
 
     async def extend(self, deliveries: Sequence[Delivery[E]]) -> None:
-        """As `Delivery.extend`, for all of these at once.
+        """Extend deliveries; see `Delivery.extend`.
 
         Args:
-            deliveries: Of this subscription.
+            deliveries: Deliveries of this subscription.
 
         Raises:
             DeliveryLate: Some of them were too late.
@@ -343,18 +346,18 @@ class Subscription(Generic[E]):
 
     @property
     def mode(self) -> Mode:
-        """Of the group."""
+        """Mode of the group."""
         return self._group.meta.mode
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Where this member attends."""
+        """Partitions that this member consumes."""
         return tuple(sorted(self._consumers))
 
     @property
     def troubles(self) -> dict[int, str]:
-        """Why nothing comes from a partition, by its number, where that is known: its owner is away, or gives nothing
-        out."""
+        """Reason why a partition delivers nothing, by its number: its owner is away or pauses. Other partitions are
+        left out."""
         each = self._consumers.items()
         told = {partition: one.trouble.message if one.trouble else one.paused for partition, one in each}
         return {partition: why for partition, why in told.items() if why}
@@ -367,7 +370,7 @@ class Subscription(Generic[E]):
     # -- its partitions
 
     async def _look(self) -> None:
-        """Attend to the partitions that the group has now."""
+        """Start consumers for the partitions that the group has now, and stop the others."""
         routes, asked = self._host._routes, self._partitions
         of_group = await routes.numbers(self._group.meta.partitions or EVERYTHING)
         wanted = of_group if asked is None else await routes.numbers(asked)
@@ -442,25 +445,25 @@ class Subscription(Generic[E]):
     # -- told by attendances
 
     def arrived(self, consumer: PartitionConsumer, count: int) -> None:
-        """Something may be taken from it."""
+        """Note that something may be taken from a consumer."""
         if consumer.queue and not consumer.holds and consumer not in self._ready:
             self._ready.append(consumer)
             self._more.set()
 
     def is_taking(self, consumer: PartitionConsumer) -> bool:
-        """Whether what waits will be taken, as far as one can see."""
+        """Return whether the application is likely to take what is queued."""
         joined = consumer.joined
         if self.is_handled or self._waiting:
             return True
         return joined is not None and asyncio.get_running_loop().time() - self._asked < joined.ack_wait_ms / 1000
 
     def told(self, consumer: PartitionConsumer, verb: AckKind, count: int) -> None:
-        """The owner has heard it."""
+        """Report to the instruments that the owner has received an acknowledgement."""
         for instrument in self._host._instruments:
             instrument.settled(self.group, consumer.partition, verb, count)
 
     def finished(self, one: Delivery[E]) -> None:
-        """A handler has ended with it."""
+        """Note that a handler has ended with a delivery."""
         consumer = self._consumers.get(one.partition)
         if consumer is not None and consumer is one._source:
             consumer.in_progress.pop(one, None)

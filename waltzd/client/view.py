@@ -1,8 +1,7 @@
-"""What an application sees of the log: transactions that come to it, and transactions that it makes.
+"""Transactions as an application reads and writes them: views, commands, and the values of payloads.
 
-A view says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands them to it). A
-command makes a transaction: it looks at the view and says what should be written under which locks. Nothing here knows a
-connection."""
+A view has a position, and applies each transaction once, in order (`waltzd.client.follower` feeds it). A command builds
+a transaction: it reads the view and returns what to write under which locks. Nothing here knows a connection."""
 
 from __future__ import annotations
 
@@ -43,10 +42,11 @@ EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 class Serializer(Protocol[E]):
-    """The application's own way between values and payloads: the argument `serializer` of a client.
+    """Translation between values and payloads: the argument `serializer` of a client.
 
-    `Serializer[E]` is for values of the type E, and makes its client a `Client[E]`: what such a client appends, builds,
-    reads and feeds are values of that type. Without a serializer, values are bytes. `waltzd.serializers` has some.
+    A `Serializer[E]` is for values of the type E, and makes its client a `Client[E]`: the values that such a client
+    appends, builds, reads and feeds have that type. Without a serializer, values are bytes. `waltzd.serializers` has
+    some.
 
     Example:
         ```python
@@ -60,22 +60,23 @@ class Serializer(Protocol[E]):
     """
 
     def encode(self, value: E, /) -> bytes:
-        """The payload of a value."""
+        """Return the payload of a value."""
         ...
 
     def decode(self, payload: bytes, /) -> E:
-        """The value of a payload. What it raises is raised by `Transaction.value`."""
+        """Return the value of a payload. `Transaction.value` raises what this raises."""
         ...
 
 
 Partitioner: TypeAlias = Callable[[Any, int], int]
-"""The partition of a key, given the number of partitions."""
+"""Function that returns the partition of a key, given the number of partitions."""
 
 
 def partition_by_hash(key: Any, count: int) -> int:
-    """The default partitioner. Any client in any language must compute the same: the first 8 bytes, big-endian, of BLAKE2b
-    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian, a UUID
-    as the text that it is written as."""
+    """Return the partition of a key, as the default partitioner.
+
+    Clients in every language must compute the same: the first 8 bytes, big-endian, of BLAKE2b over the key, modulo the
+    number of partitions. Text is encoded as UTF-8, an integer as 8 bytes, big-endian, and a UUID as its text."""
     if isinstance(key, str):
         raw = key.encode()
     elif isinstance(key, int):
@@ -92,8 +93,8 @@ def partition_by_hash(key: Any, count: int) -> int:
 
 
 def key_of(key: Any, locks: Sequence[Lock]) -> Any:
-    """The key of a transaction that names no partition: its own, or else the name of its locks. So transactions that have
-    a lock in common meet in one partition, where locks hold."""
+    """Return the key of a transaction that names no partition: its own key, or else the name of its locks. So
+    transactions with a lock in common are in one partition, where locks hold."""
     if key is not None:
         return key
     names = sorted({lock.name for lock in locks})
@@ -108,7 +109,7 @@ def key_of(key: Any, locks: Sequence[Lock]) -> Any:
 
 
 def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
-    """The payload that stands for a value."""
+    """Return the payload of a value."""
     payload = value if serializer is None else serializer.encode(value)
     if isinstance(payload, bytes):
         return payload
@@ -133,7 +134,7 @@ def checked_id(id: int) -> int:
 
 
 def checked_time(time: datetime | int) -> int:
-    """In microseconds since 1970. Nothing in a log is earlier than that."""
+    """Return a time in microseconds since 1970, the earliest time of a log."""
     if isinstance(time, datetime):
         if time.utcoffset() is None:
             raise BadArgument(f"the time {time.isoformat()} has no time zone: `datetime.now(UTC)` is one that has")
@@ -144,8 +145,8 @@ def checked_time(time: datetime | int) -> int:
 
 
 def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
-    """An index of Python: numpy's integers too, no fractions. What passes must fit into a frame, because a frame that
-    cannot be made holds up all transactions that were to travel in it."""
+    """Return an integer, also one of numpy. Refuse what does not fit into a frame: a frame that cannot be made holds up
+    all transactions in it."""
     try:
         found = index(value)
     except TypeError:
@@ -159,8 +160,7 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 
 
 class Transaction(Generic[E_co]):
-    """One committed transaction, as a view is given it and as reads return it: `Transaction[E]` has a `value` of the
-    type E.
+    """One committed transaction, as views and reads get it. A `Transaction[E]` has a `value` of the type E.
 
     Example:
         ```python
@@ -169,19 +169,19 @@ class Transaction(Generic[E_co]):
         ```
 
     Attributes:
-        partition: The partition that holds it.
-        id: Its place there: 0, 1, 2, … without a gap.
-        kind: The 32 bits that were appended beside the payload.
+        partition: Partition of the transaction.
+        id: Id in its partition: 0, 1, 2, … without a gap.
+        kind: Kind that was appended beside the payload: an integer of 32 bits with a sign.
         length: Bytes of the payload.
         payload_crc: CRC-32 of the payload.
-        request: Which client asked for it: (client, generation, sequence), unique in its partition.
-        time_us: When its owner took it, in microseconds since 1970; `time` is the same. It never falls within a partition.
-            None for one that was written in format 0.
-        follows: Whether it goes on with the group of the transaction before it.
-        locks: Its locks, where a read asked for them, else None.
+        request: Request id, unique in its partition: (client, generation, sequence).
+        time_us: Time at which its owner took it, in microseconds since 1970; see `time`. It never decreases within a
+            partition. None in format 0.
+        follows: Whether it belongs to the atomic append of the transaction before it.
+        locks: Its locks, if a read asked for them, else None.
         timeline: Identity of the timeline of the log in which it has its id: `UUID(int=0)`, the first one, until an
-            operator ends the log below an id that was acknowledged. What was read by its id alone says the first one.
-        lineage: All timelines of the log, where it was fed; else None.
+            operator ends the log below an acknowledged id. After a read by id alone it is the first one.
+        lineage: All timelines of the log, if it was fed; else None.
     """
 
     __slots__ = (
@@ -238,17 +238,17 @@ class Transaction(Generic[E_co]):
 
     @property
     def position(self) -> Position:
-        """Its id together with its timeline: what a view or a follower keeps as its position."""
+        """Id together with its timeline: the position that a view or a follower keeps."""
         return Position(self.id, self.timeline)
 
     @property
     def time(self) -> datetime | None:
-        """When its owner took it, in UTC. None for one that was written in format 0."""
+        """Time at which its owner took it, in UTC. None in format 0."""
         return None if self.time_us is None else EPOCH + self.time_us * MICROSECOND
 
     @property
     def payload(self) -> bytes:
-        """The bytes.
+        """Bytes of the payload.
 
         Raises:
             BadArgument: It was fed as a head (`FeedMode.HEADS`), and `fetch` was not awaited yet.
@@ -259,18 +259,18 @@ class Transaction(Generic[E_co]):
 
     @property
     def value(self) -> E_co:
-        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`, and what
-        the serializer raises."""
+        """Payload as the client's serializer decodes it; the bytes if there is no serializer. It raises what `payload`
+        and the serializer raise."""
         payload: Any = self.payload
         value: E_co = payload if self._serializer is None else self._serializer.decode(payload)
         return value
 
     async def fetch(self) -> bytes:
-        """The bytes, fetched from the owner and checked if they did not come with the feed.
+        """Return the payload; fetch it from the owner and check it if it did not come with the feed.
 
         Raises:
             CannotConnect: The owner did not answer within `submit_seconds`.
-            BadFrame: What it sent is not what the head speaks of.
+            BadFrame: The payload does not belong to the head.
         """
         if self._payload is None:
             assert self._fetch is not None
@@ -289,7 +289,8 @@ def transactions_of(
     *,
     timeline: UUID = FIRST,
 ) -> list[Transaction[Any]]:
-    """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
+    """Return the transactions of a run. Payloads are copied, so that a transaction that is kept does not keep the whole
+    run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
     timeline = timeline if lineage is None else lineage.current
     rows = zip(heads(run).tolist(), ends, ends[1:], _times(run.times), _flags(run.follows), _locks(run.locks), strict=False)
@@ -321,7 +322,7 @@ def transactions_of_heads(
     fetch: Callable[[Transaction[Any]], Awaitable[bytes]],
     lineage: Lineage | None = None,
 ) -> list[Transaction[Any]]:
-    """The same without payloads; `Transaction.fetch` fetches them."""
+    """Return transactions without payloads; `Transaction.fetch` fetches them."""
     timeline = FIRST if lineage is None else lineage.current
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
@@ -365,7 +366,8 @@ class Grouped(Protocol):
 
 
 def end_of_part(transactions: Sequence[Grouped], start: int, most: int) -> int:
-    """Where a part ends that begins at `start`: it has `most` transactions at most, or one group that is larger."""
+    """Return the end of a part that begins at `start`. A part has at most `most` transactions, or one larger atomic
+    append."""
     stop = end = min(start + most, len(transactions))
     while start < end < len(transactions) and transactions[end].follows:
         end -= 1
@@ -377,9 +379,9 @@ def end_of_part(transactions: Sequence[Grouped], start: int, most: int) -> int:
 
 
 class Decision(enum.Enum):
-    """What to do with a transaction that the view could not apply: the answer of `failed`.
+    """Decision about a transaction that the view could not apply: the result of `failed`.
 
-    It cannot be left out: a view that wants to ignore a transaction returns from `apply`.
+    A transaction cannot be skipped: a view that wants to ignore one returns from `apply`.
 
     Example:
         ```python
@@ -389,23 +391,25 @@ class Decision(enum.Enum):
     """
 
     RETRY = "retry"
-    """Try it again after a pause, for ever; what is behind it waits."""
+    """Try it again after a pause, for ever; later transactions wait."""
     PARK = "park"
-    """Stop this partition in front of it, until `set_partitions` takes it out and in."""
+    """Stop this partition before the transaction, until `set_partitions` removes and adds the partition."""
 
 
 class View(Protocol[E_contra]):
-    """What an application makes of the log: the argument `view` of a client. Each method may be plain or `async`.
+    """State that an application keeps from the log: the argument `view` of a client. Each method may be plain or
+    `async`.
 
-    `View[E]` takes transactions whose values have the type E.
+    A `View[E]` takes transactions whose values have the type E.
 
-    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before
-    `position` is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at
-    once, in order, and a group always whole; when it fails, `position` is asked how far it came.
-    `failed(transaction, error)` returns a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
+    Three more methods are called if they exist. `opened(cluster)` gets the key of the cluster, a UUID, before
+    `position` is called; a view that was filled from another cluster raises there. `apply_batch(transactions)` takes
+    several at once, in order, and all of an atomic append together; if it raises, `position` is called to see how far
+    it came. `failed(transaction, error)` returns a `Decision` each time that `apply` raised; without it the decision is
+    `RETRY`.
 
-    Probes that operators write (`waltzctl health`) are not handed on, so an id may be missing between two transactions. A
-    view whose attribute `takes_probes` is true is given them, too: it must pass those with the header
+    Probes of operators (`waltzctl health`) are not applied, so ids between two transactions may be missing. A view
+    whose attribute `takes_probes` is true gets them, too: it must skip those of the kind
     `waltzd.protocol.batches.PROBE_HEADER`.
 
     Example:
@@ -424,16 +428,15 @@ class View(Protocol[E_contra]):
     """
 
     def position(self, partition: int, /) -> int | Awaitable[int]:
-        """The position of the last transaction in the view (`Transaction.position`), -1 for an empty one. Asked whenever
-        the partition is activated. A plain integer is a position of the first timeline of the log."""
+        """Return the position of the last transaction in the view (`Transaction.position`), -1 if it is empty. It is
+        called whenever the partition is activated. A plain integer is a position of the first timeline of the log."""
         ...
 
     def apply(self, transaction: Transaction[E_contra], /) -> object:
-        """Take a transaction into the view, together with its id, which `position` must return from now on.
+        """Apply a transaction to the view, together with its id, which `position` must return from now on.
 
-        Called for one transaction of a partition at a time, in the order of their ids. A view that wants to take a
-        group together has `apply_batch`.
-        """
+        It is called for one transaction of a partition at a time, in the order of ids. A view that must apply an atomic
+        append together has `apply_batch`."""
         ...
 
 
@@ -441,8 +444,7 @@ class View(Protocol[E_contra]):
 
 
 class Builder(Generic[E_contra]):
-    """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set. `Builder[E]`
-    takes values of the type E."""
+    """Transaction that `Command.build` fills in. `payload` must be set. A `Builder[E]` takes values of the type E."""
 
     __slots__ = ("_home", "_kind", "_locks", "_payload", "_serializer", "position")
 
@@ -453,9 +455,9 @@ class Builder(Generic[E_contra]):
         locks: Iterable[Lock] = (),
         home: str | None = None,
     ) -> None:
-        """`home`: the only name that its locks may have."""
+        """Create an empty builder; `home` is the only name that its locks may have, or None for any."""
         self.position = position
-        """The highest id that the view held when the building began: every checked lock is compared with it."""
+        """Highest id that the view contained when the build began. Every checked lock is compared with it."""
         self._kind = 0
         self._locks = tuple(locks)
         self._home = home
@@ -464,7 +466,7 @@ class Builder(Generic[E_contra]):
 
     @property
     def kind(self) -> int:
-        """32 bits with a sign that travel beside the payload; 0 if they are not set."""
+        """Kind of the transaction: an integer of 32 bits with a sign, kept beside the payload; 0 if it is not set."""
         return self._kind
 
     @kind.setter
@@ -473,7 +475,8 @@ class Builder(Generic[E_contra]):
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """See `read_lock`, `write_lock` and `append_lock`; if they are not set, those of the command."""
+        """Locks of the transaction; those of the command if they are not set. See `read_lock`, `write_lock` and
+        `append_lock`."""
         return self._locks
 
     @locks.setter
@@ -487,12 +490,12 @@ class Builder(Generic[E_contra]):
         self._locks = found
 
     def _hold(self, locks: Sequence[Lock]) -> None:
-        """Locks beside those of the application, which chose the partition."""
+        """Add locks to those of the application, which have chosen the partition."""
         self._locks = (*self._locks, *locks)
 
     @property
     def payload(self) -> bytes:
-        """The payload. Set it to bytes, or to what the client's serializer takes."""
+        """Payload of the transaction. Set it to bytes, or to a value for the client's serializer."""
         if self._payload is None:
             raise BadArgument("the command returned True and gave the transaction no payload: set builder.payload")
         return self._payload
@@ -503,10 +506,10 @@ class Builder(Generic[E_contra]):
 
 
 class Command(ABC, Generic[E_co]):
-    """One intention of the application, for as many attempts as it takes: the argument of `submit`. What a
-    `Command[E]` builds are values of the type E.
+    """One intention of the application, for any number of attempts: the argument of `submit`. A `Command[E]` builds
+    values of the type E.
 
-    Each method may be plain or `async`. Only `build` must be there.
+    Each method may be plain or `async`. Only `build` is required.
 
     Example:
         ```python
@@ -524,43 +527,44 @@ class Command(ABC, Generic[E_co]):
     """
 
     key: Any = None
-    """What the client's partitioner makes a partition of. Without it that is the name of `locks`."""
+    """Key from which the client's partitioner chooses the partition; the name of `locks` if it is None."""
     locks: Sequence[Lock] = ()
-    """The locks of every attempt, unless `build` sets others. **They hold within one partition**, so transactions that
-    have a lock in common need the same key: locks that have the same name give it by themselves."""
+    """Locks of every attempt, unless `build` sets others. **They hold within one partition**, so transactions with a
+    lock in common need the same key; locks with the same name have the same key by default."""
 
     def partition(self, count: int) -> int | None:
-        """The partition, given how many there are; None leaves it to the client's partitioner, and `key` or `locks`."""
+        """Return the partition, given the number of partitions; None to choose it by `key` or `locks`."""
         return None
 
     @abstractmethod
     def build(self, builder: Builder[E_co]) -> bool | Awaitable[bool]:
-        """Look at the view as it is now and set payload, kind and locks.
+        """Read the view as it is now, and set payload, kind and locks.
 
-        Called again for each attempt, so it must change nothing but the builder.
+        It is called again for each attempt, so it must change nothing but the builder.
 
         Returns:
-            False when there is nothing to do.
+            True to send the transaction, False if there is nothing to do.
         """
 
     def on_lock_failure(self, rejected: Rejected) -> object:  # may be left out
-        """A lock failed; unless this was the last attempt, `build` is called again."""
+        """Note that a lock failed. Unless this was the last attempt, `build` is called again."""
 
     def on_outcome(self, outcome: Outcome) -> object:  # may be left out
-        """`submit` is about to return this. Called once, and before `on_applied`."""
+        """Note the outcome that `submit` is about to return. It is called once, and before `on_applied`."""
 
     def on_applied(self, id: int) -> object:  # may be left out
-        """The view of this client has applied it."""
+        """Note that the view of this client has applied the transaction."""
 
 
 def partition_of(command: Command[Any], partitioner: Partitioner, count: int) -> int:
-    """Where a command writes."""
+    """Return the partition of a command."""
     partition = command.partition(count)
     return partitioner(key_of(command.key, command.locks), count) if partition is None else partition
 
 
 def builder_of(command: Command[Any], position: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:
-    """For another attempt. Where the name of its locks chose the partition, no lock with another name can come in."""
+    """Return a builder for another attempt. If the name of its locks chose the partition, its locks may have no other
+    name."""
     is_placed = command.key is not None or command.partition(count) is not None
     return Builder(position, serializer, command.locks, None if is_placed else key_of(None, command.locks))
 
