@@ -1,10 +1,10 @@
-"""Ready serializers: values of an application as payloads, and back.
+"""Serializers for common values: they turn values of an application into payloads, and back.
 
-`Json` is for plain values. The others are for events: objects of classes that the application declares once, each with the
-name and the version by which the log knows them (`EventType`). A payload is an envelope of three, `type`, `version` and
-`data`, in JSON or MessagePack, so other programs can read it, too. What an older program wrote comes up to the version of
-today by pure functions, one version at a time. What a newer program wrote is an error of its own (`EventUnknown`): a view
-waits in front of it, for the program that knows it."""
+`Json` is for plain values. The others are for events: objects of classes that the application declares once, each with
+its name and version in the log (`EventType`). A payload is an envelope with `type`, `version` and `data`, in JSON or
+MessagePack, so other programs can read it, too. Data of an older version is upgraded to the current version by pure
+functions, one version at a time. Data of a newer version raises `EventUnknown`: a view waits there for a newer program.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ else:
 __all__ = ["EventType", "Json", "JsonEvents", "MsgspecEvents", "PydanticEvents"]
 
 Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
-"""The data of one version as that of the next."""
+"""Function that turns the data of one version into that of the next."""
 _NAME = re.compile(r"[^\s\"\\]+")
 _PLAIN = (bool, int, float, str)
 
 
 class Json(Generic[V]):
-    """Plain values as JSON: what `json.dumps` takes. `Json[V]` is for values of the type V, which nothing checks.
+    """Plain values as JSON: whatever `json.dumps` takes. The type V of a `Json[V]` is not checked.
 
     Example:
         ```python
@@ -49,7 +49,7 @@ class Json(Generic[V]):
     """
 
     def encode(self, value: V) -> bytes:
-        """The JSON of a value, as UTF-8.
+        """Return the JSON of a value, as UTF-8.
 
         Raises:
             BadArgument: JSON has no such value.
@@ -57,10 +57,10 @@ class Json(Generic[V]):
         return _json(value)
 
     def decode(self, payload: bytes) -> V:
-        """The value of a payload.
+        """Return the value of a payload.
 
         Raises:
-            EventUnreadable: It is no JSON.
+            EventUnreadable: The payload is no JSON.
         """
         try:
             value: V = json.loads(payload)
@@ -71,15 +71,15 @@ class Json(Generic[V]):
 
 @dataclasses.dataclass(frozen=True)
 class EventType(Generic[E_co]):
-    """A class of events, with the name and the version by which the log knows it.
+    """Class of events, with its name and version in the log.
 
-    The class may be renamed; name and versions stay as they are, because the log stays. A new version needs a function
-    that makes its data of the data before: `upcasts={1: one_to_two, 2: two_to_three}` for version 3. They are pure, and
-    see the data as it was read: dictionaries, lists, texts and numbers.
+    The class may be renamed; its name and versions in the log may not. A new version needs a function that upgrades the
+    data of the version before: `upcasts={1: one_to_two, 2: two_to_three}` for version 3. These functions are pure, and
+    get the data as it was read: dictionaries, lists, texts and numbers.
 
     Raises:
-        BadArgument: The name is empty or has blanks, quotes or backslashes, the version is below 1, or `upcasts` is not
-            one function for each version before it.
+        BadArgument: The name is empty or has blanks, quotes or backslashes, the version is below 1, or `upcasts` does
+            not have exactly one function for each earlier version.
 
     Example:
         ```python
@@ -91,13 +91,13 @@ class EventType(Generic[E_co]):
     """
 
     cls: type[E_co]
-    """The class of the program of today."""
+    """Class in the current program."""
     name: str
-    """By which the log knows it, for ever."""
+    """Name in the log, which never changes."""
     version: int = 1
-    """In which it is written from now on."""
+    """Version in which events are written."""
     upcasts: Mapping[int, Upcast] = dataclasses.field(default_factory=dict)
-    """For each version before, what makes the next one of its data."""
+    """Function for each earlier version that upgrades its data to the next version."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.cls, type):
@@ -115,10 +115,10 @@ class EventType(Generic[E_co]):
 
 
 class _Events(ABC, Generic[E]):
-    """What the serializers of events share: the envelope is theirs, the form is that of a subclass."""
+    """Base of the serializers of events: it has the envelope, a subclass has the encoding."""
 
     _unreadable: tuple[type[Exception], ...] = (ValueError, RecursionError)
-    """What means that a payload cannot be read."""
+    """Errors that say that a payload cannot be read."""
 
     def __init__(self, *types: EventType[E]) -> None:
         if not types:
@@ -131,10 +131,10 @@ class _Events(ABC, Generic[E]):
             )
 
     def encode(self, value: E) -> bytes:
-        """The payload of an event.
+        """Return the payload of an event.
 
         Raises:
-            BadArgument: Its class is none of the event types, or it cannot be written in this form.
+            BadArgument: Its class is none of the event types, or it cannot be encoded.
         """
         kind = self._by_class.get(type(value))
         if kind is None:
@@ -143,11 +143,11 @@ class _Events(ABC, Generic[E]):
         return self._payload(kind, value)
 
     def decode(self, payload: bytes) -> E:
-        """The event of a payload, in the version of today.
+        """Return the event of a payload, upgraded to the current version.
 
         Raises:
-            EventUnknown: Its type, or the version of that, is not known here: a newer program wrote it.
-            EventUnreadable: It is no envelope of this form, or its data does not fit its type.
+            EventUnknown: This program does not know its type or its version: a newer program wrote it.
+            EventUnreadable: The payload is no such envelope, or its data does not fit its type.
             Exception: What a function of `upcasts` raises.
         """
         try:
@@ -171,17 +171,18 @@ class _Events(ABC, Generic[E]):
 
     @abstractmethod
     def _open(self, payload: bytes) -> tuple[str, int, Any]:
-        """Type, version and data of an envelope."""
+        """Return type, version and data of an envelope."""
 
     @abstractmethod
     def _event(self, kind: EventType[E], version: int, content: Any) -> E: ...
 
 
 class JsonEvents(_Events[E]):
-    """Events as JSON, with nothing but the standard library: dataclasses whose fields are texts, numbers, booleans, None,
-    and lists and dictionaries of these. For more there are `PydanticEvents` and `MsgspecEvents`.
+    """Events as JSON, with the standard library alone.
 
-    Values are checked against the types of the fields, as they are written and as they are read.
+    Events are dataclasses whose fields are texts, numbers, booleans, None, and lists and dictionaries of these. For
+    other types use `PydanticEvents` or `MsgspecEvents`. Values are checked against the types of the fields when they
+    are written and read.
 
     Example:
         ```python
@@ -191,11 +192,11 @@ class JsonEvents(_Events[E]):
     """
 
     def __init__(self, *types: EventType[E]) -> None:
-        """A serializer of these events.
+        """Create a serializer of these events.
 
         Raises:
-            BadArgument: A class is no dataclass, or a field has a type that JSON cannot give back; a class or a name
-                stands twice, or there is none.
+            BadArgument: A class is no dataclass, a field has a type that JSON does not preserve, a class or a name is
+                given twice, or there is none.
         """
         super().__init__(*types)
         self._fields = {one.name: _fields_of(one.cls) for one in types}
@@ -231,7 +232,8 @@ class JsonEvents(_Events[E]):
 
 
 class PydanticEvents(_Events[E]):
-    """Events as JSON, by pydantic: models, and dataclasses with any types that pydantic knows. Needs `waltzd[pydantic]`.
+    """Events as JSON, by pydantic: models, and dataclasses with any types that pydantic knows. Needs
+    `waltzd[pydantic]`.
 
     Example:
         ```python
@@ -244,11 +246,11 @@ class PydanticEvents(_Events[E]):
     """
 
     def __init__(self, *types: EventType[E]) -> None:
-        """A serializer of these events.
+        """Create a serializer of these events.
 
         Raises:
             ModuleNotFoundError: pydantic is not installed.
-            BadArgument: A class or a name stands twice, or there is none.
+            BadArgument: A class or a name is given twice, or there is none.
         """
         make = _needed("pydantic").TypeAdapter
         super().__init__(*types)
@@ -267,8 +269,9 @@ class PydanticEvents(_Events[E]):
 
 
 class MsgspecEvents(_Events[E]):
-    """Events as JSON or MessagePack, by msgspec: structs, and dataclasses with any types that msgspec knows. The fastest.
-    Needs `waltzd[msgspec]`.
+    """Events as JSON or MessagePack, by msgspec: structs, and dataclasses with any types that msgspec knows.
+
+    This is the fastest serializer of events. Needs `waltzd[msgspec]`.
 
     Example:
         ```python
@@ -283,15 +286,15 @@ class MsgspecEvents(_Events[E]):
     _forms: ClassVar = ("json", "msgpack")
 
     def __init__(self, *types: EventType[E], form: Literal["json", "msgpack"] = "json") -> None:
-        """A serializer of these events.
+        """Create a serializer of these events.
 
         Args:
-            types: The event types.
-            form: Of the payloads. A log keeps the one that it began with.
+            types: Event types.
+            form: Encoding of the payloads. A log must keep the encoding that it began with.
 
         Raises:
             ModuleNotFoundError: msgspec is not installed.
-            BadArgument: There is no such form; a class or a name stands twice, or there is none.
+            BadArgument: There is no such form, a class or a name is given twice, or there is none.
         """
         spec: Any = _needed("msgspec")
         if form not in self._forms:
@@ -356,7 +359,7 @@ def _upcast(kind: EventType[Any], version: int, content: Any) -> dict[str, Any]:
 
 
 def _fields_of(cls: type) -> dict[str, Any]:
-    """The types of the fields of a dataclass, as far as JSON gives them back as they were."""
+    """Return the types of the fields of a dataclass. Refuse types that JSON does not preserve."""
     if not dataclasses.is_dataclass(cls):
         raise BadArgument(f"{cls.__name__} is no dataclass: `PydanticEvents` and `MsgspecEvents` take other classes")
     hints = get_type_hints(cls)
@@ -382,7 +385,7 @@ def _is_plain(wanted: Any) -> bool:
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    """Of a type that `_is_plain`."""
+    """Return whether a value has a type; the type is one that `_is_plain` accepts."""
     if wanted is Any:
         return True
     if wanted is float:

@@ -111,4 +111,4 @@ def test_a_closed_port_is_told_at_once_and_waited_for(caplog: pytest.LogCaptureF
 
     with caplog.at_level(logging.WARNING, "waltz.client"):
         loop.run(test())
-    assert caplog.messages[0] == f"no server answers (nothing listens at {address}); trying on for 1200 seconds"
+    assert caplog.messages[0] == f"no server answers (nothing listens at {address}); retrying for 1200 seconds"

@@ -1,1 +1,1 @@
-"""What applications use: asyncio and blocking. `from waltzd import Client` is the door."""
+"""The client library, for asyncio and for threads. Applications import it by `from waltzd import Client`."""

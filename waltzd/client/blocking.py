@@ -304,7 +304,7 @@ class BlockingClient(Generic[E]):
 
     @property
     def has_pending(self) -> bool:
-        """Whether something that was submitted has no outcome yet."""
+        """True while something that was submitted has no outcome."""
         return self._inner.has_pending
 
     flush = blocking(Client[E].flush)

@@ -46,10 +46,10 @@ class ConsumerGroups(Generic[E]):
     """Number of subscriptions that were made."""
 
     def _check_open(self) -> None:
-        raise AssertionError("a client says whether it is open")
+        raise AssertionError("the client class checks this")
 
     def _check_loop(self) -> None:
-        raise AssertionError("a client says whose loop it is")
+        raise AssertionError("the client class checks this")
 
     async def create_group(
         self,
@@ -72,7 +72,7 @@ class ConsumerGroups(Generic[E]):
             name: Name of the group: letters, digits, `.`, `_` and `-`.
             mode: `"ordered"`: one member at a time has a partition, and processes it in order. `"queue"`: members share
                 the transactions and settle each by itself. `"keyed"`: like `"queue"`, but transactions with the same
-                key are processed in order, one after the other.
+                key are processed in order, one at a time.
             partitions: Partitions of the group: `"all"`, numbers, and names of channels, as in `Client`. A channel is
                 resolved again whenever it changes.
             start: Where the group starts. `"first"`: at the beginning of the log. `"last"`: after what is committed

@@ -70,7 +70,7 @@ def shielded(call: Call) -> Call:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise RuntimeError("something that the application's code waited for was cancelled") from error
+            raise RuntimeError("a task that the application's code waited for was cancelled") from error
 
     return shielded_call
 
@@ -79,7 +79,7 @@ async def ask_position(view: View, call: Call, partition: int) -> int:
     position = await call(view.position, partition)
     if not isinstance(position, int) or position < EMPTY:
         raise BadArgument(
-            f"the view says that its position of partition {partition} is {position!r}: no integer from -1 on"
+            f"the view returned the position {position!r} of partition {partition}; a position is an integer from -1 on"
         )
     return position
 
@@ -350,7 +350,7 @@ class Follower:
         tries = before.tries + 1
         self.failing = Failing(transaction.id, error, before.since, tries)
         if tries == 1 or type(error) is not type(before.error):
-            _log.warning("%s could not be applied; trying again", _names([transaction]), exc_info=error)
+            _log.warning("%s could not be applied; retrying", _names([transaction]), exc_info=error)
         elif tries.bit_count() == 1:
             since = f"{before.since:%Y-%m-%d %H:%M:%S} UTC"
             _log.warning("%s could not be applied %d times since %s: %r", _names([transaction]), tries, since, error)
@@ -375,10 +375,10 @@ class Follower:
         try:
             decision: object = await self._call(failed, transaction, error)
         except Exception:  # noqa: BLE001  # the application's code
-            _log.exception("`failed` of the view failed as well, on %s", _names([transaction]))
+            _log.exception("`failed` of the view raised for %s", _names([transaction]))
             return Decision.PARK
         if not isinstance(decision, Decision):
-            _log.error("`failed` of the view returned %r, on %s: it returns a Decision", decision, _names([transaction]))
+            _log.error("`failed` of the view returned %r for %s, not a Decision", decision, _names([transaction]))
             return Decision.PARK
         return decision
 

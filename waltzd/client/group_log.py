@@ -1,9 +1,8 @@
-"""A client of the group log alone: how servers read and write where the groups stand.
+"""Client of the group log alone: how servers read and write the state of consumer groups.
 
-Applications never see that log, so `Client` refuses its number. A server opens this client instead, which has no other
-partition; everything else is as in `Client`: a view is fed from its position on, `submit` and `append` name `number`.
-Before the cluster has a group log, the client waits for it as for a partition that nobody owns.
-"""
+Applications never see the group log, so `Client` refuses its number. A server opens this client instead, which has no
+other partition and is otherwise like `Client`: a view is fed from its position on, and `submit` and `append` name
+`number`. Until the cluster has a group log, the client waits for it as for a partition without an owner."""
 
 from __future__ import annotations
 
@@ -19,14 +18,15 @@ E = TypeVar("E")
 class GroupLogClient(Client[E]):
     @property
     def number(self) -> int:
-        """Of the group log, once the client is open: the one behind those of the partitions."""
+        """Number of the group log, once the client is open: the number after the last partition."""
         return self.partition_count
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         await super()._set_partitions((self.number,), seconds)
 
     async def first_id(self) -> int:
-        """Where reading begins: all that is needed to know where the groups stand is said from there on."""
+        """Return the first id that the group log still has. Everything that is needed to know the state of the groups
+        follows it."""
         try:
             await self.read_some(self.number, 0)
         except Trimmed as error:

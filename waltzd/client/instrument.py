@@ -1,7 +1,7 @@
-"""Instruments of a client: what is told of everything that it sends and applies. `waltzd.observe` makes them.
+"""Instruments of a client: they are called with everything that it sends and applies. `waltzd.observe` makes them.
 
-A client without instruments pays for each call one look at an empty list. An instrument is told of calls: of a thousand
-transactions in one `append_many` once, and of a thousand that are applied together once."""
+A client without instruments only checks an empty list in each call. An instrument is called once for a call: once for
+an `append_many` of a thousand transactions, and once for a thousand transactions that are applied together."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from waltzd.protocol.groups import AckKind
 
 class Instrument(Protocol):
     def sent(self, partition: int, request: AnyRequest, outcome: asyncio.Future[Any]) -> None:
-        """Something is handed in, in the command of its caller. `outcome` is settled with what became of it."""
+        """Note a request, in the call of its sender. `outcome` is settled with its outcome."""
 
     def again(self, partition: int) -> None:
-        """What a submit sent was rejected, and is about to be built anew."""
+        """Note that a submit was rejected and is about to build its transaction again."""
 
     def calling(self, partition: int, call: Call) -> Call:
-        """How the functions of the view are called, instead of `call`. Asked when the partition is activated."""
+        """Return a function that calls the functions of the view, in place of `call`, when the partition is activated."""
 
     def delivered(self, group: str, partition: int, count: int) -> None:
-        """A subscription hands out what a consumer group has given it."""
+        """Note that a subscription hands out deliveries."""
 
     def settled(self, group: str, partition: int, verb: AckKind, count: int) -> None:
-        """The owner has heard what became of that."""
+        """Note that the owner has received an acknowledgement."""
 
 
 Instruments: TypeAlias = Sequence[Instrument]
 
 
 def handed_on(function: Callable[..., Any], arguments: Sequence[Any]) -> Sequence[Transaction]:
-    """What the view is to apply by this call; nothing, when it is asked for something else."""
+    """Return the transactions that this call of the view applies; an empty list for other calls."""
     if len(arguments) != 1 or isinstance(getattr(function, "__self__", None), Follower):
         return ()
     (given,) = arguments

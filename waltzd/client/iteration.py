@@ -26,7 +26,7 @@ READ_MAX = 1000
 
 
 class Arrivals:
-    """View of a feed: it keeps nothing, and hands over one batch after the other."""
+    """View of a feed: it keeps nothing, and hands over one batch at a time."""
 
     def __init__(self, after: Position) -> None:
         self._after = after
@@ -76,7 +76,7 @@ class Feeding(Reading[E], Generic[E]):
     _feeds: dict[PartitionClient, Arrivals]
 
     async def _begin_feed(self, partition: int, arrivals: Arrivals) -> PartitionClient:
-        raise AssertionError("a client makes the lines")
+        raise AssertionError("the client class makes partition clients")
 
     def scan(
         self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False

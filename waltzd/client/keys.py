@@ -172,4 +172,4 @@ class Keys:
             if position is not None:
                 return outcome
             behind = Position(self._covered, self.timeline)  # all keys up to there are known, and this is none of them
-        raise AssertionError("it counts for ever")
+        raise AssertionError("the loop does not end")

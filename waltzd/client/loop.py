@@ -1,4 +1,4 @@
-"""An event loop for programs without one, such as tools, and one on a thread for programs that block."""
+"""Event loops for programs without one, such as tools, and on a thread for programs that block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _runners: dict[bool, asyncio.Runner] = {}
 
 
 def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
-    """As `asyncio.run`, but the loop stays open: a thread of gRPC may still call back after the last call, and would print
-    a traceback. `fast`: on the loop of the daemons, which takes longer to start."""
+    """Run a coroutine as `asyncio.run` does, and leave the loop open: a thread of gRPC may call back after the last
+    call, and would print a traceback. `fast` uses the loop of the daemons, which takes longer to start."""
     if fast not in _runners:
         _runners[fast] = asyncio.Runner(loop_factory=_fast_loop if fast else None)
     return _runners[fast].run(_alone(work))
@@ -28,8 +28,8 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """A loop on a thread of its own, for as long as the process lives (see `run`); uvloop's, where that is installed. The
-    thread does not survive a fork."""
+    """Event loop on its own thread until the process ends (see `run`); that of uvloop, if it is installed. The thread
+    does not survive a fork."""
 
     def __init__(self, name: str) -> None:
         self.loop = _fast_loop()
@@ -37,7 +37,7 @@ class LoopThread:
         self.thread.start()
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. It is cancelled when the waiting is interrupted."""
+        """Return the result of a coroutine. If the wait is interrupted, the coroutine is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()

@@ -299,8 +299,8 @@ class Mount:
         """Take the answer of the server: the mount is made."""
         if self.mounted is not None and frame.session < self.mounted.session:
             raise NotOwner(
-                f"partition {self.partition} is in session {self.mounted.session}; who answered is still in session "
-                f"{frame.session}"
+                f"partition {self.partition} is in session {self.mounted.session}; the server that answered is still in "
+                f"session {frame.session}"
             )
         self._follow_timelines(frame)
         self.mounted = frame
@@ -318,7 +318,7 @@ class Mount:
         try:
             lineage = Lineage(frame.timelines)
         except ValueError as error:
-            raise CannotConnect(f"the timelines of partition {self.partition} cannot be right: it {error}") from None
+            raise CannotConnect(f"the owner reported invalid timelines of partition {self.partition}: it {error}") from None
         shared = lineage.shared_to(self.timeline)
         is_on_log = shared is None or self.position <= shared
         if not self.outbox.undecided:
@@ -343,7 +343,7 @@ class Mount:
         if self.state is not MountState.READY or self.feed is FeedMode.NONE:
             raise BadFrame(f"the server feeds ids {first_id} to {last_id} that were not asked for")
         if first_id != self.received + 1 or last_id < first_id:
-            raise BadFrame(f"the feed goes on at id {first_id}, not at {self.received + 1}")
+            raise BadFrame(f"the feed continues at id {first_id}, not at {self.received + 1}")
         self.received = last_id
         self.known = max(self.known, last_id)
         self._inbox_bytes += size
@@ -379,7 +379,7 @@ class Mount:
 
     def committed(self, frame: Committals) -> None:
         if len(frame.sequences) == 0 or len(frame.ids) != len(frame.sequences):
-            raise BadFrame("the columns of the committed transactions do not fit each other")
+            raise BadFrame("the columns of the committed transactions have different lengths")
         self.outbox.committed(frame)
         if frame.time >= self.seen.time:
             self.seen.time, self.tells_time = frame.time, True
@@ -388,7 +388,7 @@ class Mount:
 
     def refused(self, frame: Refusals) -> None:
         if {len(frame.reasons), len(frame.conflict_ids), len(frame.locks)} != {len(frame.sequences)}:
-            raise BadFrame("the columns of the refused transactions do not fit each other")
+            raise BadFrame("the columns of the refused transactions have different lengths")
         self.outbox.refused(frame)
         self.attempts = 0
 
@@ -460,5 +460,5 @@ class Mount:
 def _consecutive(heads: HeadArray, first_id: int) -> I64:
     ids = heads["id"].astype(np.int64)
     if len(ids) == 0 or ids[0] != first_id or (np.diff(ids) != 1).any():
-        raise BadFrame(f"the feed does not go on at id {first_id}")
+        raise BadFrame(f"the feed does not continue at id {first_id}")
     return ids

@@ -152,7 +152,7 @@ class MountConnection:
         with _damage_is_no_refusal():
             frames = await self._link.receive()
         if not frames:
-            raise CannotConnect(f"{self._address} ended the mount without a word")
+            raise CannotConnect(f"{self._address} ended the mount without a reason")
         return frames
 
     def _take_all(self, frames: Sequence[ServerFrame]) -> None:
@@ -204,4 +204,4 @@ def _damage_is_no_refusal() -> Iterator[None]:
     try:
         yield
     except BadFrame as error:
-        raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error
+        raise CannotConnect(f"the server sent an invalid frame: {error.message}") from error

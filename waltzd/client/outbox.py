@@ -268,7 +268,7 @@ class Outbox:
 
     def refused(self, frame: Refusals) -> None:
         if not set(frame.reasons.tolist()) <= _REASONS.keys():
-            raise BadFrame("the server refused a transaction for a reason that does not exist")
+            raise BadFrame("the server refused a transaction for an unknown reason")
         for sent, rows, inside in self._places(self.sent, frame.sequences):
             self._close(sent, rows)
             reasons, conflicts, locks = frame.reasons[inside], frame.conflict_ids[inside], frame.locks[inside]
@@ -285,9 +285,9 @@ class Outbox:
         never will."""
         at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
         if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
-            raise BadFrame("the server decided a transaction that it says it has not taken")
+            raise BadFrame("the server decided a transaction that it reported as not taken")
         if any(sent.atomic and 0 < row < sent.rows for sent, row in zip(self.sent, at, strict=True)):
-            raise BadFrame("the server says that it has taken a part of a group")
+            raise BadFrame("the server reported that it took a part of an atomic request")
         for sent, row in zip(reversed(self.sent), reversed(at), strict=True):
             if row < sent.rows:
                 self._put_back(sent, row)
@@ -340,7 +340,7 @@ class Outbox:
     def lost(self) -> None:
         """Reject everything that is still undecided: it is not in the log and never will be."""
         if any(sent.atomic and not sent.is_open.all() for sent in self.undecided):
-            raise BadFrame("the log has a part of a group")
+            raise BadFrame("the log has a part of an atomic request")
         for sent in self.undecided:
             rows = np.flatnonzero(sent.is_open)
             self._close(sent, rows)
@@ -408,7 +408,7 @@ class Outbox:
                 if not (sent.is_open[rows].all() and _differ(rows)):
                     raise BadFrame("the server decided a transaction twice")
                 if sent.atomic and len(rows) < sent.rows:
-                    raise BadFrame("the server decided a part of a group")
+                    raise BadFrame("the server decided a part of an atomic request")
                 known += len(rows)
                 found.append((sent, rows, inside))
         if known != len(sequences):

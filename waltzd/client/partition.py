@@ -260,21 +260,21 @@ class PartitionClient:
         try:
             position = await self._ask_view()
         except Exception:  # noqa: BLE001  # the application's code; the partition is stopped for the first reason
-            _log.exception("the view could not say where it stands in partition %d", self.partition)
+            _log.exception("the view raised when asked for its position in partition %d", self.partition)
             return None
         lineage = self.mount.lineage or Lineage()
         is_ours = position.timeline == self.mount.timeline or lineage.covers(position.timeline, position)
         if not following[0].done() or not is_ours or position > fork:
             return None
-        _log.warning("partition %d goes on behind id %d: %s", self.partition, position, error.message)
+        _log.warning("partition %d continues after id %d: %s", self.partition, position, error.message)
         return position
 
     def _reason(self, error: BaseException) -> WaltzError:
         if isinstance(error, WaltzError):
             _log.error("partition %d is stopped: %s", self.partition, " ".join(error.lines()))
             return error
-        _log.critical("partition %d is stopped by a mistake in Waltz", self.partition, exc_info=error)
-        return NotMounted(f"partition {self.partition} was stopped by a mistake in Waltz: {error!r}")
+        _log.critical("partition %d is stopped by a bug in Waltz", self.partition, exc_info=error)
+        return NotMounted(f"partition {self.partition} was stopped by a bug in Waltz: {error!r}")
 
     def _stop(self) -> None:
         """Settle every waiter that is left."""
@@ -391,7 +391,7 @@ class PartitionClient:
             raise copy(self.stopped)
         if asyncio.get_running_loop() is not self._loop:
             raise BadArgument(
-                "this client belongs to another event loop: use it there (`asyncio.run_coroutine_threadsafe`), or take a "
+                "this client belongs to another event loop: use it there (`asyncio.run_coroutine_threadsafe`), or use a "
                 "BlockingClient, which any thread may call"
             )
 
@@ -413,7 +413,7 @@ class PartitionClient:
     def check_view(self) -> None:
         self._check()
         if self._follower is None:
-            raise BadArgument("this client has no view: give it a view, or wait where the view is")
+            raise BadArgument("this client has no view; open it with a view, or wait in the process that has the view")
 
     async def seen(self, id: int, epoch: int, deadline: float | None = None) -> None:
         """Wait until the view has applied `id`, or the partition was mounted again: then the id may never come. Raise
@@ -501,7 +501,7 @@ class PartitionClient:
                 return await self._end.ask()
         except TimeoutError:
             raise CannotConnect(
-                f"the owner of partition {self.partition} did not say within {limit:g} seconds what is committed: "
+                f"the owner of partition {self.partition} did not report within {limit:g} seconds what is committed: "
                 f"{self.mount.sentence()}"
             ) from None
         except asyncio.CancelledError:

@@ -86,7 +86,7 @@ class PartitionConsumer:
         self.partition = partition
         self.group = made.meta.name
         self.is_ordered = made.meta.mode is Mode.ORDERED
-        """Whether the group delivers in order, one transaction after the other."""
+        """Whether the group delivers in order, one transaction at a time."""
         self.queue: deque[Delivery[Any]] = deque()
         """Deliveries that no caller has taken yet."""
         self.in_progress: dict[Delivery[Any], None] = {}
@@ -195,9 +195,7 @@ class PartitionConsumer:
         try:
             frames = await stream.receive()
         except BadFrame as error:
-            raise CannotConnect(
-                f"what the owner of partition {self.partition} sent was damaged: {error.message}"
-            ) from error
+            raise CannotConnect(f"the owner of partition {self.partition} sent a damaged frame: {error.message}") from error
         if not frames and not self._is_leaving:
             raise CannotConnect(f"the owner of partition {self.partition} ended the stream of a member")
         return frames or ()
@@ -243,7 +241,7 @@ class PartitionConsumer:
         try:
             self._lineage = Lineage(joined.timelines)
         except ValueError as error:
-            raise CannotConnect(f"the timelines of partition {self.partition} cannot be right: it {error}") from None
+            raise CannotConnect(f"the owner reported invalid timelines of partition {self.partition}: it {error}") from None
         group_epoch = GroupEpoch(joined.made_at, joined.epoch)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
         self._joined_at = self._loop.time()
@@ -306,7 +304,7 @@ class PartitionConsumer:
         assert joined is not None
         assert group_epoch is not None
         if frame.epoch != group_epoch.epoch:
-            raise CannotConnect(f"the owner of partition {self.partition} gave out what is of another epoch")
+            raise CannotConnect(f"the owner of partition {self.partition} sent deliveries of another epoch")
         until, payloads, start = self._loop.time() + joined.ack_wait_ms / 1000, bytes(frame.payloads), 0
         columns = (frame.ids, frame.attempts, frame.headers, frame.times, frame.lengths, frame.data_crcs)
         found: list[Delivery[Any]] = []
@@ -316,7 +314,7 @@ class PartitionConsumer:
             payload = payloads[start : start + length]
             start += length
             if crc32(payload) != crc:
-                raise CannotConnect(f"the payload of transaction {id} was damaged on its way")
+                raise CannotConnect(f"the payload of transaction {id} was damaged on the way")
             transaction: Transaction[Any] = Transaction(
                 self.partition,
                 id,
@@ -447,11 +445,11 @@ class PartitionConsumer:
             self._settled(ack)
         elif len(ack.deliveries) == 1:
             if answer.unknown:
-                self._refuse(ack, "the group has never given it out", NotDelivered)
+                self._refuse(ack, "the group has never delivered it", NotDelivered)
             elif answer.is_old:
                 self._refuse(ack, "the group is in another epoch there")
             else:
-                self._refuse(ack, "its time was over, and it is in other hands or will be")
+                self._refuse(ack, "its `ack_wait` has passed, and another member has it or will get it")
             if self.is_ordered:
                 self.drop()  # what lies behind came back with it
             elif (one := ack.deliveries[0]) in self.queue:

@@ -282,7 +282,7 @@ class AtomicRequest(BatchRequest):
         """Raise `BadFrame` if the ids are not consecutive, in the order of the request."""
         places = set((ids - rows).tolist()) | ({self.place} if self.place is not None else set())
         if len(places) > 1:
-            raise BadFrame(f"a group of {self.rows} transactions has ids that are not in a row")
+            raise BadFrame(f"an atomic request of {self.rows} transactions has ids that are not consecutive")
 
     def committed(self, rows: I64, ids: I64) -> None:
         self.place = int(ids[0] - rows[0])
@@ -366,7 +366,7 @@ def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError 
     if not isinstance(request, AtomicRequest) or request.rows == 1:
         return None
     if format == 0:
-        return NeedsBatches(f"a group of {request.rows} transactions needs format 1; this partition writes format 0")
+        return NeedsBatches(f"an atomic append of {request.rows} transactions needs format 1; the partition has format 0")
     if request.bytes > limits.frame_bytes_max:
         what = f"an atomic append of {request.rows} transactions has {request.bytes} bytes"
         return _too_large(what, "frame_bytes_max", limits.frame_bytes_max)

@@ -110,7 +110,7 @@ class Reader:
                     if sum(len(run.data) for run in runs) >= READ_BYTES:
                         return runs
             if next_id <= last_id:
-                raise BadFrame(f"the owner of partition {partition} answered something else than transaction {next_id}")
+                raise BadFrame(f"the owner of partition {partition} did not answer with transaction {next_id}")
             return runs
 
         return await self._ask(partition, "Fetch", ask, timeout)
@@ -122,7 +122,7 @@ class Reading(Generic[E]):
     _reader: Reader
 
     def _check_reading(self, partition: int) -> None:
-        raise AssertionError("a client says when it may read")
+        raise AssertionError("the client class checks this")
 
     async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
         """Ask the owner for the highest committed id of a partition, -1 if it is empty. It needs no partitions of the

@@ -126,7 +126,7 @@ class Routes:
         place = self._places[partition]
         if place.is_hidden:
             raise NotGranted(
-                f"this client may do nothing in partition {partition}: no grant of the cluster's policy allows it",
+                f"the policy of the cluster grants this client nothing in partition {partition}",
                 partition=partition,
             )
         if place.address is None:
@@ -165,7 +165,7 @@ class Routes:
         self._refresher = asyncio.create_task(self._refresh(), name="waltz routes")
 
     async def _refresh(self) -> None:
-        """Ask one server after the other, also those that did not answer; after a failure ask the next one without a
+        """Ask the servers in turn, also those that did not answer; after a failure ask the next one without a
         pause."""
         failures = 0
         while True:
@@ -182,7 +182,7 @@ class Routes:
             except TimeoutError:
                 self._suspect(address)
             except WaltzError as error:
-                _log.debug("%s does not say where the partitions are: %s", address, error.message)
+                _log.debug("%s did not report where the partitions are: %s", address, error.message)
 
     async def open(self, seconds: float) -> None:
         """Find the cluster, and retry for `seconds`: servers may start later than their clients. Do not retry if only
@@ -196,7 +196,7 @@ class Routes:
             except CannotConnect as error:
                 if not is_told and not isinstance(error, WrongPeer | TlsMismatch):
                     is_told = True
-                    _log.warning("%s; trying on for %g seconds", error.message, round(seconds, 2))
+                    _log.warning("%s; retrying for %g seconds", error.message, round(seconds, 2))
                 raise
 
         await _patiently(
@@ -217,7 +217,7 @@ class Routes:
             task = asyncio.current_task()
             if not self._lookup.cancelled() or (task is not None and task.cancelling()):
                 raise
-            raise ClientClosed("the client was closed meanwhile") from None
+            raise ClientClosed("the client was closed during the call") from None
 
     async def numbers(self, partitions: Partitions) -> tuple[int, ...]:
         """Return the partitions, each once, without checking that the cluster has them. Look channels up again if there
@@ -491,9 +491,9 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
     for address in found:
         host, _, port = address.rpartition(":")
         if not (host and address.isprintable() and _PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
-            raise BadArgument(f"{address!r} is no address of a server: say host:port")
+            raise BadArgument(f"{address!r} is no address of a server; give host:port")
     if not found:
-        raise BadArgument("no server is named: say host:port, or several of them")
+        raise BadArgument("no server is given; give one or more addresses host:port")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Deadlines and limits of a client, and what it calls itself."""
+"""Timeouts, limits and identity of a client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INSTANCE_MAX = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """The certificate of an application, as the argument `tls` of `Client` and `BlockingClient`: three files in PEM.
+    """Certificate of an application: the argument `tls` of `Client` and `BlockingClient`, as three files in PEM.
 
-    They are read when the client is made, and again for new connections when they have changed: a certificate is renewed
-    by replacing its file.
+    The files are read when the client is made, and again for new connections if they have changed: to renew a
+    certificate, replace its file.
 
     Example:
         ```python
@@ -27,21 +27,22 @@ class Tls:
     """
 
     ca: str | os.PathLike[str]
-    """The authorities that sign the certificates of the servers."""
+    """Path of the authorities that sign the certificates of the servers."""
     certificate: str | os.PathLike[str]
-    """The certificate, with intermediate ones behind it. Its name is the one that policies and quotas speak of."""
+    """Path of the certificate, followed by intermediate ones. Policies and quotas refer to its name."""
     key: str | os.PathLike[str]
-    """Its key, which only this application may read."""
+    """Path of the private key, which only this application may read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Deadlines and limits of a client, and what it calls itself, as an argument of `Client` and `BlockingClient`.
+    """Timeouts, limits and identity of a client: the argument `settings` of `Client` and `BlockingClient`.
 
-    The defaults suit applications that submit and follow at once. Times are in seconds; each limit is for one partition.
+    The defaults suit applications that submit and follow at once. Times are in seconds; each limit is for one
+    partition.
 
     Raises:
-        BadArgument: A value is no number above 0, or `instance` cannot be shown.
+        BadArgument: A value is no number above 0, or `instance` is not printable.
 
     Example:
         ```python
@@ -50,34 +51,34 @@ class ClientSettings:
     """
 
     submit_seconds: float = 60.0
-    """How long one attempt waits for its outcome. The default is longer than a fail-over."""
+    """Seconds that one attempt waits for its outcome. The default is longer than a fail-over."""
     call_seconds: float = 10.0
-    """The deadline of one call to a server, and of the answer to a mount."""
+    """Timeout in seconds of one call to a server, and of the answer to a mount."""
     close_seconds: float = 10.0
-    """How long closing, or giving up a partition, waits for outcomes."""
+    """Seconds that closing the client, or removing a partition, waits for outcomes."""
     attempts_max: int = 100
-    """How often a command is built and sent before its last rejection is the outcome."""
+    """Number of times a command is built and sent before its last rejection is the outcome."""
     pending_max: int = 20_000
-    """Transactions without an outcome; with more of them, `submit` and `append` wait."""
+    """Limit of transactions without an outcome; above it, `submit` and `append` wait."""
     pending_bytes_max: int = 32 << 20
-    """The same in bytes; one transaction may exceed it."""
+    """Limit of their bytes; one transaction may exceed it."""
     messages_in_flight_max: int = 4
-    """Messages that were sent and are not decided; what comes meanwhile travels in the next one."""
+    """Limit of messages in flight; requests that come meanwhile travel in the next message."""
     bytes_in_flight_max: int = 8 << 20
-    """The same in bytes."""
+    """Limit of bytes in flight."""
     feed_bytes_max: int = 4 << 20
-    """Bytes of transactions that were fed and are not applied yet."""
+    """Limit of bytes that were fed and are not applied yet."""
     apply_batch_max: int = 1000
-    """How many transactions `apply_batch` is given at once."""
+    """Limit of transactions in one call of `apply_batch`."""
     idempotency_seconds: float = 600.0
-    """How long an idempotency key holds at least, also for other processes and after a restart: all that write with keys
-    into a partition need the same. What is looked for a key is the log of so long."""
+    """Seconds that an idempotency key is kept at least, also for other processes and after a restart. All clients that
+    write with keys into a partition need the same value. To look for a key, a client reads the log of this time."""
     instance: str = ""
-    """What this process of the application is called where operators look. Empty: `host:pid`."""
+    """Name of this process of the application, which operators see. Empty: `host:pid`."""
     exclusive: bool = False
-    """Of all processes whose certificate has this name, only the newest may live. From the moment at which its mount of a
-    partition stands, that partition takes nothing more of an older one, whose client ends there with `Superseded`. Without
-    certificates all clients have one name."""
+    """Whether only the newest process with the name of the certificate may work. From its mount of a partition on, that
+    partition takes nothing from an older process, whose client stops there with `Superseded`. Without certificates all
+    clients have one name."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.exclusive, bool):
@@ -94,6 +95,6 @@ class ClientSettings:
 
     @property
     def introduction(self) -> Introduction:
-        """What servers are told of this client."""
+        """Introduction that the client sends to servers."""
         instance = self.instance or f"{socket.gethostname()}:{os.getpid()}"[-INSTANCE_MAX:]
         return Introduction(instance=instance, version=version("waltzd"), is_exclusive=self.exclusive)

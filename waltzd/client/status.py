@@ -1,4 +1,4 @@
-"""How a client is: what it tells of each of its partitions, for people and for monitoring."""
+"""State of a client and of each of its partitions, for people and for monitoring."""
 
 from __future__ import annotations
 
@@ -12,39 +12,37 @@ from waltzd.errors import WaltzError
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
-    """One partition of a client.
-
-    `Client.status` returns one for each partition."""
+    """State of one partition of a client; `Client.status` returns one for each."""
 
     partition: int
-    """Which one."""
+    """Number of the partition."""
     sentence: str
-    """What the client does there, and what it waits for."""
+    """What the client does in the partition, and what it waits for."""
     is_ready: bool
-    """It is mounted, transactions leave at once, and the view is not failing."""
+    """Whether the partition is mounted, takes transactions at once, and its view does not fail."""
     applied: int
-    """The highest id that the view has applied; without a view, the highest that is known to be committed."""
+    """Highest id that the view has applied; without a view, the highest id known to be committed."""
     received: int
-    """The highest id that was fed."""
+    """Highest id that was fed."""
     lag: int
-    """How many transactions the view is behind the end of the log, as far as this client knows: while the view is behind,
-    the owner is asked every few seconds. 0 without a view."""
+    """Transactions between the view and the end of the log, as far as this client knows: while the view is behind, the
+    owner is asked every few seconds. 0 without a view."""
     failing: str | None
-    """Why the view cannot apply what is next; None while it can."""
+    """Reason why the view cannot apply the next transaction; None while it can."""
     since: datetime | None
-    """When that failed for the first time."""
+    """Time of the first failure of that transaction."""
     pending: int
-    """Transactions without an outcome yet."""
+    """Number of transactions without an outcome."""
     pending_bytes: int
-    """Their size."""
+    """Bytes of these transactions."""
     mounts: int
-    """How often it was mounted."""
+    """Number of times that the partition was mounted."""
     stopped: WaltzError | None
-    """Why it takes nothing any more, or None."""
+    """Error that stopped the partition; None if it is not stopped."""
 
 
 class ClientStatus(tuple[PartitionStatus, ...]):
-    """How a client is: the state of each of its partitions, for people and for monitoring.
+    """State of a client: the states of its partitions, for people and for monitoring.
 
     Example:
         ```python
@@ -56,7 +54,7 @@ class ClientStatus(tuple[PartitionStatus, ...]):
     """
 
     is_open: bool
-    """The client is open: one that is not has no partitions."""
+    """Whether the client is open; a closed client has no partitions."""
 
     def __new__(cls, states: Iterable[PartitionStatus], *, is_open: bool) -> Self:
         found = super().__new__(cls, states)
@@ -65,11 +63,11 @@ class ClientStatus(tuple[PartitionStatus, ...]):
 
     @property
     def ready(self) -> bool:
-        """Whether the client is open and every partition is ready: none is stopped, none waits for its owner, and no view
+        """True if the client is open and every partition is ready: none is stopped or waits for its owner, and no view
         fails."""
         return self.is_open and all(state.is_ready for state in self)
 
     @property
     def lag(self) -> int:
-        """Of the partition whose view is furthest behind."""
+        """Lag of the partition whose view is furthest behind."""
         return max((state.lag for state in self), default=0)

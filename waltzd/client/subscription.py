@@ -3,8 +3,8 @@
 Each partition has a `PartitionConsumer`, which holds at most the deliveries that the member asked for. Deliveries are
 handed out in turns, one partition after the other. A delivery that cannot be decoded is rejected here, with the reason.
 
-A delivery has its time from the moment at which it came, so what waits here is extended: for as long as somebody takes,
-or waits for more. What a hanging application has not taken goes to others."""
+The `ack_wait` of a delivery starts when it arrives. So queued deliveries are extended while the application takes
+deliveries or waits for one. If the application hangs, they go to other members."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Subscription(Generic[E]):
         try:
             one.value  # noqa: B018  # it is kept
         except Exception as error:  # noqa: BLE001  # the application's code
-            _log.warning("%r cannot be decoded, and is put aside: %r", one, error)
+            _log.warning("%r cannot be decoded and is rejected: %r", one, error)
             self._aside(one.reject(f"it cannot be decoded: {error!r}"))
             return False
         return True
@@ -370,7 +370,7 @@ class Subscription(Generic[E]):
     # -- its partitions
 
     async def _look(self) -> None:
-        """Start consumers for the partitions that the group has now, and stop the others."""
+        """Start consumers for the partitions that the group has now, and stop those it has no more."""
         routes, asked = self._host._routes, self._partitions
         of_group = await routes.numbers(self._group.meta.partitions or EVERYTHING)
         wanted = of_group if asked is None else await routes.numbers(asked)
@@ -429,8 +429,8 @@ class Subscription(Generic[E]):
             self._error = error
             _log.error("group %s: this member ends: %s", self.group, " ".join(error.lines()))
         except Exception as error:  # noqa: BLE001  # who iterates is told
-            self._error = ClientClosed(f"the subscription was ended by a mistake in Waltz: {error!r}")
-            _log.critical("group %s: this member ends by a mistake in Waltz", self.group, exc_info=error)
+            self._error = ClientClosed(f"the subscription was ended by a bug in Waltz: {error!r}")
+            _log.critical("group %s: this member ends by a bug in Waltz", self.group, exc_info=error)
         if self._error is not None:
             for consumer in self._consumers.values():
                 consumer.end(f"the subscription has failed: {self._error.message}")
@@ -440,7 +440,7 @@ class Subscription(Generic[E]):
         try:
             await self._look()
         except WaltzError as error:
-            _log.info("group %s: which partitions it has now was not found out: %s", self.group, error.message)
+            _log.info("group %s: its current partitions could not be read: %s", self.group, error.message)
 
     # -- told by attendances
 

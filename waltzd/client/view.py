@@ -99,11 +99,13 @@ def key_of(key: Any, locks: Sequence[Lock]) -> Any:
         return key
     names = sorted({lock.name for lock in locks})
     if not names:
-        raise BadArgument("name the partition of a transaction, its key, or locks: their name is the key then")
+        raise BadArgument(
+            "the transaction has no partition, key or locks; give one of them (the key defaults to the name of the locks)"
+        )
     if len(names) > 1:
         raise BadArgument(
-            f"locks hold within one partition, and the locks {', '.join(names)} do not say which",
-            next_step="name the partition, or a key that is the same for all transactions with one of these locks",
+            f"locks hold within one partition, and the locks {', '.join(names)} give no default key",
+            next_step="give the partition, or one key for all transactions that have one of these locks",
         )
     return names[0]
 
@@ -120,7 +122,7 @@ def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
 
 def checked_kind(kind: int) -> int:
     if kind == PROBE_HEADER:
-        raise BadArgument(f"the kind {PROBE_HEADER:#x} is kept for probes of operators: no application would be fed it")
+        raise BadArgument(f"the kind {PROBE_HEADER:#x} is reserved for probes of operators, which no application is fed")
     return _checked_integer(kind, HEADER_MIN, HEADER_MAX, "a kind is an integer of 32 bits with a sign; {} does not fit")
 
 

@@ -26,17 +26,17 @@ class Waiting:
     """Futures of callers that wait for a partition to stop."""
 
     def _check_open(self) -> None:
-        raise AssertionError("a client says whether it is open")
+        raise AssertionError("the client class checks this")
 
     def _check_loop(self) -> None:
-        raise AssertionError("a client says whose loop it is")
+        raise AssertionError("the client class checks this")
 
     def _active_client(self, partition: int) -> PartitionClient:
-        raise AssertionError("a client has the lines")
+        raise AssertionError("the client class has the partition clients")
 
     @property
     def has_pending(self) -> bool:
-        """Whether something that was submitted has no outcome yet."""
+        """True while something that was submitted has no outcome."""
         return bool(self._submits.under_way) or any(self._clients[partition].outbox.rows for partition in self._active)
 
     async def flush(self, *, timeout: float | None = None) -> None:

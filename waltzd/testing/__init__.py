@@ -1,12 +1,11 @@
-"""Waltz in one process, for the tests of applications: the real servers and storages, without a network and without files.
+"""Waltz in one process, for tests of applications: real servers and storages, without network and files.
 
-    async with LocalCluster() as cluster, cluster.client(view=view) as client:
-        cluster.force_next_lock_failure()
-        await client.submit(command)
+    async with LocalCluster() as cluster, cluster.client(view=view) as client: cluster.force_next_lock_failure() await
+        client.submit(command)
 
-With pytest, the fixture `waltz_cluster` is such a cluster. `BlockingCluster` and the fixture `blocking_waltz_cluster` are
-for tests without an event loop. What goes wrong in production goes wrong here on request: locks that fail, a feed that
-stands still, owners that die, storages that do not answer, outcomes that get lost.
+With pytest, the fixture `waltz_cluster` is such a cluster. `BlockingCluster` and the fixture `blocking_waltz_cluster`
+are for tests without an event loop. A cluster injects the faults of production on request: locks that fail, a feed that
+pauses, owners that die, storages that do not answer, outcomes that get lost.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MODULES = {"BlockingCluster": "waltzd.testing.blocking", "LocalCluster": "waltz
 
 
 def __getattr__(name: str) -> Any:
-    """On demand: every pytest on a machine with Waltz loads this package for its plugin."""
+    """Import on demand: every pytest on a machine with Waltz loads this package for its plugin."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,8 +18,8 @@ from waltzd.testing.cluster import LocalCluster
 class BlockingCluster:
     """`LocalCluster` for tests without an event loop: the same calls, and each blocks. Any thread may call them.
 
-    Arguments, results and errors of each method are those of the method of `LocalCluster` with the same name. With pytest,
-    the fixture `blocking_waltz_cluster` is a cluster that runs; the mark `waltz` sets its size.
+    Arguments, results and errors of each method are those of the method of `LocalCluster` with the same name. With
+    pytest, the fixture `blocking_waltz_cluster` is a cluster that runs; the mark `waltz` sets its size.
 
     Example:
         ```python
@@ -71,8 +71,8 @@ class BlockingCluster:
         serializer: Serializer[E] | None = None,
         **settings: Any,
     ) -> BlockingClient[E]:
-        """Return a `BlockingClient` of this cluster, with the keyword arguments of `BlockingClient`; use it with `with`.
-        `name` is that of `LocalCluster.client`."""
+        """Return a `BlockingClient` of this cluster, with the keyword arguments of `BlockingClient`; use it with
+        `with`. `name` is that of `LocalCluster.client`."""
         connect = self._inner.connect_as(name)
         return BlockingClient(self.servers, connect=connect, view=view, serializer=serializer, **settings)
 
@@ -106,7 +106,7 @@ class BlockingCluster:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """As `LocalCluster.server_names`."""
+        """Names of all servers, whether they run or not."""
         return self._inner.server_names
 
     is_alive = blocking(LocalCluster.is_alive)

@@ -1,8 +1,8 @@
-"""`LocalCluster`: storages, coordinator and servers of one process, put together as the daemons put theirs together.
+"""`LocalCluster`: storages, coordinator and servers in one process, put together as in the daemons.
 
-The code is that of the daemons; only what is around it is exchanged: disks in memory, a coordinator in memory, doors
-instead of sockets. A bug of Waltz itself that shows up anywhere is kept and raised when the cluster is closed, so that no
-test passes over it."""
+The code is that of the daemons; only its environment is replaced: disks and the coordinator are in memory, and sockets
+are direct calls. A bug in Waltz itself that shows up in any task is kept and raised when the cluster is closed, so that
+no test misses it."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ LOOK_SECONDS = 0.005
 
 
 async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Without a thread: a disk in memory never blocks."""
+    """Call a function without a thread: a disk in memory never blocks."""
     return function(*arguments)
 
 
 class LocalCluster:
     """A whole cluster in the process of a test: real servers and storages, without network, files or ZooKeeper.
 
-    Use it as an async context manager, or give `run` a coroutine function. Its clients may live on its event loop or on
-    others; everything else here belongs to its loop. With pytest, the fixture `waltz_cluster` is such a cluster; the mark
-    `waltz` takes the arguments below. For tests without a loop there is `BlockingCluster`.
+    Use it as an async context manager, or give `run` a coroutine function. Its clients may use any event loop;
+    everything else here belongs to the loop of the cluster. With pytest, the fixture `waltz_cluster` is such a cluster;
+    the mark `waltz` takes the arguments below. For tests without an event loop use `BlockingCluster`.
 
     Example:
         ```python
@@ -90,16 +90,16 @@ class LocalCluster:
         format: int = 1,
         groups: bool = True,
     ) -> None:
-        """Every storage holds every partition.
+        """Create a cluster; every storage holds every partition.
 
         Args:
-            partitions: How many there are. Locks hold within one partition, so tests should meet several.
-            servers: How many; with two, one can take over from the other.
-            storages: How many; a majority of them commits.
-            storage_seconds: How long a server waits for a storage that is paused.
-            format: Of the files: 1 also keeps times, locks and groups of transactions.
-            groups: Begin with the group log, as a new cluster does; without it, as a cluster of an older version of Waltz,
-                which gets it by `make_group_log`.
+            partitions: Number of partitions. Locks hold within one partition, so tests should have several.
+            servers: Number of servers; with two, one can take over from the other one.
+            storages: Number of storages; a majority of them commits.
+            storage_seconds: Seconds that a server waits for a storage that is paused.
+            format: Format of the files: 1 also keeps times, locks and atomic appends.
+            groups: Whether to begin with the group log, as a new cluster does. Without it, the cluster is like one of
+                an older version of Waltz, and `make_group_log` adds it.
 
         Raises:
             BadArgument: A number is below 1.
@@ -112,18 +112,18 @@ class LocalCluster:
         self._has_groups = groups
         self.luck = Luck()
         self._time: int | None = None
-        """What the clocks of all servers show; None: that of this machine."""
+        """Time that the clocks of all servers show, in microseconds; None for the clock of this machine."""
         self._policy: Policy | None = None
         self._channels = NO_CHANNELS
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Where the cluster lives."""
+        """Event loop of the cluster."""
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
         self._storage_names = [f"storage-{number + 1}" for number in range(storages)]
         self._under_way: set[asyncio.Task[None]] = set()
         self.mistakes: list[BaseException] = []
-        """Bugs of Waltz that showed up; the first is raised by `close`."""
+        """Bugs of Waltz that showed up; `close` raises the first."""
 
     # -- life
 
@@ -131,7 +131,7 @@ class LocalCluster:
         """Start everything, and wait until every partition takes transactions.
 
         Raises:
-            NotReady: It took longer than 30 seconds; the message says what each partition does.
+            NotReady: It took longer than 30 seconds; the message shows the state of each partition.
         """
         self.loop = asyncio.get_running_loop()
         for name in self._storage_names:
@@ -153,8 +153,8 @@ class LocalCluster:
         await self.wait_until_ready()
 
     async def make_group_log(self) -> None:
-        """Give the cluster the log in which it keeps where consumer groups stand, if it has none, and wait until that is
-        open."""
+        """Add the log in which the cluster keeps the state of consumer groups, if it has none, and wait until the log
+        is open."""
         if not self._has_groups:
             for door in self._storages.values():
                 await door.calls.create_partition(self.meta.partitions)
@@ -165,7 +165,7 @@ class LocalCluster:
         await self.wait_until_ready()
 
     async def close(self) -> None:
-        """End in order. Raises a bug of Waltz itself that showed up meanwhile."""
+        """Close in order. Raise a bug of Waltz itself that showed up meanwhile."""
         for door in self._storages.values():
             door.resume()
         await asyncio.gather(*self._under_way)
@@ -193,13 +193,13 @@ class LocalCluster:
         await self.close()
 
     def run(self, story: Callable[[LocalCluster], Coroutine[Any, Any, T]]) -> T:
-        """For tests that are plain functions: start, run the story, close.
+        """Start the cluster, run a story, and close, for tests that are plain functions.
 
         Args:
-            story: A coroutine function that is given this cluster.
+            story: Coroutine function that is called with this cluster.
 
         Returns:
-            What the story returns.
+            The result of the story.
         """
 
         async def whole() -> T:
@@ -210,11 +210,11 @@ class LocalCluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not closed."""
+        """True while the cluster runs: it was started and not closed."""
         return bool(self._storages)
 
     async def wait_until_ready(self, seconds: float = READY_SECONDS) -> None:
-        """Wait until `is_ready`; `NotReady` when that takes longer than `seconds`."""
+        """Wait until `is_ready`. Raise `NotReady` after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while not self.is_ready:
@@ -226,12 +226,12 @@ class LocalCluster:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every partition has an owner that takes transactions, and the group log where there is one."""
+        """True if every partition has an owner that takes transactions, and the group log if there is one."""
         return all(map(self._is_open, self._logs))
 
     @property
     def _logs(self) -> range:
-        """The numbers of all partitions, and of the group log where there is one."""
+        """Numbers of all partitions, and of the group log if there is one."""
         return range(self.meta.partitions + self._has_groups)
 
     def _is_open(self, partition: int) -> bool:
@@ -242,7 +242,7 @@ class LocalCluster:
         return True
 
     def story(self) -> str:
-        """What every partition is doing, for messages of tests."""
+        """State of every partition, for messages of tests."""
         return "; ".join(
             f"{server.name} partition {owned.partition}: {owned.step} {owned.waiting}".rstrip()
             for server in self._living()
@@ -272,11 +272,11 @@ class LocalCluster:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The addresses of all servers; only `connect` understands them."""
+        """Addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
     def connect(self, address: str, key: UUID | None) -> GroupPort:
-        """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
+        """Connect to a server: the value for the argument `connect` of a `Client`, on any event loop."""
         return self._port(address, key)
 
     def _port(self, address: str, key: UUID | None = None, identity: Identity | None = None) -> GroupPort:
@@ -296,21 +296,21 @@ class LocalCluster:
         serializer: Serializer[E] | None = None,
         **settings: Any,
     ) -> Client[E]:
-        """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`. `name`: the one that its
-        certificate would have, where a policy counts; without it the client is `anonymous`."""
+        """Return a `waltzd.Client` of this cluster, with the keyword arguments of `Client`; use it with `async with`.
+        `name` is the name that its certificate would have, for policies; without it the client is `anonymous`."""
         return Client(self.servers, connect=self.connect_as(name), view=view, serializer=serializer, **settings)
 
     def connect_as(self, name: str | None) -> Connect:
-        """As `connect`, with the name that a certificate would have."""
+        """Return a `connect` with the name that a certificate would have."""
         identity = Identity(self.meta.key, Role.CLIENT, name) if name is not None else None
         return lambda address, key: self._port(address, key, identity)
 
     def set_policy(self, grants: Sequence[Mapping[str, Any]] | None) -> None:
-        """From now on clients may do what these grants allow, and nothing else; None: everything. Mounts that lose a right
-        end, and their clients get `NotGranted`.
+        """Set the grants of the policy: clients may do what they allow, and nothing else. None allows everything.
+        Mounts that lose a right end, and their clients get `NotGranted`.
 
         Raises:
-            BadArgument: A grant is not one.
+            BadArgument: A grant is malformed.
 
         Example:
             ```python
@@ -325,10 +325,10 @@ class LocalCluster:
         self._adopt()
 
     def set_channels(self, channels: Mapping[str, str]) -> None:
-        """From now on these are the channels: names for sets of partitions, as in `{"orders": "0-1"}`.
+        """Set the channels: names for sets of partitions, as in `{"orders": "0-1"}`.
 
         Raises:
-            BadArgument: A name or a set is none.
+            BadArgument: A name or a set is malformed.
         """
         text = json.dumps({"schema": SCHEMA, "channels": dict(channels)})
         self._channels = decode(ChannelsDocument, text.encode(), "the channels", BadArgument).channels
@@ -341,21 +341,21 @@ class LocalCluster:
             server.authorizer.adopt(self._policy, self._channels)
 
     async def log(self, partition: int = 0) -> list[Record]:
-        """Every committed transaction of a partition, as records."""
+        """Return every committed transaction of a partition, as records."""
         return [run.record(number) async for run in self.runs(partition) for number in range(len(run))]
 
     async def runs(self, partition: int = 0) -> AsyncIterator[Run]:
-        """The same as it is stored, one run of records at a time."""
+        """Yield the committed transactions of a partition as they are stored, one run of records at a time."""
         port = self._port(_address(self.owner(partition)))
         async for run in port.fetch(partition, 0):
             yield run
 
     def owner(self, partition: int = 0) -> str:
-        """The name of the server that has the partition open; `NotReady` when none has."""
+        """Return the name of the server that has the partition open. Raise `NotReady` if none has."""
         return self._open(partition)[0].name
 
     def end_position(self, partition: int = 0) -> int:
-        """The highest committed id of a partition, -1 when it is empty."""
+        """Return the highest committed id of a partition, -1 if it is empty."""
         return self._open(partition)[1].committed
 
     def _open(self, partition: int) -> tuple[_Server, Pipeline]:
@@ -367,10 +367,10 @@ class LocalCluster:
         raise NotReady(f"no server has partition {partition} open: {self.story()}")
 
     def set_time(self, time: datetime | int | None) -> None:
-        """The clocks of all servers stand at this time from now on. Times in a log never fall all the same.
+        """Stop the clocks of all servers at a time. Times in a log never decrease all the same.
 
         Args:
-            time: A datetime with a time zone, or microseconds since 1970. None: the clocks run again, as this machine's.
+            time: A datetime with a time zone, or microseconds since 1970. None starts the clocks again.
 
         Raises:
             BadArgument: The time has no time zone.
@@ -383,45 +383,46 @@ class LocalCluster:
     # -- bad luck for applications
 
     def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
-        """The next `times` transactions with a READ or WRITE lock are rejected, as if their client lagged too far
-        behind."""
+        """Reject the next `times` transactions with a READ or WRITE lock, as if their client was too far behind."""
         self._check_luck(partition, times)
         self.luck.lock_failures[partition] = self.luck.lock_failures.get(partition, 0) + times
 
     def lose_next_acknowledgement(self, partition: int = 0, *, times: int = 1) -> None:
-        """The connection breaks in front of the next `times` outcomes: what is committed stays committed, unanswered."""
+        """Break the connection before the next `times` outcomes: a transaction that is committed stays so, without an
+        answer."""
         self._check_luck(partition, times)
         self.luck.lost_answers[partition] = self.luck.lost_answers.get(partition, 0) + times
 
     def _check_luck(self, partition: int | None, times: int = 1) -> None:
-        """A fault that cannot happen would let a test pass that tests nothing."""
+        """Refuse a fault that cannot happen, or the test would pass without it."""
         if partition is not None and partition not in range(self.meta.partitions):
             raise BadArgument(f"there is no partition {partition!r}; there are {self.meta.partitions}, from 0 on")
         if times < 1:
             raise BadArgument(f"times must be at least 1, not {times}")
 
     def suspend_feed(self) -> None:
-        """No view is fed from now on; outcomes still arrive."""
+        """Stop feeding views; outcomes still arrive."""
         self.luck.is_feed_suspended = True
 
     def resume_feed(self) -> None:
-        """Feed again, from where it stopped."""
+        """Continue to feed views, from where the feed stopped."""
         self.luck.is_feed_suspended = False
         for server in self._living():
             server.door.look()
 
     def break_connections(self, partition: int | None = None) -> None:
-        """Every client of the partition, or of all partitions, loses its mount and what is on its way."""
+        """Break the mounts of all clients of the partition, or of all partitions, with everything that is in flight."""
         self._check_luck(partition)
         for server in self._living():
             server.door.break_connections(partition)
 
     def pause_storage(self, number: int) -> None:
-        """The storage with this number, from 0 on, does not answer. With most of them paused nothing is committed."""
+        """Pause the storage with this number, from 0 on: it does not answer. With a majority paused nothing is
+        committed."""
         self._storage(number).pause()
 
     def resume_storage(self, number: int) -> None:
-        """It answers again, also what it was asked meanwhile."""
+        """Resume a storage: it answers again, also the calls that came while it was paused."""
         self._storage(number).resume()
 
     def _storage(self, number: int) -> StorageDoor:
@@ -430,28 +431,30 @@ class LocalCluster:
         return self._storages[self._storage_names[number]]
 
     async def kill_owner(self, partition: int = 0) -> str:
-        """Kill the server that owns the partition (see `kill_server`). Another one takes over if there is one.
+        """Kill the server that owns the partition (see `kill_server`). Another server takes over if there is one.
 
         Returns:
-            Its name, for `start_server`.
+            The name of the server, for `start_server`.
         """
         name = self.owner(partition)
         await self.kill_server(name)
         return name
 
     async def rescue(self, partition: int = 0, mark: int = -1) -> UUID:
-        """End the log of a partition behind an id, although more was acknowledged, and let it go on under another timeline:
-        as `waltzctl partition rescue` does when the disks with the rest are lost. All servers are killed and started again.
+        """End the log of a partition after an id, although more was acknowledged, and continue it on another timeline.
+
+        This is what `waltzctl partition rescue` does after the disks with the rest are lost. All servers are killed and
+        restarted.
 
         Args:
-            partition: Which one; behind the last one is the group log.
-            mark: The last id that is kept. What was written together is kept together.
+            partition: Number of the partition; the number after the last one is the group log.
+            mark: Last id that is kept. Transactions that were written together are kept together.
 
         Returns:
             The identity of the new timeline.
 
         Raises:
-            BadArgument: The log does not end there, or `mark` stands within transactions that were written together.
+            BadArgument: The log does not reach `mark`, or `mark` is within transactions that were written together.
         """
         if partition != self.meta.partitions or not self._has_groups:
             self._check_luck(partition)
@@ -515,11 +518,11 @@ class LocalCluster:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The names of all servers, whether they run or not."""
+        """Names of all servers, whether they run or not."""
         return tuple(self._servers)
 
     def is_alive(self, name: str) -> bool:
-        """Whether this server runs."""
+        """Return whether a server runs."""
         return self._server(name) is not None
 
     def _server(self, name: str) -> _Server | None:
@@ -534,27 +537,28 @@ class LocalCluster:
         return server
 
     async def _finished(self, work: Coroutine[Any, Any, None]) -> None:
-        """Also when the test is cancelled meanwhile: a server that is half dead would keep its partitions."""
+        """Finish the work even if the test is cancelled meanwhile: a server that is half dead would keep its
+        partitions."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         await asyncio.shield(task)
 
     async def kill_server(self, name: str) -> None:
-        """The server is gone with all its connections, without a word. `BadArgument` when it does not run."""
+        """Kill a server: all its connections break at once. Raise `BadArgument` if it does not run."""
         server = self._running(name)
         self._servers[name] = None
         await self._finished(server.kill())
 
     async def stop_server(self, name: str) -> None:
-        """The server hands its partitions over, if another one runs, and ends. `BadArgument` when it does not run."""
+        """Stop a server: it hands its partitions over, if another server runs. Raise `BadArgument` if it does not run."""
         server = self._running(name)
         await server.drain(READY_SECONDS)
         self._servers[name] = None
         await server.stop()
 
     async def start_server(self, name: str) -> None:
-        """Start a server that was killed or stopped. `BadArgument` when it runs already."""
+        """Start a server that was killed or stopped. Raise `BadArgument` if it runs."""
         if self._server(name) is not None:
             raise BadArgument(f"{name} runs already")
         server = _Server(name, self)
@@ -567,7 +571,7 @@ def _address(name: str) -> str:
 
 
 class _Server(LocalServer):
-    """A server, its door, and its connections to the storages."""
+    """Server with its door and its connections to the storages."""
 
     def __init__(self, name: str, local: LocalCluster) -> None:
         self._coordinator = local.tree.connect()
@@ -602,7 +606,7 @@ class _Server(LocalServer):
         await self._coordinator.close()
 
     async def kill(self) -> None:
-        """Connections first: what is still said or written in here arrives nowhere."""
+        """Break the connections first, so that nothing that the dying server sends or writes arrives."""
         self._coordinator.disconnect()
         for port in self._ports:
             port.cut()

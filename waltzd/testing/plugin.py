@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def waltz_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    """A `LocalCluster`; the test starts and ends it."""
+    """Provide a `LocalCluster`; the test starts and ends it."""
     # Not at the top: this module is loaded with every pytest on the machine.
     make = importlib.import_module("waltzd.testing.cluster").LocalCluster
     mark = request.node.get_closest_marker("waltz")
@@ -42,7 +42,7 @@ def waltz_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def blocking_waltz_cluster(request: pytest.FixtureRequest) -> Iterator[BlockingCluster]:
-    """A `BlockingCluster` that runs, for tests without an event loop."""
+    """Provide a `BlockingCluster` that runs, for tests without an event loop."""
     mark = request.node.get_closest_marker("waltz")
     with importlib.import_module("waltzd.testing.blocking").BlockingCluster(**(mark.kwargs if mark else {})) as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""One server with every part of the daemon, except process and network."""
+"""Server with all parts of the daemon, except process and network."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from waltzd.wire.tasks import tell_failure
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
 MOUNTS_MAX = 10_000
 LOG_CLOSE_SECONDS = 0.5
-"""How long a server that ends waits for its last entries in the group log."""
+"""Seconds that a server that ends waits for its last entries in the group log."""
 
 
 async def _never_alive(server: ServerMeta) -> bool:
-    """Names are unique here, so a registration that is left belongs to a server that was killed."""
+    """Return False: names are unique here, so a registration that is left is that of a killed server."""
     return False
 
 
@@ -63,9 +63,9 @@ class LocalServer:
         reach: Connect | None = None,
         authorizer: Authorizer | None = None,
     ) -> None:
-        """Without `open_probe` it does not detect servers that have died. `reach`: how it is a client of the group log;
-        without it there are no groups. `authorizer`: to follow the policy of the cluster with; without it everybody may do
-        everything."""
+        """Create a server. Without `open_probe` it does not detect dead servers. `reach` connects it as a client of the
+        group log; without it there are no groups. `authorizer` follows the policy of the cluster; without it everything
+        is allowed."""
         self.name = name
         self.meta = ServerMeta(
             name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
@@ -142,7 +142,7 @@ class LocalServer:
         return task
 
     async def drain(self, seconds: float) -> None:
-        """Give the partitions away, if another server can take them."""
+        """Hand the partitions over, if another server can take them."""
         await self.owner.drain(seconds)
 
     async def stop(self) -> None:
@@ -155,7 +155,7 @@ class LocalServer:
         return self._capacity.callers
 
     async def kill(self) -> None:
-        """Close nothing in order. Cut its connections before."""
+        """Stop without closing anything in order. Break the connections before."""
         await asyncio.gather(*[owned.close(hand_over=False) for owned in self.owned_logs])
         if self._hosting is not None:
             self._hosting.cancel()

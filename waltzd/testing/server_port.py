@@ -1,8 +1,7 @@
-"""A server as a client sees it, within one process: calls go straight through, frames are handed over uncopied.
+"""A server as a client sees it, within one process: calls are direct, and frames are handed over without a copy.
 
-Every mount runs through here, so faults are injected here: a lock that fails, a feed that stands still, a connection that
-breaks in front of an outcome. The server behind it is the real one and knows nothing of them.
-"""
+Every mount runs through here, so faults are injected here: a lock that fails, a feed that pauses, a connection that
+breaks before an outcome. The server behind it is the real one and does not know of the faults."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ R = TypeVar("R")
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 MESSAGES_MAX = 4
-"""How many messages are on their way, each way, before the sender waits."""
+"""Limit of messages in flight in each direction; above it the sender waits."""
 
 
 @dataclass
 class Luck:
-    """Faults to inject: how often, by partition."""
+    """Faults to inject: their number, by partition."""
 
     lock_failures: dict[int, int] = field(default_factory=dict)
     lost_answers: dict[int, int] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class Luck:
 
 
 class ServerDoor:
-    """The way to one server while it lives. `slam` breaks every connection at once."""
+    """Entry to one server while it runs. `slam` breaks every connection at once."""
 
     def __init__(self, address: str, calls: ServerCalls, luck: Luck, on_fatal: Callable[[BaseException], None]) -> None:
         self.address = address
@@ -99,7 +98,7 @@ class ServerDoor:
             self._streams[stream].cancel()
 
     def look(self) -> None:
-        """The luck has changed."""
+        """Apply changed faults to the streams."""
         for stream in self._streams:
             stream.link.signal.notify()
 
@@ -116,8 +115,8 @@ class ServerDoor:
 
 
 class ServerPort(LocalTransport, Servers):
-    """A server, for a client on any event loop: calls go to the loop of the cluster and back. The door is looked up at each
-    call: the server may have restarted."""
+    """Port to a server for a client on any event loop: calls run on the loop of the cluster. The door is looked up at
+    each call, because the server may have restarted."""
 
     def __init__(
         self,
@@ -127,7 +126,8 @@ class ServerPort(LocalTransport, Servers):
         identity: Identity | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`identity`: what a certificate would say of the caller. `loop`: of the cluster; None for that of the caller."""
+        """Create a port. `identity` is what a certificate would tell of the caller. `loop` is that of the cluster; None
+        for that of the caller."""
         LocalTransport.__init__(self, Origin(identity))
         Servers.__init__(self, key)
         self.address = address
@@ -139,7 +139,7 @@ class ServerPort(LocalTransport, Servers):
         return LogService(self._find().calls)
 
     async def _pass(self) -> None:
-        """Answers always come back; what was committed is lost by streams only."""
+        """Let an answer come back at once: outcomes are lost by streams only."""
 
     async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
         return await on_loop(self._loop, super()._ask(call, request))
@@ -157,7 +157,7 @@ class ServerPort(LocalTransport, Servers):
             await on_loop(self._loop, _close(values))
 
     def expect(self, name: str | None, streams: str = "") -> None:
-        """There are no certificates here."""
+        """Ignore the name of the server: there are no certificates here."""
 
     def mount(self) -> DirectMount:
         return DirectMount(self._find, self._origin.uri, self._loop)
@@ -174,14 +174,14 @@ async def _close(values: AsyncGenerator[Any, None]) -> None:
 
 
 class DirectStream(Generic[Up, Down]):
-    """One stream, as the client holds it, on any event loop. `link` is the server's end."""
+    """One stream, as the client holds it, on any event loop. `link` is the end of the server."""
 
     what = "a stream"
 
     def __init__(
         self, find: Callable[[], ServerDoor], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """`loop`: of the server; None for that of the client."""
+        """Create a stream; `loop` is that of the server, None for that of the client."""
         self._loop = loop
         self.partition = -1
         self.link: _Link[Up, Down] = _Link(identity)
@@ -190,7 +190,7 @@ class DirectStream(Generic[Up, Down]):
         self._broken: WaltzError | None = None
 
     async def serve(self, calls: ServerCalls) -> None:
-        """The server's side of it."""
+        """Serve the stream at the server."""
         raise AssertionError("a stream is of some kind")
 
     # -- as the client uses it
@@ -250,26 +250,26 @@ class DirectStream(Generic[Up, Down]):
     # -- bad luck
 
     def break_off(self) -> None:
-        """As when a cable is cut: what is on its way is lost, both ways."""
+        """Break the stream, as when a cable is cut: what is in flight is lost in both directions."""
         assert self._door is not None
         self._broken = CannotConnect(f"the connection to {self._door.address} was lost")
         self.link.end()
         self._door.give_up(self)
 
     def _released(self) -> Sequence[Down]:
-        """What was held back, and may go on now."""
+        """Return what was held back and may go on now."""
         return ()
 
     def _what_arrives(self, message: Sequence[Down]) -> Sequence[Down]:
         return message
 
     def _unlucky(self, frames: Sequence[Up]) -> Iterable[Sequence[Up]]:
-        """What arrives at the server of what was sent together."""
+        """Return what arrives at the server of frames that were sent together."""
         return (frames,)
 
 
 class DirectAttend(DirectStream[MemberFrame, DeliveryFrame]):
-    """The stream of a member of a consumer group."""
+    """Stream of a member of a consumer group."""
 
     what = "the stream of a member"
 
@@ -278,7 +278,7 @@ class DirectAttend(DirectStream[MemberFrame, DeliveryFrame]):
 
 
 class DirectMount(DirectStream[ClientFrame, ServerFrame]):
-    """One mount."""
+    """Stream of one mount."""
 
     what = "the mount"
 
@@ -300,7 +300,7 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
         raise AssertionError("it takes nothing without waiting")
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """All frames are received."""
+        """Ignore the taker: the client receives all frames."""
 
     @property
     def _is_suspended(self) -> bool:
@@ -323,7 +323,7 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
         return [frame for frame in message if not isinstance(frame, Feed | HeadFeed)]
 
     def _unlucky(self, frames: Sequence[ClientFrame]) -> Iterator[Sequence[ClientFrame]]:
-        """The same frames; or, when a lock is to fail, what is in front of its group and what is behind it."""
+        """Return the frames; if a lock is to fail, without the atomic append that has the lock."""
         assert self._door is not None
         luck = self._door.luck
         for number, frame in enumerate(frames):
@@ -344,7 +344,7 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
 
 
 class _Link(Generic[Up, Down]):
-    """The server's end of a stream, and what is between the two ends."""
+    """End of a stream at the server, and what is in flight between both ends."""
 
     def __init__(self, identity: str) -> None:
         self.peer = "a client in this process"
@@ -388,7 +388,7 @@ class _Link(Generic[Up, Down]):
         self.signal.notify()
 
     def answer(self, frame: Down) -> None:
-        """Put in a frame that the server did not send."""
+        """Insert a frame that the server did not send."""
         self._down.append([frame])
         self.signal.notify()
 
@@ -408,14 +408,14 @@ class _Link(Generic[Up, Down]):
 
 
 def first_checked(batch: AppendBatch) -> int | None:
-    """The first transaction with a lock that can fail."""
+    """Return the first transaction with a lock that can fail."""
     ends = np.cumsum(batch.lock_counts)
     checked = np.flatnonzero(batch.lock_modes != int(Mode.APPEND))
     return int(np.searchsorted(ends, checked[0], side="right")) if len(checked) else None
 
 
 def group_around(batch: AppendBatch, row: int) -> tuple[int, int]:
-    """The first row of the group that this row belongs to, and the one behind its last."""
+    """Return the first row of the atomic append that has this row, and the row after its last."""
     starts = range(len(batch)) if batch.follows is None else np.flatnonzero(~batch.follows).tolist()
     return max(at for at in starts if at <= row), min((at for at in starts if at > row), default=len(batch))
 
@@ -440,8 +440,8 @@ def rows(batch: AppendBatch, start: int, stop: int) -> AppendBatch:
 
 
 def _refusal(batch: AppendBatch, row: int, start: int, stop: int) -> Refusals:
-    """As if the lock table did not reach back far enough, which may happen to any client at any time. It is the lock of
-    this row, and refuses the group that begins with `start`."""
+    """Return a rejection as if the lock table did not reach back far enough, which may happen to any client. It names
+    the lock of this row, and rejects the atomic append that begins with `start`."""
     locks = np.concatenate([[0], np.cumsum(batch.lock_counts)])
     modes = batch.lock_modes[int(locks[row]) : int(locks[row + 1])]
     lock = int(locks[row]) + int(np.flatnonzero(modes != int(Mode.APPEND))[0])

@@ -1,7 +1,6 @@
-"""A storage as a server sees it, within one process: calls go straight through, runs are handed over uncopied.
+"""A storage as a server sees it, within one process: calls are direct, and runs are handed over without a copy.
 
-`pause` makes every call, frame and mark wait, `resume` lets them go on.
-"""
+`pause` makes every call, frame and mark wait; `resume` lets them continue."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from waltzd.wire.storages import Replicas
 
 _numbers = itertools.count(1)
 FRAMES_MAX = 4
-"""Frames on their way before the sender waits."""
+"""Limit of frames in flight; above it the sender waits."""
 
 
 class StorageDoor:
-    """The way to one storage: open, or paused with every caller waiting in front of it."""
+    """Entry to one storage: open, or paused with every caller waiting."""
 
     def __init__(self, name: str, calls: StorageCalls, on_fatal: Callable[[BaseException], None]) -> None:
         self.name = name
@@ -76,7 +75,7 @@ class StorageDoor:
 
 
 class StoragePort(LocalTransport, Replicas):
-    """The replicas of one storage. `cut` breaks the connection for good."""
+    """Port to the replicas of one storage. `cut` breaks the connection for good."""
 
     def __init__(self, door: StorageDoor, key: UUID, owner_key: bytes) -> None:
         LocalTransport.__init__(self)
@@ -124,7 +123,7 @@ class StoragePort(LocalTransport, Replicas):
             stream.cancel()
 
     def cut(self) -> None:
-        """The server is dead: what it still does arrives nowhere."""
+        """Break the connection: nothing that the dead server still sends arrives."""
         self._is_cut = True
         for stream in self._streams:
             stream.cancel()
@@ -173,7 +172,7 @@ class DirectStream:
         return await self._link.take()
 
     def hear(self, taker: Callable[[int], None]) -> None:
-        """Marks are received."""
+        """Ignore the taker: the server receives the marks."""
 
     def cancel(self) -> None:
         self._link.end(CannotConnect(f"the append stream to {self._door.name} was given up here"))
@@ -182,7 +181,7 @@ class DirectStream:
 
 
 class _StorageLink:
-    """Both ends of a stream: frames one way, the newest mark and then the end the other."""
+    """Link between the ends of a stream: frames in one direction, the newest mark and then the end in the other one."""
 
     def __init__(self, door: StorageDoor) -> None:
         self.is_over = False
@@ -223,7 +222,7 @@ class _StorageLink:
     # -- the server's end
 
     def end(self, error: WaltzError | None) -> None:
-        """The first reason counts."""
+        """End the stream; the first reason is kept."""
         if not self.is_over:
             self.is_over, self._refused = True, error
             self._signal.notify()

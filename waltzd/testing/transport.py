@@ -1,9 +1,8 @@
-"""Calls within one process: request and value are handed over as they are.
+"""Calls within one process: request and result are handed over as they are.
 
-The proxies and the services are those of the daemons; only gRPC between them is missing. Faults are injected in two places:
-before a call reaches its host, and before an answer comes back. There a transport may wait, or raise what a broken
-connection raises.
-"""
+The proxies and the services are those of the daemons; only gRPC between them is missing. Faults are injected in two
+places: before a call reaches its host, and before an answer comes back. There a transport may wait, or raise the error
+of a broken connection."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ R = TypeVar("R")
 
 class LocalTransport(Transport):
     def __init__(self, origin: Origin | None = None) -> None:
-        """`origin`: what a certificate would say of the caller."""
+        """Create a transport; `origin` is what a certificate would tell of the caller."""
         self._origin = origin or Origin()
 
     @abstractmethod
     async def _reach(self) -> Host:
-        """Return the host of the moment: it may have been started again since the last call."""
+        """Return the current host: it may have been restarted since the last call."""
 
     @abstractmethod
     async def _pass(self) -> None:

@@ -137,7 +137,7 @@ def test_a_decision_that_was_forgotten_parks(caplog: pytest.LogCaptureFixture) -
             await client.wait_stopped()
 
     with_client(test, view=Forgets())
-    assert "`failed` of the view returned None, on transaction 0 of partition 0" in caplog.text
+    assert "`failed` of the view returned None for transaction 0 of partition 0" in caplog.text
 
 
 @told(with_client, given=2)
