@@ -65,7 +65,7 @@ class Json(Generic[V]):
         try:
             value: V = json.loads(payload)
         except (ValueError, RecursionError) as error:
-            raise EventUnreadable(f"this payload is no JSON: {error}") from error
+            raise EventUnreadable(f"this payload is not JSON: {error}") from error
         return value
 
 
@@ -101,9 +101,9 @@ class EventType(Generic[E_co]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.cls, type):
-            raise BadArgument(f"an event type has a class, not {self.cls!r}")
+            raise BadArgument(f"`cls` of an event type must be a class, not {self.cls!r}")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise BadArgument(f"the name of an event type is a text without blanks, quotes and backslashes: {self.name!r}")
+            raise BadArgument(f"an event type needs a name without blanks, quotes and backslashes, not {self.name!r}")
         if type(self.version) is not int or self.version < 1:
             raise BadArgument(f"versions of an event type begin at 1; {self.name} has {self.version!r}")
         wanted, given = list(range(1, self.version)), list(self.upcasts)
@@ -122,12 +122,12 @@ class _Events(ABC, Generic[E]):
 
     def __init__(self, *types: EventType[E]) -> None:
         if not types:
-            raise BadArgument("a serializer of events needs one event type at least")
+            raise BadArgument("a serializer of events needs at least one event type")
         self._by_class = {one.cls: one for one in types}
         self._by_name = {one.name: one for one in types}
         if not len(types) == len(self._by_class) == len(self._by_name):
             raise BadArgument(
-                f"a class or a name stands twice among the event types {', '.join(one.name for one in types)}"
+                f"a class or a name is given twice among the event types {', '.join(one.name for one in types)}"
             )
 
     def encode(self, value: E) -> bytes:
@@ -153,12 +153,12 @@ class _Events(ABC, Generic[E]):
         try:
             name, version, content = self._open(payload)
         except self._unreadable as error:
-            raise EventUnreadable(f"this payload is no event: {_first_line(error)}") from error
+            raise EventUnreadable(f"this payload is not an event: {_first_line(error)}") from error
         kind = self._by_name.get(name)
         if kind is None:
-            raise EventUnknown(f"no event type here is called {name!r}", type=name, version=version)
+            raise EventUnknown(f"this program has no event type named {name!r}", type=name, version=version)
         if version > kind.version:
-            why = f"this is version {version} of the event type {name}, and {kind.version} is the newest here"
+            why = f"this event has version {version} of the event type {name}; {kind.version} is the newest here"
             raise EventUnknown(why, type=name, version=version)
         try:
             return self._event(kind, version, content)
@@ -298,7 +298,7 @@ class MsgspecEvents(_Events[E]):
         """
         spec: Any = _needed("msgspec")
         if form not in self._forms:
-            raise BadArgument(f"the form of events is one of {', '.join(self._forms)}, not {form!r}")
+            raise BadArgument(f"form must be one of {', '.join(self._forms)}, not {form!r}")
         super().__init__(*types)
         self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
         self._convert: Callable[[Any, type[E]], E] = spec.convert
@@ -351,7 +351,7 @@ def _envelope(found: Any) -> tuple[str, int, Any]:
 
 def _upcast(kind: EventType[Any], version: int, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ValueError("it is no object with fields")
+        raise ValueError("it is not an object with fields")
     data: dict[str, Any] = content
     for number in range(version, kind.version):
         data = kind.upcasts[number](data)
@@ -361,13 +361,13 @@ def _upcast(kind: EventType[Any], version: int, content: Any) -> dict[str, Any]:
 def _fields_of(cls: type) -> dict[str, Any]:
     """Return the types of the fields of a dataclass. Refuse types that JSON does not preserve."""
     if not dataclasses.is_dataclass(cls):
-        raise BadArgument(f"{cls.__name__} is no dataclass: `PydanticEvents` and `MsgspecEvents` take other classes")
+        raise BadArgument(f"{cls.__name__} is not a dataclass; `PydanticEvents` and `MsgspecEvents` take other classes")
     hints = get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
     for name, wanted in fields.items():
         if not _is_plain(wanted):
             raise BadArgument(
-                f"JSON does not give back the field {name} of {cls.__name__}, which is {wanted}",
+                f"JSON does not preserve the field {name} of {cls.__name__}, which has the type {wanted}",
                 next_step="use `PydanticEvents` or `MsgspecEvents`, or a text or number in its place",
             )
     return fields

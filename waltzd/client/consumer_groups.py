@@ -187,7 +187,7 @@ class ConsumerGroups(Generic[E]):
         self._check_open()
         self._check_loop()
         if not is_name(group):
-            raise BadArgument(f"{group!r} is no name of a group")
+            raise BadArgument(f"{group!r} is not a group name (letters, digits, `.`, `_` and `-`)")
         if max_in_flight is not None and (not isinstance(max_in_flight, int) or max_in_flight < 1):
             raise BadArgument(f"max_in_flight must be at least 1, not {max_in_flight!r}")
         if member is not None and not (0 < len(member) <= MEMBER_MAX and member.isprintable()):
@@ -266,12 +266,12 @@ def _meta(
 ) -> GroupMeta:
     """Return the settings of a group, from the checked arguments of `create_group`."""
     if not isinstance(name, str) or not is_name(name):
-        raise BadArgument(f"{name!r} is no name of a group")
+        raise BadArgument(f"{name!r} is not a group name (letters, digits, `.`, `_` and `-`)")
     if key not in _KEYED_BY:
         raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
     texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
     if not texts:
-        raise BadArgument("a group has at least one partition")
+        raise BadArgument("partitions must not be empty")
     return GroupMeta(
         name=name,
         partitions=None if texts == [EVERYTHING] else Parts(",".join(texts)),
@@ -293,14 +293,14 @@ V = TypeVar("V")
 def _check_start(partitions: Sequence[int], count: int, start: Start) -> None:
     for partition in partitions:
         if not 0 <= partition < count:
-            raise BadArgument(f"there is no partition {partition}; the cluster has {count}, from 0 on")
+            raise BadArgument(f"there is no partition {partition}; the cluster has partitions 0 to {count - 1}")
     if isinstance(start, Mapping):
         strange = [partition for partition in start if partition not in partitions]
         if strange:
-            raise BadArgument(f"partition {strange[0]!r} is none of the group, so it cannot begin there")
+            raise BadArgument(f"partition {strange[0]!r} is not a partition of the group, so it can have no start")
     elif isinstance(start, str | bool):
         if start not in ("first", "last"):
-            raise BadArgument(f'a group begins "first", "last", at a time or behind positions, not at {start!r}')
+            raise BadArgument(f'start must be "first", "last", a time or positions, not {start!r}')
     else:
         checked_time(start)
 

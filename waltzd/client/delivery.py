@@ -255,7 +255,7 @@ def raise_late(late: Sequence[DeliveryLate]) -> None:
     if len(late) == 1:
         raise late[0]
     if late:
-        raise DeliveryLate(f"{len(late)} deliveries: {late[0].message}; and others", deliveries=len(late))
+        raise DeliveryLate(f"{len(late)} deliveries: {late[0].message}; and {len(late) - 1} more", deliveries=len(late))
 
 
 class PendingAck:

@@ -236,7 +236,7 @@ class PartitionConsumer:
 
     def _join(self, joined: Joined) -> None:
         if joined.made_at != self._made_at:
-            raise NoSuchGroup(f"group {self.group} was removed, and another one was made under its name", group=self.group)
+            raise NoSuchGroup(f"group {self.group} was removed, and a new one with its name was created", group=self.group)
         _log.debug("partition %d: member %s of group %s joined", self.partition, self._member, self.group)
         try:
             self._lineage = Lineage(joined.timelines)
@@ -297,7 +297,7 @@ class PartitionConsumer:
                 case Dismissed(error):
                     raise error
                 case Joined():
-                    raise CannotConnect(f"the owner of partition {self.partition} let a member in twice")
+                    raise CannotConnect(f"the owner of partition {self.partition} answered a join twice")
 
     def _take_in(self, frame: Deliveries) -> None:
         joined, group_epoch = self.joined, self._group_epoch
@@ -430,7 +430,7 @@ class PartitionConsumer:
 
     def _late(self, one: Delivery[Any], why: str, kind: type[DeliveryLate] = DeliveryLate) -> DeliveryLate:
         return kind(
-            f"transaction {one.id} of partition {self.partition} is not this member's to settle any more in group "
+            f"transaction {one.id} of partition {self.partition} can no longer be settled by this member in group "
             f"{self.group}: {why}",
             partition=self.partition,
             id=one.id,
@@ -439,7 +439,7 @@ class PartitionConsumer:
     def _answer(self, answer: AckResult) -> None:
         ack = self._unanswered.pop(answer.number, None)
         if ack is None:
-            raise CannotConnect(f"the owner of partition {self.partition} answered what was not asked")
+            raise CannotConnect(f"the owner of partition {self.partition} answered an acknowledgement that was not sent")
         bad = answer.is_old or answer.late or answer.unknown
         if not bad:
             self._settled(ack)
@@ -489,7 +489,7 @@ class PartitionConsumer:
     def _miss(self, ack: PendingAck, why: str) -> None:
         """Settle an acknowledgement whose answer will not come, because the stream or the epoch has ended."""
         if ack.answered.done():  # somebody waits until it is written down
-            self._refuse(ack, f"it was heard, but {why} before it was written down")
+            self._refuse(ack, f"it was received, but {why} before it was saved")
         elif ack.verb is AckKind.REFUSE:  # it is given out again, which is what was asked for
             for one in ack.deliveries:
                 one._is_settled = True

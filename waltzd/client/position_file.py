@@ -134,7 +134,7 @@ class PositionFile:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, BadArgument):
             is_whole = False
         if not is_whole:
-            raise PositionsDamaged(f"{self._path} is not what was written there", path=self._path)
+            raise PositionsDamaged(f"{self._path} is damaged: its checksum does not match its content", path=self._path)
         if cluster != self._cluster:
             raise ForeignCluster(
                 f"{self._path} keeps positions in the cluster {cluster}, and the client is one of {self._cluster}",

@@ -70,7 +70,7 @@ class Submits:
     ) -> Outcome:
         """Submit commands. `later` calls the functions of commands whose caller was cancelled."""
         if wait not in ("committed", "applied"):
-            raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
+            raise BadArgument(f'`wait` must be "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
             client.check_view()
         clock = asyncio.get_running_loop().time
@@ -242,7 +242,7 @@ def deadline_of(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
-        raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
+        raise BadArgument(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return asyncio.get_running_loop().time() + timeout
 
 
@@ -260,8 +260,8 @@ def _wants(command: Command[Any], answer: object) -> bool:
     """Return the result of `build`. Refuse None: a `build` that forgot to return has not declined."""
     if answer is None or not hasattr(answer, "__bool__"):
         raise BadArgument(
-            f"`build` of {type(command).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
-            "and False when there is nothing to do",
+            f"`build` of {type(command).__name__} returned {answer!r}: it must return True to send the transaction, "
+            "or False if there is nothing to do",
             next_step="end `build` with `return True`",
         )
     return bool(answer)
@@ -278,7 +278,7 @@ def mark_of(client: PartitionClient, position: int | None, locks: Sequence[Lock]
     """Return the position that was given, or that of the view."""
     if position is None:
         if not client.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
-            raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
+            raise BadArgument("a READ or WRITE lock needs a position to be compared with; use a view, or give `position`")
         return client.position
     checked = checked_position(position)
     return checked if isinstance(position, Position) else int(checked)

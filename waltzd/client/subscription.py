@@ -106,7 +106,7 @@ class Subscription(Generic[E]):
         host._check_loop()
         host._check_open()
         if self._tender is not None or self._is_closed:
-            raise BadArgument("a subscription is opened once", next_step="call `subscribe` again for another one")
+            raise BadArgument("a subscription can be opened only once", next_step="call `subscribe` again")
         host._subscriptions[self] = None
         try:
             self._made = await host._find_group(self.group)
@@ -169,7 +169,7 @@ class Subscription(Generic[E]):
             most: Limit of deliveries in a batch.
         """
         if not isinstance(most, int) or most < 1:
-            raise BadArgument(f"a batch has at least one delivery, not {most!r}")
+            raise BadArgument(f"most must be an integer from 1 on, not {most!r}")
         is_ours = await self._begin()
         try:
             while found := await self.take(most):
@@ -376,7 +376,7 @@ class Subscription(Generic[E]):
         wanted = of_group if asked is None else await routes.numbers(asked)
         strange = sorted(set(wanted) - set(of_group))
         if strange and not self._consumers:
-            raise BadArgument(f"partition {strange[0]} is none of group {self.group}")
+            raise BadArgument(f"partition {strange[0]} is not a partition of group {self.group}")
         wanted = tuple(partition for partition in wanted if partition in of_group)
         for partition in [one for one, run in self._runs.items() if one not in wanted or run.done()]:
             self._aside(self._leave(partition))

@@ -87,7 +87,7 @@ def partition_by_hash(key: Any, count: int) -> int:
         raw = str(key).encode()
     else:
         raise BadArgument(
-            f"a key is a text, bytes, an integer or a UUID, not {type(key).__name__}: give another partitioner"
+            f"a key must be a text, bytes, an integer or a UUID, not {type(key).__name__}, or give another partitioner"
         )
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big") % count
 
@@ -117,7 +117,7 @@ def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
         return payload
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
-    raise BadArgument(f"a payload is bytes, not {type(payload).__name__}: give the client a serializer")
+    raise BadArgument(f"a payload must be bytes, not {type(payload).__name__}, or give the client a serializer")
 
 
 def checked_kind(kind: int) -> int:
@@ -139,7 +139,7 @@ def checked_time(time: datetime | int) -> int:
     """Return a time in microseconds since 1970, the earliest time of a log."""
     if isinstance(time, datetime):
         if time.utcoffset() is None:
-            raise BadArgument(f"the time {time.isoformat()} has no time zone: `datetime.now(UTC)` is one that has")
+            raise BadArgument(f"the time {time.isoformat()} has no time zone; use for example `datetime.now(UTC)`")
         return max(0, (time - EPOCH) // MICROSECOND)
     return _checked_integer(
         time, 0, POSITION_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}"
@@ -278,7 +278,7 @@ class Transaction(Generic[E_co]):
             assert self._fetch is not None
             payload = await self._fetch(self)
             if len(payload) != self.length or crc32(payload) != self.payload_crc:
-                raise BadFrame(f"the payload of {self!r} is not the one that its head speaks of")
+                raise BadFrame(f"the payload of {self!r} does not match its head")
             self._payload = payload
         return self._payload
 
@@ -486,7 +486,7 @@ class Builder(Generic[E_contra]):
         found = tuple(locks)
         if self._home is not None and any(lock.name != self._home for lock in found):
             raise BadArgument(
-                f"the command chose its partition by its locks' name, {self._home}, and now has locks of another name",
+                f"the name of the locks, {self._home}, chose the partition; `build` set locks of another name",
                 next_step="give it a key or a partition, the same for all transactions that have one of these locks",
             )
         self._locks = found
@@ -499,7 +499,7 @@ class Builder(Generic[E_contra]):
     def payload(self) -> bytes:
         """Payload of the transaction. Set it to bytes, or to a value for the client's serializer."""
         if self._payload is None:
-            raise BadArgument("the command returned True and gave the transaction no payload: set builder.payload")
+            raise BadArgument("`build` returned True without a payload; set builder.payload")
         return self._payload
 
     @payload.setter

@@ -396,7 +396,7 @@ class LocalCluster:
     def _check_luck(self, partition: int | None, times: int = 1) -> None:
         """Refuse a fault that cannot happen, or the test would pass without it."""
         if partition is not None and partition not in range(self.meta.partitions):
-            raise BadArgument(f"there is no partition {partition!r}; there are {self.meta.partitions}, from 0 on")
+            raise BadArgument(f"there is no partition {partition!r}; there are partitions 0 to {self.meta.partitions - 1}")
         if times < 1:
             raise BadArgument(f"times must be at least 1, not {times}")
 
@@ -427,7 +427,7 @@ class LocalCluster:
 
     def _storage(self, number: int) -> StorageDoor:
         if not 0 <= number < len(self._storage_names):
-            raise BadArgument(f"there is no storage {number}; there are {len(self._storage_names)}, from 0 on")
+            raise BadArgument(f"there is no storage {number}; there are storages 0 to {len(self._storage_names) - 1}")
         return self._storages[self._storage_names[number]]
 
     async def kill_owner(self, partition: int = 0) -> str:
@@ -486,7 +486,7 @@ class LocalCluster:
             await port.open(partition, session, partitions=self.meta.partitions)
         if mark not in (ends := await self._batch_ends(next(iter(ports.values())), partition, session)):
             near = max(end for end in ends if end <= max(mark, EMPTY))
-            raise BadArgument(f"the log of partition {partition} cannot end behind id {mark}; behind id {near} it can")
+            raise BadArgument(f"the log of partition {partition} cannot end after id {mark}; it can end after id {near}")
         for name, port in ports.items():
             statuses[name] = await port.fork(partition, session, lineage)
         states = {

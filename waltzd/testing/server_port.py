@@ -242,7 +242,7 @@ class DirectStream(Generic[Up, Down]):
                 return frames
 
     def _give_up(self) -> None:
-        self._broken = self._broken or CannotConnect(f"{self.what} was given up here")
+        self._broken = self._broken or CannotConnect(f"{self.what} was cancelled by the client")
         self.link.end()
         if self._door is not None:
             self._door.give_up(self)

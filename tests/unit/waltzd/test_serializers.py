@@ -186,7 +186,7 @@ def test_a_chain_of_versions_is_whole_or_refused() -> None:
 def test_what_json_does_not_give_back_is_refused_where_it_is_seen() -> None:
     with pytest.raises(BadArgument, match="field at of Timed"):
         JsonEvents[Any](EventType(Timed, "timed"))
-    with pytest.raises(BadArgument, match="no dataclass"):
+    with pytest.raises(BadArgument, match="not a dataclass"):
         JsonEvents[Any](EventType(DepositedStruct, "deposited"))
     wrong: Any = "7"
     with pytest.raises(BadArgument, match="its amount is '7'"):

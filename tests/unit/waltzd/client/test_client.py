@@ -1188,9 +1188,9 @@ def test_locks_of_one_name_meet_in_one_partition() -> None:
         await client.submit(Move(one, built=[other]))
         assert len(home.log) == 5
         for locks in ([one, rate], []):
-            with pytest.raises(BadArgument, match=r"do not say which|name the partition"):
+            with pytest.raises(BadArgument, match=r"give no default key|has no partition, key or locks"):
                 await client.append(b"x", locks=locks)
-            with pytest.raises(BadArgument, match=r"do not say which|name the partition"):
+            with pytest.raises(BadArgument, match=r"give no default key|has no partition, key or locks"):
                 await client.submit(Move(*locks))
         with pytest.raises(BadArgument, match="account, and now has locks of another name"):
             await client.submit(Move(one, built=[one, rate]))

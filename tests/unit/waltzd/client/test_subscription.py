@@ -103,7 +103,7 @@ def test_an_unknown_group_is_refused_with_what_to_do() -> None:
             await anext(aiter(client.subscribe("mailer")))
         assert "create" in caught.value.detail_next_step
         await client.create_group("mailer", mode="queue", partitions=[0])
-        with pytest.raises(BadArgument, match="partition 1 is none of group mailer"):
+        with pytest.raises(BadArgument, match="partition 1 is not a partition of group mailer"):
             async with client.subscribe("mailer", partitions=[1]):
                 raise AssertionError("it is not open")
 
