@@ -264,7 +264,7 @@ class PydanticEvents(_Events[E]):
         return _envelope(json.loads(payload))
 
     def _event(self, kind: EventType[E], version: int, content: Any) -> E:
-        # As JSON again: a strict model takes a text for a date from JSON, and not from Python.
+        # As JSON again: a strict model accepts a text for a date from JSON, but not from Python.
         return self._adapters[kind.name].validate_json(_json(_upcast(kind, version, content)))
 
 

@@ -114,7 +114,7 @@ def _batches(thread: _LoopThread, begin: Callable[[], AsyncGenerator[T, None]]) 
     try:
         while (batch := thread.run(following())) is not None:
             yield batch
-    finally:  # do not wait: the garbage collector may run this on the thread of the loop
+    finally:  # not waited for: the garbage collector may run this on the thread of the loop
         asyncio.run_coroutine_threadsafe(batches.aclose(), thread.loop)
 
 
@@ -279,7 +279,7 @@ class BlockingClient(Generic[E]):
         """Return the position of the view; see `Client.position`. Read it *before* the view and give it to `append`."""
         return self._inner.position(partition)
 
-    # The view is at work on another thread, so a checked lock needs a position that was read before the view was.
+    # The view runs on another thread, so a checked lock needs a position that was read before the view.
 
     @declared_by(Client[E].append)
     def append(self, payload: E, **options: Any) -> AppendOutcome:

@@ -171,7 +171,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             await self._set_partitions(self._wanted, deadline - clock())
         except WaltzError as error:
             await self.close()
-            raise error.with_traceback(None) from None  # what happened, without the frames of the client
+            raise error.with_traceback(None) from None  # without the frames of the client
         except BaseException:
             await self.close()
             raise
@@ -204,7 +204,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     ) -> None:
         await self.close()
 
-    # -- what it is
+    # -- the cluster
 
     @property
     def client_id(self) -> int:
@@ -720,7 +720,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         )
         return found.payload
 
-    # -- for people
+    # -- status
 
     def status(self) -> ClientStatus:
         """Return the state of each partition, and whether all of them are `ready`. It is cheap enough for a health

@@ -211,7 +211,7 @@ class Follower:
                 if self._inbox:
                     size, transactions = self._next()
                     await self._hand_on(transactions)
-                    self._consumed(size)  # what is held, too: no credit must be missing for the rest of its group
+                    self._consumed(size)  # held content too, or the rest of its atomic append would lack credit
                     await asyncio.sleep(0)
                 else:
                     self._wake.clear()
@@ -321,7 +321,7 @@ class Follower:
             except Exception:  # noqa: BLE001  # the application's code
                 _log.exception("on_applied of transaction %d of partition %d failed", id_, self._partition)
 
-    # -- failing
+    # -- failures
 
     async def _persist(self, transaction: Transaction, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function until it succeeds, or the application decides that it never will."""

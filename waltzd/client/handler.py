@@ -104,7 +104,7 @@ class Handling(Generic[E]):
                     await self._call(self._handler, one)
             except (Reject, InboxPruned) as error:
                 await self._tell(one.reject(str(error)))
-            except OtherTimeline:  # what was done belongs to another history: no further try helps
+            except OtherTimeline:  # the inbox belongs to another timeline: a retry does not help
                 raise
             except Exception as error:  # noqa: BLE001  # the application's code
                 if isinstance(error, TimeoutError) and limit.expired():

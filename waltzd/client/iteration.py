@@ -34,7 +34,7 @@ class Arrivals:
         self._is_over = False
         self._changed = asyncio.Event()
 
-    # -- called by the line
+    # -- called by the partition client
 
     def position(self, partition: int) -> Position:
         return self._after
@@ -54,7 +54,7 @@ class Arrivals:
         self._is_over = True
         self._changed.set()
 
-    # -- for who iterates
+    # -- called by the reader
 
     async def next(self) -> Sequence[Transaction[Any]] | None:
         """Return the next batch; None at the end."""

@@ -129,7 +129,7 @@ class Keys:
     async def explain(self, key: Hashes, rejected: Rejected, timeout: float | None) -> int | None:
         """Return the id of the transaction with this key, if it caused the rejection. Raise `BeyondLog` if that is not
         decided."""
-        if rejected.reason in (Reason.CONFLICT, Reason.IN_FLIGHT):  # most often by the key itself
+        if rejected.reason in (Reason.CONFLICT, Reason.IN_FLIGHT):  # usually the key itself caused it
             (there,) = await self._read(rejected.conflict_id, rejected.conflict_id, timeout)
             if _key_of(there) == key:
                 return there.id
@@ -155,7 +155,7 @@ class Keys:
             except NotSent:
                 if attempt == 0:
                     raise
-                return Unknown()  # something stood in the way, and may be what has the key
+                return Unknown()  # the cause is above what was read, and may have the key
             if not isinstance(outcome, Rejected) or outcome.reason is Reason.NOT_IN_LOG:
                 return outcome
             try:
@@ -171,5 +171,7 @@ class Keys:
                 return self.committed(id_, count)
             if position is not None:
                 return outcome
-            behind = Position(self._covered, self.timeline)  # all keys up to there are known, and this is none of them
+            behind = Position(
+                self._covered, self.timeline
+            )  # all keys up to there are known, and this key is not among them
         raise AssertionError("the loop does not end")

@@ -22,7 +22,7 @@ def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
 def _fast_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ModuleNotFoundError:  # an application has it when it wants it
+    except ModuleNotFoundError:  # optional for applications
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 

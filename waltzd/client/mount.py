@@ -261,7 +261,7 @@ class Mount:
     def located(self, place: Place) -> None:
         self._move(MountEvent.LOCATED, f"{place.server} generation={place.generation}")
         if self.place is not None and place.generation > self.place.generation:
-            # Another owner: the silence, and the clock, of the one before say nothing about this one.
+            # The failures and the clock of the owner before do not count for this one.
             self.attempts, self.tells_time = 0, True
         self.place = place
 
@@ -404,13 +404,13 @@ class Mount:
 
     def link_lost(self) -> None:
         self.outbox.link_lost()
-        if self.state is MountState.LOCATING:  # it was not found, or left because its numbers were used up
+        if self.state is MountState.LOCATING:  # not found, or left because the sequence numbers were used up
             self.story.append("LOCATING again")
         else:
             self._move(MountEvent.LINK_LOST)
         self.attempts += 1
 
-    # -- what to do next
+    # -- to the network
 
     def take(self) -> list[AppendBatch]:
         """Return the frames of the next message; an empty list if nothing may be sent now."""
@@ -441,7 +441,7 @@ class Mount:
             return 0
         return self._feed_bytes_max - self._credit - self._inbox_bytes
 
-    # -- for people
+    # -- status
 
     def sentence(self) -> str:
         where = (

@@ -164,7 +164,7 @@ class MountConnection:
                         refused = frame.error
                         self._mount.ends(frame.untaken)
                         break
-                    if self._mount.state in GOING_ON:  # else the question is answered, and the rest is not needed
+                    if self._mount.state in GOING_ON:  # else everything is decided, and the rest is not needed
                         self._take(frame)
         finally:
             self._listener.settled()

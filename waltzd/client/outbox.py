@@ -223,7 +223,7 @@ class Outbox:
             if head.waiter.done():
                 self._drop_head()
                 continue
-            if why_refused(head, limits, 0) is not None:  # told when its turn comes
+            if why_refused(head, limits, 0) is not None:  # refused when its turn comes
                 break
             requests.append(head)
             size += head.bytes
@@ -232,7 +232,7 @@ class Outbox:
         self._keep(SentFrame(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
         return batch_of(
             requests, first_sequence, seen_time
-        )  # last: they have left `waiting`, and must be settled whatever happens
+        )  # last: the requests have left `waiting`, so they must be in `sent` if this raises
 
     def _take_piece(self, batch: BatchRequest, room: int, floor: int) -> AppendBatch:
         start, count = batch.taken, batch.rows
@@ -253,7 +253,7 @@ class Outbox:
         self._waiting_bytes -= sent.bytes
         self.sent.append(sent)
 
-    # -- what became of it
+    # -- outcomes
 
     def committed(self, frame: Committals) -> None:
         if self._commit_first(frame):
@@ -306,7 +306,7 @@ class Outbox:
                     self.waiting.appendleft(request)
         else:
             is_head = bool(self.waiting) and self.waiting[0] is batch
-            if batch.waiter.done() or (batch.taken < batch.rows and not is_head):  # its rest was given up
+            if batch.waiter.done() or (batch.taken < batch.rows and not is_head):  # its rest was withdrawn
                 batch.lost(slice(sent.start + row, sent.start + sent.rows))
                 gone_rows, gone_bytes = count, size
             else:
@@ -430,7 +430,7 @@ class Outbox:
         self.rows -= len(rows)
         self.bytes -= sent.bytes_of(rows)
 
-    # -- giving up
+    # -- deadlines
 
     def next_deadline(self) -> float | None:
         """Earliest deadline of the requests whose callers still wait."""

@@ -141,7 +141,7 @@ class PartitionClient:
 
     async def activate(self, registration: Registration) -> None:
         """Ask the view for its position, and start. Raise what the view raises."""
-        if self._supervisor is not None:  # left by a deactivation that was given up
+        if self._supervisor is not None:  # left by a deactivation that was cancelled
             await asyncio.wait((self._supervisor,))
             self._supervisor = None
         position = None
@@ -223,7 +223,7 @@ class PartitionClient:
             self.stopped = self._reason(error)
             self._budget.close(self.stopped)
             self.outbox.withdraw(self.stopped)
-            if not keep.done():  # the application parked, and the link is sound: what was sent still gets its answer
+            if not keep.done():  # the view stopped and the link works: wait for the outcomes of what was sent
                 await self._drain()
                 keep.cancel()
                 await asyncio.gather(keep, return_exceptions=True)
@@ -231,7 +231,7 @@ class PartitionClient:
             return None
         finally:
             for look in looks:
-                look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
+                look.cancel()  # before the first await: closing the client cancels this task as well
             self._end.cancel()
             if self._follower is not None:
                 self._follower.stop()
@@ -438,7 +438,7 @@ class PartitionClient:
                 self.check_timeline(id, "the transaction that is waited for")
                 while self.position < id:
                     assert self._follower is not None
-                    await self._follower.reached(id)  # or until it is mounted anew
+                    await self._follower.reached(id)  # or until the partition is mounted again
                     self._check()
                     self.check_timeline(id, "the transaction that is waited for")
         except TimeoutError:
@@ -466,7 +466,7 @@ class PartitionClient:
 
     async def prove(self, position: int, deadline: float | None = None) -> None:
         """Refuse a position above the end of the log: the owner would end the mount, with all its transactions."""
-        await self.ready_epoch(deadline)  # a mount begins with the end of the log, and then there is nothing to ask
+        await self.ready_epoch(deadline)  # the answer to a mount has the end of the log
         if position <= self.mount.known:
             return
         try:
@@ -594,7 +594,7 @@ class PartitionClient:
         """Consecutive failures to learn the high-water mark, which `mount.attempts` does not count."""
         while True:
             try:
-                if position is None:  # without a view it stands on what is committed now
+                if position is None:  # without a view, start at the end of the log
                     position = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
@@ -628,7 +628,7 @@ class PartitionClient:
             assert place.address is not None
             mount.located(place)
             async with self._routes.at(place.address) as port:
-                while mount.state is MountState.MOUNTING:  # first to ask, if something is undecided, then to go on
+                while mount.state is MountState.MOUNTING:  # first to ask if something is undecided, then to send
                     talk = self._connection = MountConnection(self, port.mount())
                     key = self._routes.topology.cluster_key
                     await self._routes.unless_replaced(self.partition, place, talk.run(key, self._settings.call_seconds))
@@ -641,7 +641,7 @@ class PartitionClient:
                 self._routes.failed(self.partition, place, error)
             raise
 
-    # -- told by the conversation
+    # -- called by the connection
 
     def ready(self) -> None:
         self._trouble = None
@@ -675,7 +675,7 @@ class PartitionClient:
             )
         self._follower.put(size, load, content.goes_on)
 
-    # -- for people
+    # -- status
 
     def check(self) -> None:
         """Assert the invariants of the client."""

@@ -180,7 +180,7 @@ class PartitionConsumer:
             self._take(frames[1:])
             tasks = [asyncio.create_task(work) for work in (self._read(stream), self._write(stream))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done():  # the last word tells more than a stream that takes nothing
+            if not tasks[0].done():  # the reason in the last frame is better than the error of the writer
                 await asyncio.wait(tasks[:1], timeout=1.0)
             for task in tasks:
                 if task.done():
@@ -226,7 +226,7 @@ class PartitionConsumer:
                 try:
                     await stream.send([*frames, Leave()] if is_last else frames)
                 except BaseException:
-                    self._unsent.extendleft(begun)  # whoever waits is told when the stream is given up
+                    self._unsent.extendleft(begun)  # `_lost` settles them
                     raise
                 for ack in begun:
                     self._done(ack, is_kept=True)
@@ -279,7 +279,7 @@ class PartitionConsumer:
             self._forget(one)
         self.queue.clear()
 
-    # -- what comes in -------------------------------------------------------------------------------------------------
+    # -- deliveries   -------------------------------------------------------------------------------------------------
 
     def _take(self, frames: Sequence[DeliveryFrame]) -> None:
         for frame in frames:
@@ -334,17 +334,17 @@ class PartitionConsumer:
                 Delivery(transaction, self.group, attempt, source=self, group_epoch=group_epoch, tag=frame.tag, until=until)
             )
         if self.is_ordered and self.queue and found[0].id <= self.queue[-1].id:
-            self.drop()  # these have come back, and come again behind this one
+            self.drop()  # they are delivered again after this one
         elif not self.is_ordered and self.queue:
             coming = {one.id for one in found}
             if not coming.isdisjoint(one.id for one in self.queue):
                 self.queue = deque(one for one in self.queue if one.id not in coming)
-        while len(self._newest) > max(1000, 4 * joined.room):  # some were left lying, and nobody will settle them
+        while len(self._newest) > max(1000, 4 * joined.room):  # deliveries that the application dropped
             del self._newest[next(iter(self._newest))]
         self.queue.extend(found)
         self._listener.arrived(self, len(found))
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- acknowledgements --------------------------------------------------------------------------------------------------
 
     async def begin(self, deliveries: Sequence[Delivery[Any]]) -> bool:
         """Report deliveries before the application gets them. Return False if they are not this member's any more.
@@ -451,7 +451,7 @@ class PartitionConsumer:
             else:
                 self._refuse(ack, "its `ack_wait` has passed, and another member has it or will get it")
             if self.is_ordered:
-                self.drop()  # what lies behind came back with it
+                self.drop()  # the owner took back everything after it
             elif (one := ack.deliveries[0]) in self.queue:
                 self.queue.remove(one)
         else:
@@ -488,9 +488,9 @@ class PartitionConsumer:
 
     def _miss(self, ack: PendingAck, why: str) -> None:
         """Settle an acknowledgement whose answer will not come, because the stream or the epoch has ended."""
-        if ack.answered.done():  # somebody waits until it is written down
+        if ack.answered.done():  # answered, and a caller waits until it is durable
             self._refuse(ack, f"it was received, but {why} before it was saved")
-        elif ack.verb is AckKind.REFUSE:  # it is given out again, which is what was asked for
+        elif ack.verb is AckKind.REFUSE:  # it is delivered again, as requested
             for one in ack.deliveries:
                 one._is_settled = True
             self._done(ack, is_kept=True)

@@ -289,7 +289,7 @@ class AtomicRequest(BatchRequest):
         super().committed(rows, ids)
 
     def forked(self, shared: int) -> None:
-        if self.place is not None and self.place > shared:  # a fork is never inside a group
+        if self.place is not None and self.place > shared:  # a fork is never inside an atomic append
             rest = np.flatnonzero(self._outcomes.reasons == IS_UNKNOWN)
             super().forked(shared)
             self.place = None

@@ -59,7 +59,7 @@ class PositionFile:
     def _open(self, path: str, cluster: UUID) -> None:
         self._path, self._cluster = path, cluster
         self._directory, _, self._name = path.rpartition("/")
-        self._disk.names(self._directory)  # a directory that is missing is said now, and not at the first transaction
+        self._disk.names(self._directory)  # report a missing directory now, not at the first transaction
         self._positions = self._read() if self._disk.exists(path) else {}
 
     @classmethod

@@ -159,7 +159,7 @@ class Routes:
             moving.cancel()
             await asyncio.gather(talking, moving, return_exceptions=True)
 
-    # -- looking
+    # -- lookups
 
     def keep_fresh(self) -> None:
         self._refresher = asyncio.create_task(self._refresh(), name="waltz routes")
@@ -256,7 +256,7 @@ class Routes:
                 return
             self._suspect(address)
             failures.append(f"{address}: it does not know yet what others have said")
-        if mismatch is not None and self._topology is None:  # one that has answered before may be changing over
+        if mismatch is not None and self._topology is None:  # a cluster that answered before may be switching to TLS
             raise mismatch
         if self._topology is None and len(wrong) == len(failures):
             raise wrong[0]
@@ -315,10 +315,10 @@ class Routes:
         for gone in [where for where in self._suspects if where not in in_use]:
             del self._suspects[gone]
         for gone, held in [(where, held) for where, held in self._held.items() if where not in in_use]:
-            await self._discard(gone, held)  # its user may have discarded it while another one was being closed
+            await self._discard(gone, held)  # its user may have discarded it during the last close
         return is_new
 
-    # -- talking
+    # -- calls
 
     @asynccontextmanager
     async def at(self, address: str) -> AsyncIterator[GroupPort]:

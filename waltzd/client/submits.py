@@ -92,7 +92,7 @@ class Submits:
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
                 await client.wait_applied(Position(outcome.ids[-1], outcome.timeline), seconds)
-            except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
+            except WaltzError:  # the transaction is committed; `is_applied` of the outcome is False
                 return outcome
             return replace(outcome, is_applied=True)
         return outcome
@@ -193,7 +193,7 @@ class Submits:
             return Unknown()
         return outcome if id_ is None else once.keys.committed(id_, count)
 
-    # -- telling
+    # -- functions of commands
 
     async def _tell(
         self,

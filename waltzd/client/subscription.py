@@ -90,7 +90,7 @@ class Subscription(Generic[E]):
         self.is_handled = False
         """Whether a handler takes the deliveries; then an ordered group delivers one at a time."""
 
-    # -- group_epoch
+    # -- life
 
     async def open(self) -> None:
         """Join the group. `async with` and iterating do this by themselves.
@@ -145,7 +145,7 @@ class Subscription(Generic[E]):
     ) -> None:
         await self.close()
 
-    # -- what comes
+    # -- deliveries
 
     def __aiter__(self) -> AsyncIterator[Delivery[E]]:
         """Iterate over the deliveries until the subscription or its client is closed."""
@@ -211,10 +211,10 @@ class Subscription(Generic[E]):
             consumer = self._ready.popleft()
             queue, found = consumer.queue, list[Delivery[E]]()
             if consumer.holds:
-                continue  # it comes in again when it is released
+                continue  # it is added again when it is released
             while queue and len(found) < most:
                 one = queue.popleft()
-                if one._until <= now:  # others have it by now
+                if one._until <= now:  # another member has it by now
                     if consumer.is_ordered:
                         consumer.drop()
                 elif self._is_readable(one):
@@ -274,7 +274,7 @@ class Subscription(Generic[E]):
         self._is_stopped = True
         self._more.set()
 
-    # -- what is said of many
+    # -- acknowledgements
 
     async def ack(self, deliveries: Sequence[Delivery[E]], *, durable: bool = False) -> None:
         """Acknowledge deliveries; see `Delivery.ack`.
@@ -342,7 +342,7 @@ class Subscription(Generic[E]):
         )
         raise_late([late for some in found for late in some])
 
-    # -- for people
+    # -- status
 
     @property
     def mode(self) -> Mode:
@@ -442,7 +442,7 @@ class Subscription(Generic[E]):
         except WaltzError as error:
             _log.info("group %s: its current partitions could not be read: %s", self.group, error.message)
 
-    # -- told by attendances
+    # -- called by consumers
 
     def arrived(self, consumer: PartitionConsumer, count: int) -> None:
         """Note that something may be taken from a consumer."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     E = TypeVar("E", default=bytes)
     E_co = TypeVar("E_co", covariant=True, default=bytes)
     E_contra = TypeVar("E_contra", contravariant=True, default=bytes)
-else:  # Python 3.11 and 3.12 know no defaults, and need none
+else:  # Python 3.11 and 3.12 have no defaults of type variables
     from typing import TypeVar
 
     E, E_co, E_contra = TypeVar("E"), TypeVar("E_co", covariant=True), TypeVar("E_contra", contravariant=True)
@@ -548,13 +548,13 @@ class Command(ABC, Generic[E_co]):
             True to send the transaction, False if there is nothing to do.
         """
 
-    def on_lock_failure(self, rejected: Rejected) -> object:  # may be left out
+    def on_lock_failure(self, rejected: Rejected) -> object:  # optional
         """Note that a lock failed. Unless this was the last attempt, `build` is called again."""
 
-    def on_outcome(self, outcome: Outcome) -> object:  # may be left out
+    def on_outcome(self, outcome: Outcome) -> object:  # optional
         """Note the outcome that `submit` is about to return. It is called once, and before `on_applied`."""
 
-    def on_applied(self, id: int) -> object:  # may be left out
+    def on_applied(self, id: int) -> object:  # optional
         """Note that the view of this client has applied the transaction."""
 
 

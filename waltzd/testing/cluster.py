@@ -380,7 +380,7 @@ class LocalCluster:
     def _clock(self) -> int:
         return microseconds() if self._time is None else self._time
 
-    # -- bad luck for applications
+    # -- faults
 
     def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
         """Reject the next `times` transactions with a READ or WRITE lock, as if their client was too far behind."""

@@ -86,7 +86,7 @@ class ServerDoor:
         try:
             await stream.serve(self.calls)
         except WaltzError:
-            return  # the client was told in the stream
+            return  # the stream has reported it to the client
         except Exception as error:
             self._on_fatal(error)
             raise
@@ -247,7 +247,7 @@ class DirectStream(Generic[Up, Down]):
         if self._door is not None:
             self._door.give_up(self)
 
-    # -- bad luck
+    # -- faults
 
     def break_off(self) -> None:
         """Break the stream, as when a cable is cut: what is in flight is lost in both directions."""
