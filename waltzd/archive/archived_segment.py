@@ -58,7 +58,7 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
     footer: Footer | None = None
     if header.version == BATCHES:
         end -= footer_bytes(raw[-END_BYTES:]) or 0
-        footer = footer_at(held, end, len(raw))  # type: ignore[arg-type]
+        footer = footer_at(held, end, len(raw))
         if footer is None or (footer.first_id, footer.last_id) != (expected.first_id, last_id):
             raise UnfitSegment(f"{path} has no sound footer of the ids {expected.first_id} to {last_id}")
     hashing.update(raw[:end])
@@ -74,7 +74,7 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
             builder.add_span(span)
 
     stop = scan(
-        held,  # type: ignore[arg-type]
+        held,
         segment_first_id=expected.first_id,
         next_id=expected.first_id,
         offset=HEADER_BYTES,
@@ -145,7 +145,7 @@ def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where:
             hashing.update(run.data[run.bounds[low - run.first_id] : run.bounds[high + 1 - run.first_id]])
 
     scan(
-        MemoryFile(where, raw),  # type: ignore[arg-type]
+        MemoryFile(where, raw),
         segment_first_id=piece.first,
         next_id=piece.first,
         offset=HEADER_BYTES,

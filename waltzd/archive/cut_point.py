@@ -65,7 +65,7 @@ class CutPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How far the store covers one partition."""
+    """The part of the log of one partition that the store holds."""
 
     partition: int
     end: CutPoint

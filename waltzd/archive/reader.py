@@ -122,7 +122,7 @@ class CachedSegment:
         except HeaderDamaged as error:
             raise CachedSegmentDamaged(file.path) from error
         if version == BATCHES:
-            self._footer = read_footer(file)  # type: ignore[arg-type]
+            self._footer = read_footer(file)
             if self._footer is None or (self._footer.first_id, self._footer.last_id) != (entry.first, entry.last):
                 raise CachedSegmentDamaged(file.path)
 
@@ -195,7 +195,7 @@ class CachedSegment:
         if known[0] == id_:
             return known[1]
         entry = self._file.read(end + index_offset(id_ - self.entry.first), 8) if self.entry.index_bytes else b""
-        if len(entry) == 8 and is_sound_record(self._file, place := int.from_bytes(entry, "big"), end, id_):  # type: ignore[arg-type]
+        if len(entry) == 8 and is_sound_record(self._file, place := int.from_bytes(entry, "big"), end, id_):
             return place
 
         def look(span: Span) -> None:
@@ -204,7 +204,7 @@ class CachedSegment:
 
         try:
             scan(
-                self._file,  # type: ignore[arg-type]
+                self._file,
                 segment_first_id=self.entry.first, next_id=self.entry.first, offset=HEADER_BYTES, end=end, on_span=look,
             )  # fmt: skip
         except _Found as found:
@@ -216,8 +216,8 @@ class CachedSegment:
 
 
 class SegmentCache:
-    """Pieces in files of one directory, up to so many bytes; the one that was used longest ago leaves first. The piece that
-    was fetched last stays, however large. May be used by several threads."""
+    """Archived segments in files of one directory, up to a number of bytes; the least recently used is evicted first. The
+    segment that was fetched last stays, however large. Threads may share the cache."""
 
     def __init__(self, bytes_max: int, directory: str | None = None) -> None:
         """`directory`: directory of the files; None for the temporary directory of the system."""
@@ -480,7 +480,7 @@ def _bad_ids(file: _UnnamedFile, entry: Entry, header: FileHeader) -> list[tuple
     end = min(file.size(), entry.size - entry.index_bytes)
     try:
         version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
-        found = survey(file, first_id=entry.first, end=end, version=version, id_limit=entry.last + 1)  # type: ignore[arg-type]
+        found = survey(file, first_id=entry.first, end=end, version=version, id_limit=entry.last + 1)
     except (WaltzError, CachedSegmentDamaged):  # its header is wrong
         return [(entry.first, entry.last, 0, HEADER_BYTES - 1)]
     bad = [(gap.first_id, gap.last_id, gap.first_byte, gap.last_byte) for gap in found.gaps]

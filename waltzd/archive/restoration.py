@@ -280,7 +280,7 @@ def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _SegmentCo
     footer = None
     if header.version == BATCHES:
         length = footer_bytes(data[-END_BYTES:])
-        footer = None if length is None else footer_at(MemoryFile(where, data), size - length, size)  # type: ignore[arg-type]
+        footer = None if length is None else footer_at(MemoryFile(where, data), size - length, size)
         if footer is None:
             raise ArchiveDamaged(f"{where} has no sound footer")
         data = data[: footer.offset]
@@ -329,7 +329,7 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
     found = [np.zeros(0, np.int64)]
 
     scan(
-        MemoryFile(where, data),  # type: ignore[arg-type]
+        MemoryFile(where, data),
         segment_first_id=header.first_id,
         next_id=header.first_id,
         offset=HEADER_BYTES,

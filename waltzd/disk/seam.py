@@ -22,17 +22,22 @@ from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-class File(Protocol):
-    """An open file. Offsets are explicit: there is no current position."""
+class Readable(Protocol):
+    """Bytes with the reading methods of a file: a file, or an archived segment in memory or in a cache."""
 
     @property
     def path(self) -> str: ...
     def size(self) -> int: ...
     def read(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes, or fewer at the end of the file."""
+        """Read `size` bytes, or fewer at the end."""
         ...
 
     def read_into(self, offset: int, buffer: memoryview) -> int: ...
+
+
+class File(Readable, Protocol):
+    """An open file. Offsets are explicit: there is no current position."""
+
     def write(self, offset: int, data: Buffer) -> None:
         """Write all of `data`, or raise an error."""
         ...

@@ -233,17 +233,13 @@ def _near(errors: tuple[int, ...]) -> tuple[U32, I64]:
     return rows.ravel()[order], order.astype(np.int64)
 
 
-def _back_one(register: int) -> int:
-    index = _TOP_TO_INDEX[register >> 24]
-    return ((register ^ int(_T0_LIST[index])) << 8 & 0xFFFFFFFF) | index
-
-
 @functools.cache
 def _back_step() -> int:
     """Return x^(-8 * _STEP)."""
     value = 0x80000000
     for _ in range(_STEP):
-        value = _back_one(value)
+        index = _TOP_TO_INDEX[value >> 24]
+        value = ((value ^ int(_T0_LIST[index])) << 8 & 0xFFFFFFFF) | index
     return value
 
 

@@ -154,7 +154,7 @@ def _explain_batches(file: File, at: int, end: int, first_id: int, last_id: int 
         head, wrong = Head.decode(raw), None
         if head is None and len(raw) == BATCH_HEAD_BYTES:
             head, wrong = _corrected_head(raw)
-        if head is None or head.first_id < id_ or not _fits(head, end - at, budget):
+        if head is None or head.first_id < id_ or head.size > min(end - at, SOUND_BYTES_MAX, budget):
             note = "" if head is None else _why_unread(head, id_, end - at)
             if len(raw) < BATCH_HEAD_BYTES:
                 note = f"only {len(raw)} bytes of it are there"
@@ -164,10 +164,6 @@ def _explain_batches(file: File, at: int, end: int, first_id: int, last_id: int 
         out.append(_explain_batch(file.read(at, head.size), at, id_, head, wrong))
         at, id_, is_last = at + head.size, head.last_id + 1, head.is_last
     return out
-
-
-def _fits(head: Head, room: int, budget: int) -> bool:
-    return head.size <= min(room, SOUND_BYTES_MAX, budget)
 
 
 def _why_unread(head: Head, id_: int, room: int) -> str:

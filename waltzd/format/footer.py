@@ -21,7 +21,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from waltzd.disk.seam import Buffer, File
+from waltzd.disk.seam import Buffer, Readable
 from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES
@@ -143,7 +143,7 @@ class FooterBuilder:
         )  # fmt: skip
 
 
-def footer_at(file: File, offset: int, end: int) -> Footer | None:
+def footer_at(file: Readable, offset: int, end: int) -> Footer | None:
     """Return the footer that fills the bytes from `offset` to `end`; None if they are not a sound footer of this place."""
     size = end - offset
     if not FRONT_BYTES + END_BYTES <= size <= FRONT_BYTES + END_BYTES + offset:
@@ -158,7 +158,7 @@ def _has_places(footer: Footer) -> bool:
     return len(ends) > 1 and ends[0] == HEADER_BYTES and bool((np.diff(ends) >= HEAD_BYTES + OVERHEAD_BYTES).all())
 
 
-def read_footer(file: File) -> Footer | None:
+def read_footer(file: Readable) -> Footer | None:
     """Return the footer at the end of the file, without reading the batches; None if there is no sound footer."""
     end = file.size()
     size = footer_bytes(file.read(max(0, end - END_BYTES), END_BYTES))

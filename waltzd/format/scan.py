@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from waltzd.disk.seam import File
+from waltzd.disk.seam import File, Readable
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import LAST, MAGIC, End, Head, batch_at
 from waltzd.format.checksum import I64, crc32, is_one_byte_wrong, shift, single_byte_error
@@ -140,7 +140,7 @@ def _bounds(data: memoryview, hint: I64) -> I64:
 
 
 def scan(
-    file: File,
+    file: Readable,
     *,
     segment_first_id: int,
     next_id: int,
@@ -191,7 +191,7 @@ def scan(
     return Stop(offset, next_id)
 
 
-def _is_sound_at(file: File, offset: int, length: int) -> bool:
+def _is_sound_at(file: Readable, offset: int, length: int) -> bool:
     """Return whether the record has a right checksum. It is read in pieces, because its length may be wrong."""
     left = HEAD_BYTES + length
     crc = 0
@@ -205,7 +205,7 @@ def _is_sound_at(file: File, offset: int, length: int) -> bool:
     return crc == int.from_bytes(file.read(offset, 4), "big")
 
 
-def search_record(file: File, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
+def search_record(file: Readable, *, offset: int, end: int, low_id: int, high_id: int) -> Stop | None:
     """Return the first record from `offset` on that its checksum proves and whose id is `low_id` to `high_id`; None
     without.
 
@@ -224,7 +224,7 @@ def search_record(file: File, *, offset: int, end: int, low_id: int, high_id: in
     return None
 
 
-def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
+def is_sound_record(file: Readable, offset: int, end: int, id_: int) -> bool:
     """Return whether the sound record `id_` of format 0 starts at `offset`."""
     head = file.read(offset, HEAD_BYTES) if 0 <= offset <= end - OVERHEAD_BYTES else b""
     if len(head) < HEAD_BYTES:
@@ -233,14 +233,16 @@ def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
     return found == id_ and 0 <= length <= end - offset - OVERHEAD_BYTES and _is_sound_at(file, offset, length)
 
 
-def version_behind(file: File, said: int, first_id: int) -> int:
+def version_behind(file: Readable, said: int, first_id: int) -> int:
     """Return the version of a segment: the one that its first batch or record proves, else `said`, that of its header."""
     if Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES)) is not None:
         return BATCHES
     return VERSION if is_sound_record(file, HEADER_BYTES, file.size(), first_id) else said
 
 
-def _next_sound_record(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
+def _next_sound_record(
+    file: Readable, index: File | None, first_id: int, stop: Stop, end: int, high_id: int
+) -> Stop | None:
     """Return the next sound record after bad bytes: where the index says, else where the length of the bad record says,
     else by a search of all bytes. The search comes last because a payload may contain the bytes of a whole record."""
     if index is not None:
@@ -257,7 +259,7 @@ def _next_sound_record(file: File, index: File | None, first_id: int, stop: Stop
 
 
 def survey(
-    file: File,
+    file: Readable,
     *,
     first_id: int,
     end: int,
@@ -305,7 +307,7 @@ def survey(
         next_id, offset, before = behind.next_id, behind.offset, None
 
 
-def _is_footer(file: File, found: Survey, end: int) -> bool:
+def _is_footer(file: Readable, found: Survey, end: int) -> bool:
     if found.is_sealed:
         found.footer = footer_at(file, found.end, end)
     if found.footer is not None:
@@ -313,7 +315,7 @@ def _is_footer(file: File, found: Survey, end: int) -> bool:
     return found.footer is not None
 
 
-def _with_tail_kind(file: File, found: Survey, stop: Stop, *, has_head: bool) -> Survey:
+def _with_tail_kind(file: Readable, found: Survey, stop: Stop, *, has_head: bool) -> Survey:
     if has_head:
         found.tail_kind = TailKind.FOLLOWED
     elif found.is_sealed:
@@ -323,7 +325,7 @@ def _with_tail_kind(file: File, found: Survey, stop: Stop, *, has_head: bool) ->
     return found
 
 
-def _tail_kind(file: File, stop: Stop, end: int) -> TailKind:
+def _tail_kind(file: Readable, stop: Stop, end: int) -> TailKind:
     size = end - stop.offset
     head = file.read(stop.offset, HEAD_BYTES)
     if len(head) < HEAD_BYTES:
@@ -388,7 +390,7 @@ def judge_tail(found: Survey, *, is_last: bool, floor: int, was_cut: bool = True
 class _Window:
     """A file that is read forwards in large pieces. The result of `at` is valid until the next call."""
 
-    def __init__(self, file: File, chunk_bytes: int, end: int) -> None:
+    def __init__(self, file: Readable, chunk_bytes: int, end: int) -> None:
         self._file = file
         self._buffer = bytearray(max(chunk_bytes, BATCH_HEAD_BYTES))
         self._end = end
@@ -407,7 +409,7 @@ class _Window:
 
 
 def _scan_batches(
-    file: File, *, next_id: int, offset: int, end: int, before: End | None, index: File | None, segment_first_id: int,
+    file: Readable, *, next_id: int, offset: int, end: int, before: End | None, index: File | None, segment_first_id: int,
     on_span: OnSpan | None, chunk_bytes: int, limit: int,
 ) -> Stop:  # fmt: skip
     window = _Window(file, min(chunk_bytes, max(end - offset, 0)), end)
@@ -442,7 +444,7 @@ def _scan_batches(
 # -- after bad bytes ---------------------------------------------------------------------------------------------------
 
 
-def _crc_of(file: File, offset: int, size: int) -> int:
+def _crc_of(file: Readable, offset: int, size: int) -> int:
     """Return the checksum of `size` bytes; -1 if the file ends before. They are read in pieces: the size may be wrong."""
     crc, end = 0, offset + size
     while offset < end:
@@ -454,14 +456,14 @@ def _crc_of(file: File, offset: int, size: int) -> int:
     return crc
 
 
-def _has_sound_body(file: File, offset: int, head: Head) -> bool:
+def _has_sound_body(file: Readable, offset: int, head: Head) -> bool:
     return (
         _crc_of(file, offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES) == head.section_crc
         and _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc
     )
 
 
-def _likely_heads(file: File, offset: int, end: int, low_id: int, high_id: int) -> Iterator[tuple[int, Head]]:
+def _likely_heads(file: Readable, offset: int, end: int, low_id: int, high_id: int) -> Iterator[tuple[int, Head]]:
     """Yield each sound head from `offset` on whose first id is `low_id` to `high_id`."""
     while offset < end:
         piece = file.read(offset, min(SEARCH_BYTES + BATCH_HEAD_BYTES - 1, end - offset))
@@ -487,7 +489,7 @@ class FoundBatch:
     """Highest committed mark in the sound heads that the search met."""
 
 
-def next_sound_batch(file: File, *, offset: int, end: int, next_id: int, high_id: int) -> FoundBatch:
+def next_sound_batch(file: Readable, *, offset: int, end: int, next_id: int, high_id: int) -> FoundBatch:
     """Find the next sound batch after bad bytes at `offset`, where `next_id` should start.
 
     Forged batches could make this read the file many times over. Past a limit, everything up to the end counts as damaged,
@@ -529,7 +531,7 @@ def _claimed_sizes(raw: bytes) -> list[int]:
 # -- the tail ----------------------------------------------------------------------------------------------------------
 
 
-def tail_kind_of_batches(file: File, stop: Stop, end: int) -> TailKind:
+def tail_kind_of_batches(file: Readable, stop: Stop, end: int) -> TailKind:
     """Return what a tail looks like in which no later batch begins."""
     size = end - stop.offset
     raw = file.read(stop.offset, BATCH_HEAD_BYTES)
@@ -558,7 +560,7 @@ def _follows(head: Head, stop: Stop) -> bool:
     return head.first_id == stop.next_id and (log_end is None or (head.before == log_end.crc and head.time >= log_end.time))
 
 
-def _is_right_but_for_its_head(file: File, stop: Stop, raw: bytes, size: int) -> bool:
+def _is_right_but_for_its_head(file: Readable, stop: Stop, raw: bytes, size: int) -> bool:
     error = single_byte_error(raw)
     if error is None:
         return False
@@ -567,7 +569,7 @@ def _is_right_but_for_its_head(file: File, stop: Stop, raw: bytes, size: int) ->
     return head is not None and _follows(head, stop) and head.size <= size and _has_sound_body(file, stop.offset, head)
 
 
-def _tail_kind_of_body(file: File, offset: int, head: Head) -> TailKind:
+def _tail_kind_of_body(file: Readable, offset: int, head: Head) -> TailKind:
     """Return what a batch looks like that is wrong, and there to its last byte."""
     sections = file.read(offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES)
     are_sections_right = crc32(sections) == head.section_crc
@@ -587,7 +589,7 @@ def _tail_kind_of_body(file: File, offset: int, head: Head) -> TailKind:
 
 
 def follow_footer(
-    file: File, footer: Footer, on_entries: Callable[[int, I64], object], *, chunk_bytes: int = CHUNK_BYTES
+    file: Readable, footer: Footer, on_entries: Callable[[int, I64], object], *, chunk_bytes: int = CHUNK_BYTES
 ) -> bool:
     """Call `on_entries` with the first id and the index entries of each batch, by the footer, the heads of the batches and
     the lengths of the records; compute no checksum of a record. Return False if these contradict each other: then only the
