@@ -1,1 +1,1 @@
-"""What clients meet at the owner: mounts, the pipeline, feeds, calls, limits."""
+"""The owner towards clients: mounts, the pipeline, feeds, calls, limits."""

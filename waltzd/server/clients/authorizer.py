@@ -1,11 +1,11 @@
-"""What callers may do at this moment: the policy that counts, and the mounts that are told when it changes.
+"""What callers may do at this moment: the policy in force, and the mounts that are notified when it changes.
 
-Every door of a server asks here, whatever carried the call. An application may do what the policy grants to the name in its
-certificate; callers of other roles, operators first, whatever their role may (`waltzd.protocol.role`). Before a policy was
-read, or found to be missing, no application gets in. Nothing here waits, and nothing is read here: `waltzd.server.policy`
-follows the documents. The channels are here because a caller is told only of those in which it may do something.
+Every call asks here, whatever transport carried it. An application may do what the policy grants to the name in its
+certificate. Callers of other roles, operators first, may do whatever their role may (`waltzd.protocol.role`). Before a
+policy was read, or found to be missing, no application is admitted. Nothing here blocks or reads: `waltzd.server.policy`
+follows the documents. The channels are here because a caller sees only channels in which it may do something.
 
-A mount is asked for rights when it comes, and holds what they say; a policy that changes reaches it by `review`.
+A mount gets its rights when it begins, and keeps them; a policy that changes reaches it by `review`.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from waltzd.protocol.role import Identity, Role
 
 
 class Reviewed(Protocol):
-    """What goes on for longer than a call, and ends when a right that it needs is gone."""
+    """Something that lasts longer than a call, and ends when a right that it needs is revoked."""
 
     def review(self, rights: Rights) -> None: ...
 
 
 class Authorizer:
     def __init__(self, why_closed: str = "it has just started") -> None:
-        """Closed to all but operators, for this reason."""
+        """Admit only operators, for this reason."""
         self._why_closed: str | None = why_closed
         self._policy: Policy | None = None
         self._channels = NO_CHANNELS
         self._reviewed: dict[Reviewed, str] = {}
-        """Each with the identity of its caller."""
+        """Mounts and group members to the identity of their caller."""
 
     @classmethod
     def free(cls) -> Authorizer:
-        """Everybody may do everything."""
+        """Return an authorizer that allows every call."""
         authorizer = cls()
         authorizer.adopt(None)
         return authorizer
 
     @property
     def why_closed(self) -> str | None:
-        """Why only operators get in; None where a policy counts, or is known to be missing."""
+        """Cause why only operators are admitted; None if a policy is in force, or is known to be missing."""
         return self._why_closed
 
     def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS) -> None:
-        """From now on these count; without a policy everybody may do everything."""
+        """Put a policy and channels in force, and review all mounts. Without a policy every caller has all rights."""
         self._policy, self._channels, self._why_closed = policy, channels, None
         for mount, identity in list(self._reviewed.items()):
             mount.review(self.rights(identity))
 
     def close(self, why: str) -> None:
-        """A policy is there and cannot be understood. One that was adopted before goes on to count."""
+        """Report that there is a policy which cannot be read. A policy that was adopted before stays in force."""
         if self._why_closed is not None:
             self._why_closed = why
 
     def rights(self, identity: str) -> Rights:
-        """Of a caller with this URI in its certificate; empty without one."""
+        """Return the rights of a caller with this URI in its certificate, which is empty without a certificate."""
         name, may_everything = _caller(identity)
         if may_everything:
             return everything(name)
@@ -69,8 +69,9 @@ class Authorizer:
         return everything(name) if self._policy is None else self._policy.rights_of(name)
 
     def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
-        """The same, in one partition. The group log is closed to applications, operators only read it, and all else is
-        closed to servers. Without certificates nobody can be told apart, so everybody is let in there."""
+        """Return the rights in one partition. The group log is closed to applications, and operators only read it; all
+        other partitions are closed to servers. Without certificates callers cannot be told apart, so everybody may use
+        the group log."""
         role = role_of(identity)
         if partition != group_log:
             if role is Role.SERVER:
@@ -82,7 +83,7 @@ class Authorizer:
         return everything(name) if role in (Role.SERVER, None) else reading(name)
 
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
-        """Those that have a partition in which this caller may do something."""
+        """Return the channels with a partition in which this caller may do something."""
         return tuple(
             Channel(name, ranges)
             for name, ranges in self._channels.items()
@@ -91,12 +92,12 @@ class Authorizer:
 
     @property
     def all_channels(self) -> Channels:
-        """As they are at this moment."""
+        """Channels in force."""
         return self._channels
 
     @contextmanager
     def reviewing(self, mount: Reviewed, identity: str) -> Iterator[None]:
-        """For as long as this lasts the mount hears of every change."""
+        """Review this mount at every change, until the context ends."""
         self._reviewed[mount] = identity
         try:
             yield
@@ -105,14 +106,14 @@ class Authorizer:
 
 
 def role_of(identity: str) -> Role | None:
-    """None: the caller has no certificate."""
+    """Return the role of a caller; None if it has no certificate."""
     found = Identity.among((identity,))
     return None if found is None else found.role
 
 
 @lru_cache(maxsize=4096)
 def _caller(identity: str) -> tuple[str, bool]:
-    """The name of a caller, and whether it may do everything."""
+    """Return the name of a caller, and whether it may do everything."""
     if not identity:
         return ANONYMOUS, False
     found = Identity.among((identity,))
@@ -146,7 +147,7 @@ def check_attend(rights: Rights, partition: int, group: str) -> None:
 
 
 def check_group(rights: Rights, group: str) -> None:
-    """Whether it may do anything in a group of this name, in any partition."""
+    """Raise `NotGranted` if the caller may do nothing in a group of this name, in any partition."""
     if not rights.may_see_group(group):
         raise NotGranted(f"{rights.name} may do nothing in group {group}", name=rights.name, group=group)
 

@@ -1,17 +1,17 @@
-"""What a server does for applications, without its network: every call as an awaitable.
+"""What a server does for applications, without its network: each call as an awaitable.
 
-The gRPC service and a simulated network stand in front of it. The cluster key is checked first: a client of another cluster
-must not learn more than that it is wrong here.
+The gRPC service and a simulated network stand before it. The cluster key is checked first: a client of another cluster
+must learn only that it is wrong here.
 
-A client id belongs to the client that registered it. What became of a transaction is found by the client id in the log, so
-a client that mounted under another's id could make that one believe what is not so. An id is given out with a token, a
-keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
-any restart, and nothing is kept for each client.
+A client id belongs to the client that registered it. The log is searched by client id for the outcome of a transaction,
+so a client that mounted under another client's id could falsify that outcome. Therefore an id is given out with a token,
+a keyed hash of the id and of the identity in the certificate. All servers share the key, so any owner can check a mount
+after any restart, and nothing is stored for each client.
 
-There are 2^31 - 1 client ids, and they begin again after some years: each time is a lap. The hash covers the lap, so an
+There are 2^31 - 1 client ids, and they start over after some years: each time is a lap. The hash includes the lap, so an
 owner tells the tokens of two laps apart, and refuses the older holder long before its id is given out again.
 
-What a caller may do is a question to `authorizer`, at every door: where it is missing, the call is open to the world.
+Every call asks `authorizer` what its caller may do: a call that does not ask is open to the world.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import REQUEST_COST, ClientRegistry, Principal, QuotaUsage, principal_of
 
 PLACE_COST = 32
-"""Bytes that an answer takes for each partition, about."""
+"""Approximate bytes of an answer for each partition."""
 MEND_READER = (
     "read again from the fork after undoing what came from the transactions above it; `client.end_position` gives a "
     "position of the current timeline"
 )
-"""What to do with a reader whose position is of another timeline."""
+"""Next step for a reader whose position is of another timeline."""
 REQUEST_SECONDS = 10.0
-"""How long a client may take to say what it wants to mount."""
+"""Time that a client has for its request to mount."""
 
 
 class Owner(Protocol):
-    """What this server owns, and what it knows of the others."""
+    """Partitions of this server, and its knowledge of other servers."""
 
     def topology(self) -> Topology: ...
     async def register(self) -> int:
@@ -80,25 +80,26 @@ class Owner(Protocol):
         ...
 
     async def raise_epoch(self, name: str) -> int:
-        """For an instance that is to be the only one of its name that lives: above every other one."""
+        """Return a new epoch for the instance that is to be the only one of its name, above all older epochs."""
         ...
 
     async def newest_epoch(self, name: str) -> int:
-        """Of a name: the highest that was given out before this was asked; 0 for none."""
+        """Return the highest epoch of a name that was given out before this call; 0 for none."""
         ...
 
     @property
     def client_secret(self) -> bytes:
-        """The same on all servers of the cluster, and secret."""
+        """Secret of the tokens, shared by all servers of the cluster."""
         ...
 
     @property
     def newest_client(self) -> int:
-        """The highest client number that this server knows of."""
+        """Highest client number that this server knows of."""
         ...
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
-        """Raises `NotOwner`, `NotReady` or `NoSuchPartition` when there is none; None stands for any generation."""
+        """Return the pipeline of a partition; None stands for any generation. Raise `NotOwner`, `NotReady` or
+        `NoSuchPartition` if there is none."""
         ...
 
 
@@ -106,26 +107,26 @@ class Attending(Reviewed, Protocol):
     """A member of a consumer group that has joined."""
 
     async def serve(self) -> None:
-        """To its end; raises what ended it, after the member was told."""
+        """Serve the member to its end. Raise the error that ended it, after the member was sent it."""
         ...
 
 
 class Groups(Protocol):
-    """The consumer groups, as this server knows them."""
+    """Consumer groups of this server."""
 
     async def make(self, meta: GroupMeta) -> MadeGroup: ...
     async def find(self, name: str) -> MadeGroup: ...
     def partitions_of(self, meta: GroupMeta) -> int:
-        """As bits of one number."""
+        """Return the partitions of a group, as bits of one number."""
         ...
 
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attending:
-        """`admit` is asked when nothing more is waited for, and raises why not."""
+        """Join a member. `admit` is called when nothing more is awaited, and raises if the member is refused."""
         ...
 
 
 class NoGroups:
-    """Of a server that was made without any."""
+    """Consumer groups of a server that was made without any."""
 
     async def make(self, meta: GroupMeta) -> MadeGroup:
         raise NoGroupLog("this server keeps no groups")
@@ -158,18 +159,19 @@ class ServerCalls:
         return self._authorizer.rights_in(identity, partition, group_log=self._owner.topology().group_log)
 
     async def _pay(self, identity: str, rights: Rights, size: int = REQUEST_COST) -> None:
-        """A call counts against the quota of its name."""
+        """Charge a call to the quota of its name."""
         if rights.quotas is not NO_QUOTAS:
             await self._registry.usage_of(principal_of(identity), rights.quotas).pay(size)
 
     async def located(self, identity: str = "") -> Topology:
-        """The same as `locate`, paid for by what it tells."""
+        """Return what `locate` returns, and charge the caller for its size."""
         found = self.locate(identity)
         await self._pay(identity, self._authorizer.rights(identity), REQUEST_COST + PLACE_COST * len(found.places))
         return found
 
     def locate(self, identity: str = "") -> Topology:
-        """`identity`, here and below: what the caller's certificate says; empty without one."""
+        """Return the owners of the partitions. `identity`, here and below: the URI in the caller's certificate; empty
+        without one."""
         rights = self._authorizer.rights(identity)
         topology = replace(self._owner.topology(), channels=self._authorizer.channels(rights))
         if role_of(identity) is Role.CLIENT:
@@ -197,7 +199,7 @@ class ServerCalls:
         return Registration(client, self._token(client, number, identity, epoch), epoch)
 
     async def _epoch(self, principal: Principal, identity: str, introduction: Introduction) -> int:
-        """A new one, unless the caller has one and needs another client id only."""
+        """Return a new epoch, or the caller's own if it has one and only needs another client id."""
         if principal.role is not Role.CLIENT:
             raise NotPermitted(f"{principal.name} has the role {principal.role}; only applications have a newest instance")
         before = introduction.before
@@ -213,7 +215,7 @@ class ServerCalls:
         return token_of(self._owner.client_secret, client, identity, epoch, lap=lap_of(number))
 
     def _proven(self, client: int, token: bytes, identity: str, epoch: int) -> int:
-        """Return the client number that the token proves; raise `NotPermitted` where it proves none."""
+        """Return the client number that the token proves; raise `NotPermitted` if it proves none."""
         number = number_of(client, self._owner.newest_client)
         if hmac.compare_digest(token, self._token(client, number, identity, epoch)):
             return number
@@ -227,7 +229,7 @@ class ServerCalls:
         )
 
     def _check_age(self, number: int) -> None:
-        """Raise `NotPermitted` where the id of this number is given out again soon, or was."""
+        """Raise `NotPermitted` if the id of this number is given out again soon, or was."""
         age = self._owner.newest_client - number
         if age > CLIENT_NUMBERS_KEPT:
             raise NotPermitted(
@@ -238,12 +240,14 @@ class ServerCalls:
             )
 
     async def _displace_older(self, pipeline: Pipeline, request: MountRequest, identity: str) -> None:
-        """Where only the newest instance of a name may live: this one is, and from now on nothing is taken of the older.
+        """If only the newest instance of a name may live, accept this one, and refuse all appends of older instances from
+        now on.
 
-        The order is the proof. The coordinator is asked when the log here is open, so whatever an owner before this one
-        let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
-        owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
-        instance. What one took before has an id up to the barrier of this mount, or never gets one."""
+        The order is the proof. The coordinator is asked after the log here is open, so every instance that an earlier
+        owner admitted is known. After the epoch is recorded here, a majority of the storages confirms that no server has
+        replaced this owner: a successor opens later, and asks the coordinator later. So from now on no owner accepts an
+        append of an older instance. What was accepted before has an id up to the barrier of this mount, or never gets
+        one."""
         name, one_instance = principal_of(identity).name, self._rights(identity, request.partition).one_instance
         if request.epoch == 0:
             if one_instance:
@@ -267,9 +271,9 @@ class ServerCalls:
         since: Position | None = None,
         identity: str = "",
     ) -> Position:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
-        partition may ask: it is where appends without a view stand. Raises `OtherTimeline` where `since`, up to which the
-        caller has read, is not on this log."""
+        """Return the high-water mark. `confirmed`: it is not below any id that was acknowledged before this
+        call. A name with any right to the partition may ask, because appends without a view begin there. Raise
+        `OtherTimeline` if `since`, up to which the caller has read, is not on this log."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_see(rights, partition)
@@ -283,7 +287,7 @@ class ServerCalls:
         return Position(pipeline.committed, lineage.current)
 
     async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> Position:
-        """The highest id in front of the first committed transaction whose time is `time` or later."""
+        """Return the highest id before the first committed transaction at or after `time`."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
@@ -302,9 +306,9 @@ class ServerCalls:
         timeline: UUID | None = None,
         identity: str = "",
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
-        right is asked for again with each piece: a log may be read for hours. Raises `OtherTimeline` where the ids of
-        `timeline` up to `last_id` are not those of this log."""
+        """Yield committed records; without `last_id`, up to the high-water mark. Close it if it is not read to its end.
+        The right is checked again with each piece, because a log may be read for hours. Raise `OtherTimeline` if the ids
+        of `timeline` up to `last_id` are not those of this log."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
@@ -322,7 +326,7 @@ class ServerCalls:
                 yield run
 
     async def mount(self, link: MountLink) -> None:
-        """Serve one mount to its end. Raises what ended it, after the client was told."""
+        """Serve one mount to its end. Raise the error that ended it, after the client was sent it."""
         try:
             request = await self._request(link)
             if request is None:
@@ -352,12 +356,12 @@ class ServerCalls:
     # -- consumer groups
 
     def check_group(self, key: UUID, name: str, identity: str = "") -> None:
-        """Raise why a caller may do nothing in a group of this name; before anything else of a request is looked at."""
+        """Raise if a caller may do nothing in a group of this name, before anything else of a request is examined."""
         self._check_key(key)
         check_group(self._authorizer.rights(identity), name)
 
     async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup:
-        """On the disks of a majority. One that is there already with the same settings is left as it is."""
+        """Create a group on the disks of a majority. A group that exists with the same settings is left as it is."""
         self.check_group(key, meta.name, identity)
         rights = self._authorizer.rights(identity)
         denied = rights.first_unattended(meta.name, self._groups.partitions_of(meta))
@@ -367,13 +371,13 @@ class ServerCalls:
         return await self._groups.make(meta)
 
     async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
-        """Also for a name that may work in it in some partition only."""
+        """Return a group, also to a name that may work in it in some partition only."""
         self.check_group(key, name, identity)
         await self._pay(identity, self._authorizer.rights(identity))
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:
-        """Serve one member of a consumer group to its end. Raises what ended it, after the member was told."""
+        """Serve one member of a consumer group to its end. Raise the error that ended it, after the member was sent it."""
 
         def admit() -> QuotaUsage:
             rights = self._authorizer.rights(link.identity)
@@ -426,7 +430,8 @@ class ServerCalls:
 
 
 def _check_rights(rights: Rights, request: MountRequest) -> None:
-    """What a mount needs from its beginning. One that takes the feed needs the right to append when it appends."""
+    """Check the rights that a mount needs from its beginning. A mount that takes the feed needs the right to append only
+    when it appends."""
     if request.feed is FeedMode.NONE or request.asks:
         check_append(rights, request.partition)
     else:
@@ -434,7 +439,7 @@ def _check_rights(rights: Rights, request: MountRequest) -> None:
 
 
 def check_join(request: JoinRequest) -> None:
-    """What a member says first is not believed."""
+    """Validate a request to join; raise if it is malformed."""
     if not is_name(request.group):
         raise BadArgument(f"{request.group[:TEXT_MAX]!a} is no name of a group", not_done="nothing was given out")
     if not 0 < len(request.member) <= TEXT_MAX or not request.member.isprintable():
@@ -444,7 +449,7 @@ def check_join(request: JoinRequest) -> None:
 
 
 async def _dismiss(link: AttendLink, error: WaltzError) -> None:
-    """The answer to a member that was not let in: why, and some time to notice."""
+    """Send the error to a member that was refused, and give it some time to notice."""
     try:
         async with asyncio.timeout(REFUSED_SECONDS):
             await link.send([Dismissed(error)])

@@ -1,7 +1,8 @@
-"""What became of the transactions of one partition for as long as this process owns it, over all of its sessions.
+"""Outcomes of the transactions of one partition for as long as this process owns it, over all of its sessions.
 
-Counted once for each batch or frame, never for each transaction, and only what clients were told: a transaction that was in
-flight when its session ended is an attempt, and nothing else, although the next session may find it in the log.
+Outcomes are counted once for each batch or frame, never for each transaction. Only outcomes that clients were sent are
+counted: a transaction that was in flight when its session ended counts as an attempt only, although the next session may
+find it in the log.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from waltzd.protocol.locks import Reason
 
 
 class AllCounters:
-    """Of all partitions that this process has owned."""
+    """Counters of all partitions that this process has owned."""
 
     def __init__(self) -> None:
         self._newest: dict[int, Counters] = {}
         self._earlier = Histogram()
-        """Of partitions that were given away and came back."""
+        """Commit durations of partitions that were given away and came back."""
 
     def begin(self, partition: int) -> Counters:
-        """For a partition that is taken over; it was closed here before, if it was ever here."""
+        """Return new counters for a partition that is taken over. If it was here before, it was closed."""
         if partition in self._newest:
             self._earlier = self._earlier.plus(self._newest[partition].statistics().commit)
         found = self._newest[partition] = Counters()
         return found
 
     def commit(self) -> Histogram:
-        """It only rises, whichever partitions come and go."""
+        """Return the commit durations of all partitions. Counts only rise, whichever partitions come and go."""
         found = self._earlier
         for counters in self._newest.values():
             found = found.plus(counters.statistics().commit)
@@ -45,7 +46,7 @@ class Counters:
         self._commit = Durations()
 
     def committed(self, count: int, size: int, seconds: float) -> None:
-        """So many of one batch are committed, so long after it came; `size` are the bytes of their records."""
+        """Count committed transactions of one batch, `seconds` after it arrived. `size`: bytes of their records."""
         self._committed += count
         self._committed_bytes += size
         self._commit.add(seconds, count)

@@ -1,9 +1,9 @@
-"""Committed records for readers: a reader is a place in the log, and holds nothing else.
+"""Committed records for readers: a reader is a position in the log, and holds nothing else.
 
-A reader that is nearly level reads from the tail in memory, without waiting. One that is further behind reads from a
-storage, one chunk at a time and in turns with all other such readers, until its place is in the tail: the last chunk ends
-where the tail begins, so no record is left out or comes twice. What storages have trimmed comes from the archive, beside
-these turns, and a chunk from there ends where a piece of it does. Between two chunks a reader costs a few numbers, however
+A reader that is nearly level reads from the log cache, without waiting. A reader further behind reads from a storage, one
+chunk at a time and in turns with all other such readers, until its position is in the cache. The last chunk ends where
+the cache begins, so no record is missed or comes twice. What storages have trimmed comes from the archive, outside these
+turns, and such a chunk ends where a piece of the archive does. Between two chunks a reader costs a few numbers, however
 long its client takes.
 """
 
@@ -20,11 +20,11 @@ from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
 from waltzd.server.session.partition_leader import PartitionLeader
 
 FIRST_COUNT = 64
-"""How many ids the first chunk asks for, while the size of the records is not known."""
+"""Number of ids that the first chunk asks for, while the size of the records is unknown."""
 
 
 class ColdReader:
-    """Reads what has left the tail, a chunk at a time."""
+    """Reads records that have left the log cache, a chunk at a time."""
 
     def __init__(
         self, session: PartitionLeader, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False
@@ -36,8 +36,8 @@ class ColdReader:
         self._count = FIRST_COUNT
 
     async def read(self, first_id: int, last_id: int) -> Run:
-        """Records from `first_id` on, about a chunk of them, none above `last_id`. The read ends with its turn: a range
-        that is about as large as a chunk makes sure that a storage seldom reads in vain."""
+        """Return about a chunk of records from `first_id` on, none above `last_id`. The read ends with its turn. The
+        range is chosen about as large as a chunk, so that a storage seldom reads more than is used."""
         run = None
         if not self._session.is_trimmed(first_id):  # else it would take a turn to find that out
             try:
@@ -70,7 +70,7 @@ def _other(first_id: int, last_id: int, run: Run | None) -> NotReady:
 
 
 class Cursor:
-    """Where one mount stands in the feed, and how much of it the client has asked for."""
+    """Position of one mount in the feed, and its credit."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class Cursor:
         frame_bytes: int,
         asks: int | None = None,
     ) -> None:
-        """`asks`: the client that wants to know what became of its transactions. It gets heads up to `last_id`, and of
-        those that are not its own nothing but the ids."""
+        """`asks`: the client that asks for the outcomes of its transactions. It gets heads up to `last_id`; of
+        transactions of other clients it gets only the ids."""
         self.last_id: int | None = None
-        """Where the feed ends; None: nowhere."""
+        """Id at which the feed ends; None for no end."""
         self.asks = asks
         self.next_id = next_id
         self.credit = credit
@@ -100,8 +100,8 @@ class Cursor:
         return committed if self.last_id is None else min(committed, self.last_id)
 
     def take(self, committed: int) -> Feed | HeadFeed | None:
-        """The next frame, if there is one that may be sent at once. Credit may be overdrawn by one frame, so that frames
-        do not become small when a client gives credit in small amounts."""
+        """Return the next frame, or None if none may be sent at once. One frame may overdraw the credit, so that small
+        credits do not make small frames."""
         committed = self._bound(committed)
         if not self._may_send(committed):
             return None
@@ -125,15 +125,15 @@ class Cursor:
 
     @property
     def has_room(self) -> bool:
-        """The client takes more, as soon as there is more."""
+        """Return whether the client accepts more as soon as there is more."""
         return self.mode is not FeedMode.NONE and self.credit > 0
 
     def needs_cold(self, committed: int) -> bool:
-        """A chunk from a storage is wanted, because the client can take it."""
+        """Return whether a chunk from a storage is needed, and the client accepts it."""
         return self._may_send(self._bound(committed)) and self._chunk is None and self._is_cold
 
     async def read_cold(self) -> None:
-        """Get the chunk that `take` gives next."""
+        """Read the chunk that `take` returns next."""
         self._chunk = await self._cold.read(self.next_id, self._bound(self._session.cache.first_id - 1))
 
     def _may_send(self, committed: int) -> bool:
@@ -145,7 +145,7 @@ class Cursor:
 
 
 def own_heads(run: Run, client: int) -> HeadArray:
-    """The heads of a run. Of those that another client appended only the ids are told."""
+    """Return the heads of a run. Heads of other clients have only the id."""
     found = heads(run).copy()
     others = found["client"] != client
     ids = found["id"][others].copy()
@@ -157,7 +157,7 @@ def own_heads(run: Run, client: int) -> HeadArray:
 async def records(
     session: PartitionLeader, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
 ) -> AsyncGenerator[Run, None]:
-    """Committed records by id, in chunks."""
+    """Yield committed records by id, in chunks."""
     while first_id <= last_id:
         oldest = session.cache.first_id
         if first_id < oldest:

@@ -1,6 +1,6 @@
-"""What the audit log is told of one mount, through whichever carrier it came: that it began, and when and why it ended.
+"""Records of one mount in the audit log, whatever transport carries it: its begin, its end and the cause of the end.
 
-The carrier shows the frames that pass; only the first of a client, and the answer to it, are looked into.
+The transport passes each frame here; only the first frame of a client, and the answer to it, are examined.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MountAudit:
         self._code: str | None = None
 
     def note_received(self, frames: Sequence[ClientFrame]) -> None:
-        """By the client."""
+        """Examine frames from the client."""
         if self._is_asked:
             return
         self._is_asked = True
@@ -32,7 +32,7 @@ class MountAudit:
                 self._deed = replace(self._deed, partitions=str(frame.partition), about=about)
 
     def note_sent(self, frames: Sequence[ServerFrame]) -> None:
-        """To the client."""
+        """Examine frames to the client."""
         if not self._is_mounted and isinstance(frames[0], Mounted):
             self._is_mounted = True
             self._auditor.note(self._deed)

@@ -2,15 +2,15 @@
 
 Receiving and sending go on side by side. What is received is checked here, so that a mistake in it ends this mount and no
 other. What is to be sent gathers in the `MountHandle`, and leaves as one message as soon as the message before has left:
-first outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept. They are bounded, as
-what is not answered counts against what the client may send. Of the feed only the position is kept.
+first outcomes, then at most one frame of the feed. For a client that stops reading, outcomes are kept. They are bounded,
+as what is not answered counts against what the client may send. Of the feed only the position is kept.
 
-What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the mount
-when it was used; one that was not used yet is asked for with the first frame that needs it.
+What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the
+mount when it was used; one that was not used yet is asked for with the first frame that needs it.
 
 A refusal is the last frame, behind everything that was decided, and says what was not taken. A status of the transport
-could be overtaken by frames that are still on their way here; so what comes afterwards is read and ignored until the client
-has noticed.
+could be overtaken by frames that are still on their way here; so what comes afterwards is read and ignored until the
+client has noticed.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from waltzd.wire.budget import Budget
 from waltzd.wire.coalescing_sender import CoalescingSender
 
 FRAME_COST = 1 << 10
-"""What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""
+"""Cost of a frame besides its bytes, so that many small frames count against a limit in bytes."""
 TEXT_MAX = 128
-"""Of what a client calls itself."""
+"""Limit in characters of the texts by which a client names itself."""
 NUMBER_MAX = 1 << 40
-"""Of a mount. A client that mounts without a pause does not come so far."""
+"""Highest number of a mount. A client that mounts again without a pause does not reach it."""
 ARCHIVE_SECONDS, ARCHIVE_SECONDS_MAX = 0.5, 30.0
-"""How long a mount waits until it asks an archive that is away again; it doubles."""
+"""First and longest pause before an archive that is away is asked again; the pause doubles."""
 MEND_VIEW = (
     "set the view back to the fork after undoing what came from the transactions above it (`SqlView.reset`), or empty it "
     "and let it be built anew; a client without a view mounts the partition again with `set_partitions`"
 )
-"""What to do with a client that has seen transactions of another timeline."""
+"""Next step for a client that has seen transactions of another timeline."""
 REFUSED_SECONDS = 2.0
-"""How long a client may take to notice that it was refused."""
+"""Time that a client has to notice that it was refused."""
 
 
 class Mount:
@@ -75,7 +75,7 @@ class Mount:
         self._partition = request.partition
         self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
         self._appends = not self._takes_feed
-        """It has appended, or does nothing else."""
+        """Whether it has appended, or does nothing but append."""
         self._rights = rights
         self._spaces = rights.locks(request.partition)
         mark = checked_mark(request, pipeline)
@@ -84,7 +84,7 @@ class Mount:
         self._pipeline = pipeline
         self._usage = usage
         self._connected: ConnectedClient
-        """From `serve` on."""
+        """Entry of this mount in the registry; set by `serve`."""
         self._cursor = Cursor(
             pipeline.session,
             pipeline.cold_reader(),
@@ -104,19 +104,19 @@ class Mount:
         self._handle.notify = self._sender.send_now
         self._cold_wanted = asyncio.Event()
         self._feed_alarm: asyncio.TimerHandle | None = None
-        """While its quota holds the feed back."""
+        """Timer that resumes the feed; None while the quota does not hold it back."""
 
     # -- the work
 
     def join(self) -> None:
-        """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
+        """Replace an earlier mount of this client; raise if that is refused. `serve` must follow."""
         self._barrier = self._pipeline.join(self._handle)
         if self._cursor.asks is not None:
             self._cursor.last_id = self._barrier
 
     def review(self, rights: Rights) -> None:
-        """The policy is another one. What the client did by a right that is gone, it does no more: of what it has sent, all
-        that has no id by now is not taken."""
+        """Apply a changed policy. If the client used a right that is revoked, refuse the mount: batches that have no id
+        by now are not appended."""
         self._rights, self._spaces = rights, rights.locks(self._partition)
         self._usage.grant(rights.quotas)
         try:
@@ -128,8 +128,8 @@ class Mount:
             self._handle.refuse(error)
 
     async def serve(self, connected: ConnectedClient) -> None:
-        """Until the client has no more to say and everything is answered; raises what ended it before, after the client
-        was told."""
+        """Serve until the client has finished and everything is answered. Raise the error that ended the mount, after the
+        client was sent it."""
         self._connected = connected
         connected.end = self._end
         sending = asyncio.create_task(self._send())
@@ -159,7 +159,7 @@ class Mount:
         return is_new
 
     async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
-        """Until the last frame is sent. A client that was refused and does not read has some time, and no more."""
+        """Wait until the last frame is sent. A client that was refused and does not read has limited time."""
         sending, ending = tasks[0], tasks[-1]
         at_work = list(tasks)
         while not sending.done():
@@ -217,7 +217,7 @@ class Mount:
         return self._is_refused or (self._client_is_done and self._unanswered.used == 0)
 
     def _ready(self) -> tuple[list[ServerFrame], int]:
-        """What can be sent at once as one message, and the cost of what it answers."""
+        """Return the frames that can be sent at once as one message, and the cost of what they answer."""
         frames, cost = self._handle.outcomes()
         if self._handle.error is None and not self._is_feed_held():
             feed = self._cursor.take(self._pipeline.committed)
@@ -232,7 +232,7 @@ class Mount:
         return frames, cost
 
     def _is_feed_held(self) -> bool:
-        """By its quota, for some time."""
+        """Return whether the quota holds the feed back."""
         if self._feed_alarm is None and self._cursor.has_room and (wait := self._usage.feed_wait()) > 0:
             self._feed_alarm = asyncio.get_running_loop().call_later(wait, self._go_on_feeding)
         return self._feed_alarm is not None
@@ -242,7 +242,7 @@ class Mount:
         self._handle.changed.set()
 
     async def _read_cold(self) -> None:
-        """Outcomes do not wait for a storage, so the feed from there has a task of its own."""
+        """Read the feed from storages, in a task of its own, because outcomes do not wait for storages."""
         pause = ARCHIVE_SECONDS
         while True:
             await self._cold_wanted.wait()
@@ -275,7 +275,7 @@ class Mount:
         self._handle.changed.set()
 
     async def _take_message(self) -> None:
-        """By itself, so that nothing of a message is kept while the next one is waited for."""
+        """Receive one message. In a function of its own, so that no message is kept alive while the next one is awaited."""
         frames = await self._link.receive()
         if frames is None:
             self._client_is_done = True
@@ -327,7 +327,7 @@ class Mount:
 
 
 async def refuse(link: MountLink, error: WaltzError) -> None:
-    """The answer to a client that was not let in: why, and some time to notice."""
+    """Send the error to a client that was not admitted, and give it some time to notice."""
     try:
         async with asyncio.timeout(REFUSED_SECONDS):
             await link.send([Refused(error)])
@@ -347,7 +347,7 @@ async def _is_talking(link: MountLink) -> bool:
 
 
 def check_request(request: MountRequest) -> None:
-    """What a client says first is not believed."""
+    """Validate a mount request; raise `BadFrame` if it is malformed."""
     for name, value, least, most in (
         ("client", request.client, 0, SEQUENCE_MAX),
         ("number", request.number, 0, NUMBER_MAX),
@@ -365,10 +365,10 @@ def check_request(request: MountRequest) -> None:
 
 
 def checked_mark(request: MountRequest, pipeline: Pipeline) -> int:
-    """Return the id behind which the mount begins; raise `OtherTimeline` where the client stands on another timeline.
+    """Return the id after which the mount begins; raise `OtherTimeline` if the client's position is on another timeline.
 
-    A question what became of transactions begins at the fork: what got an id above it is not in the log, and a client that
-    asks has to be told so before it is refused."""
+    A question for outcomes begins at the fork: transactions that got an id above it are not in the log, and a client that
+    asks has to learn that before it is refused."""
     lineage, timeline = pipeline.session.lineage, request.timeline or FIRST
     shared = lineage.shared_to(timeline)
     if request.asks and timeline in lineage and shared is not None:
@@ -379,7 +379,7 @@ def checked_mark(request: MountRequest, pipeline: Pipeline) -> int:
 
 
 def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:
-    """How many transactions, and how many bytes of them."""
+    """Return the number of transactions and their bytes."""
     if isinstance(feed, Feed):
         return len(feed.run), len(feed.run.data)
     return len(feed.heads), feed.heads.nbytes

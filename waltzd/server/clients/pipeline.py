@@ -1,13 +1,14 @@
 """From batches to the log: the order in which transactions get their ids, in one open session.
 
-Batches queue. One step takes what is there, decides the locks, gives ids and builds one run, in format 1 one batch of the
-log, which goes to the replicas; when the session says that it is committed, the mounts get their outcomes. There is no
-timer: while one step is at work the next one gathers, and what has no company gets its ids in the call that brings it.
-Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so mounts are not read
+Batches queue. One step takes what is queued, decides the locks, gives ids and builds one run, in format 1 one batch of
+the log, which goes to the replicas. When the session reports it committed, the mounts get their outcomes. There is no
+timer: while one step works the next one gathers, and a batch that arrives alone gets its ids in the call that brings it.
+Bytes in flight to the replicas are bounded: above the bound no step is made, so the queue fills, so mounts are not read
 any more. A step never waits and never fails half-way.
 
 Everything here ends with the session. A transaction that has an id and was not answered by then is not answered: the log
-itself tells. One without an id was not taken: its mount says so, and the client sends it to the next owner.
+has the outcome. A transaction without an id was not appended: its mount reports that, and the client sends it to the next
+owner.
 """
 
 from __future__ import annotations
@@ -54,21 +55,22 @@ from waltzd.wire.tasks import tell_failure
 
 STEP_ROWS_MAX = 4096
 NUMBER_JUMP_MAX = 1_000_000
-"""Between two mounts of a client that meet here: so often it may have tried elsewhere meanwhile. A number that is far too
-high would keep the client out for good."""
+"""Largest rise of the number from one mount of a client to the next one here, as it may have tried other owners
+meanwhile. A number that is far too high would lock the client out for good."""
 STEP_BYTES_MAX = 1 << 20
-"""One step holds the loop for some milliseconds at most; the other partitions of this server need it, too. What one client
-wants to be together is not cut for that."""
+"""Bytes of one step, which keeps the event loop busy for some milliseconds at most. Other partitions of this server need
+the loop as well. A group of transactions is not cut for that."""
 GROUPS_BYTES_MAX = 8 << 20
-"""Of a message of a client with groups, whatever else the limits allow: every storage must take one that cannot be cut."""
+"""Bytes of a client's message with groups, whatever other limits allow: it cannot be cut, and every storage must accept
+it."""
 LOCKS_BYTES = 128 << 10
-"""Of what is read of the log at a time to make a new lock table more exact."""
+"""Bytes of the log that are read at a time to complete a new lock table."""
 LOCKS_READS_MAX = 4000
-"""A log with few locks is not read back to its beginning for them."""
+"""Limit of these reads: a log with few locks is not read back to its beginning."""
 
 
 def microseconds() -> int:
-    """Since 1970, by the clock of this machine."""
+    """Return microseconds since 1970, by the clock of this machine."""
     return time.time_ns() // 1000
 
 
@@ -78,13 +80,13 @@ class PipelineSettings:
     lock_table_size: int = 50_000
     lock_history_bytes: int = LOCKS_BYTES
     inflight_bytes_max: int = 16 << 20
-    """On the way to the replicas; as much again may wait in the queue."""
+    """Bytes in flight to the replicas. The same number may wait in the queue."""
     mount_bytes_max: int = 8 << 20
-    """What one mount may have received and not answered."""
+    """Bytes that one mount may have sent and that are not answered."""
     feed_frame_bytes: int = 256 << 10
     cold_chunk_bytes: int = 256 << 10
     segment_bytes_max: int = 64 << 20
-    """In format 1."""
+    """Size of a segment in format 1."""
     clock: Callable[[], int] = microseconds
 
     def of_group_log(self) -> PipelineSettings:
@@ -92,18 +94,17 @@ class PipelineSettings:
 
 
 class Capacity:
-    """Of one server, for all its partitions: how many callers it serves, and how many of them read from storages at
-    once."""
+    """Limits of one server for all its partitions: callers, and concurrent reads from storages."""
 
     def __init__(self, callers_max: int, *, cold_reads_max: int = 8) -> None:
         self.callers = 0
-        """Mounts, and reads by id that are under way."""
+        """Mounts, and reads by id that are in progress."""
         self.cold_turns = asyncio.Semaphore(cold_reads_max)
-        """One turn is one chunk from a storage, so many readers share few reads."""
+        """Turns of readers. One turn is one chunk from a storage, which bounds the load of many readers."""
         self._callers_max = callers_max
 
     def enter(self, usage: QuotaUsage) -> None:
-        """Raises where there is no room for one more of this name."""
+        """Count one more caller of this name; raise if there is no room."""
         usage.check_room(self.callers, self._callers_max)
         self.callers += 1
         usage.callers += 1
@@ -115,42 +116,43 @@ class Capacity:
 
 
 class MountHandle:
-    """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
+    """A mount, as its pipeline sees it. Outcomes gather here until the mount sends them; no call blocks."""
 
     def __init__(
         self, client: int, number: int, mark: int, usage: QuotaUsage, *, epoch: int = 0, lap: int = 0, is_fed: bool = True
     ) -> None:
         self.client = client
         self.lap = lap
-        """Of its client id. A mount of a later lap is another client's."""
+        """Lap of the client id. A mount of a later lap belongs to another client."""
         self.number = number
         self.mark = mark
         self.usage = usage
         self.epoch = epoch
-        """Of its instance; 0: any number of them may live."""
+        """Epoch of the instance; 0 if any number of instances may live."""
         self.is_fed = is_fed
-        """It can be sent some of the feed. One that cannot costs nothing at a commit of others."""
+        """Whether it can be sent some of the feed. Otherwise commits of other mounts cost it nothing."""
         self.untaken = 0
-        """Every sequence number below is refused or has an id; when this is over the others never get one."""
+        """Sequence number below which each batch is refused or has an id. When the mount is over, all other batches never
+        get one."""
         self.error: WaltzError | None = None
-        """Why it is over."""
+        """Error that ended the mount; None while it lives."""
         self.over = asyncio.Event()
         self.changed = asyncio.Event()
-        """There may be something to send."""
+        """Set when there may be something to send."""
         self.notify: Callable[[], None] = self.changed.set
-        """There may be something to send, and nothing more is on its way."""
+        """Called when there may be something to send, and nothing more follows at once."""
         self._committals: list[tuple[I64, int, int]] = []
         self._refusals: list[Refusals] = []
         self._cost = 0
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is taken from it: what it has in the queue is dropped."""
+        """Return whether nothing more is accepted from it: its queued batches are dropped."""
         return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
-        """Add an outcome: these transactions have the ids from `first_id` on. `cost` is what that answers. The caller then
-        calls `notify`, or sets `changed`."""
+        """Add an outcome: these transactions have the ids from `first_id` on. `cost` is what that answers. The caller
+        then calls `notify`, or sets `changed`."""
         self._committals.append((sequences, first_id, time))
         self._cost += cost
 
@@ -160,7 +162,7 @@ class MountHandle:
         self.changed.set()
 
     def refuse(self, error: WaltzError) -> None:
-        """It is over: what was decided is still told, then this."""
+        """End the mount: outcomes that were decided are still sent, then this error."""
         if not self.is_over:
             self.error = error
             self.over.set()
@@ -168,11 +170,11 @@ class MountHandle:
 
     @property
     def has_news(self) -> bool:
-        """A commit may be something to send: of the feed, or an outcome."""
+        """Return whether a commit may give it something to send: records of the feed, or an outcome."""
         return self.is_fed or bool(self._committals)
 
     def outcomes(self) -> tuple[list[ServerFrame], int]:
-        """What gathered, as at most one frame of each kind, and the cost of what it answers."""
+        """Return the gathered outcomes, as at most one frame of each kind, and the cost of what they answer."""
         frames: list[ServerFrame] = []
         cost, self._cost = self._cost, 0
         if self._committals:
@@ -207,7 +209,7 @@ def _joined_refusals(found: list[Refusals]) -> Refusals:
 
 
 class CommitListener(Protocol):
-    """What goes on beside the mounts of a pipeline, and is over with it. No call waits."""
+    """Work beside the mounts of a pipeline that ends with it. No call blocks."""
 
     def committed(self) -> None: ...
     def end(self, error: WaltzError) -> None: ...
@@ -223,14 +225,14 @@ class Pipeline:
         on_fatal: Callable[[BaseException], None],
         counters: Counters | None = None,
     ) -> None:
-        """`on_fatal` gets a mistake of ours: a pipeline that stands still must not look like one that works. `counters` is
-        that of the sessions before, where there is one."""
+        """`on_fatal` gets an internal error: a pipeline that stands still must not look like one that works. `counters`:
+        of the sessions before, if there were any."""
         self.counters = counters or Counters()
         self.session = session
         self.settings = settings
         self.capacity = capacity
         self.committed = session.committed
-        """Outcomes up to here are with the mounts, so the feed may go as far."""
+        """Mark up to which outcomes were passed to the mounts, so the feed may go as far."""
         self.ended: WaltzError | None = None
         self._locks = LockTable(settings.lock_table_size, session.low_mark)
         self._clock = HybridClock((session.cache.end or End()).time)
@@ -241,11 +243,11 @@ class Pipeline:
         self._mounts: dict[int, MountHandle] = {}
         self._listeners: dict[CommitListener, None] = {}
         self._epochs: dict[str, int] = {}
-        """Of names of which only the newest instance may live: the highest that is known here."""
+        """Names of which only the newest instance may live, to their highest known epoch."""
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._turn: asyncio.Handle | None = None
-        """The next step, if one is due."""
+        """Scheduled step; None if there is none."""
         self._is_held = False
         self._on_fatal = on_fatal
         self._confirming = Confirming(session)
@@ -255,13 +257,13 @@ class Pipeline:
         tell_failure(self._warming, on_fatal)
 
     def hold(self) -> None:
-        """No more ids are given out. What has one is still answered; what waits, or comes, is not taken."""
+        """Give out no more ids. Batches that have ids are still answered; all other batches are not appended."""
         self._is_held = True
         if self._turn is not None:
             self._turn.cancel()
 
     def close(self, error: WaltzError) -> None:
-        """Every mount is told, and nothing more is appended."""
+        """End every mount with this error, and append nothing more."""
         if self.ended is not None:
             return
         self.ended = error
@@ -275,7 +277,7 @@ class Pipeline:
             listener.end(error)
 
     def attach(self, listener: CommitListener) -> None:
-        """From now on it hears of every commit, and of the end."""
+        """Notify a listener of every commit, and of the end."""
         if self.ended is not None:
             raise self.ended
         self._listeners[listener] = None
@@ -284,7 +286,7 @@ class Pipeline:
         self._listeners.pop(listener, None)
 
     def check(self) -> None:
-        """What is true of the whole pipeline after every event."""
+        """Assert the invariants of the pipeline."""
         self._locks.check()
         assert self.committed <= self.session.committed <= self.last_id
         assert self._inflight_bytes >= 0
@@ -297,11 +299,12 @@ class Pipeline:
 
     @property
     def last_id(self) -> int:
-        """The highest id that was given out, committed or not."""
+        """Highest id that was given out, committed or not."""
         return self.session.cache.next_id - 1
 
     def join(self, mount: MountHandle) -> int:
-        """The barrier: what an earlier mount of the same client sent has an id up to here, or never gets one."""
+        """Add a mount, and return its barrier. What an earlier mount of the same client sent has an id up to the barrier,
+        or never gets one."""
         if self.ended is not None:
             raise self.ended
         older = self._mounts.get(mount.client)
@@ -337,19 +340,21 @@ class Pipeline:
     # -- instances of which only the newest may live
 
     def knows_epoch(self, name: str) -> bool:
-        """Otherwise this log cannot know what owners before it let in: ask the coordinator, after this log was opened."""
+        """Return whether the newest epoch of a name is known. Otherwise earlier owners may have admitted newer instances:
+        ask the coordinator, after this log was opened."""
         return name in self._epochs
 
     def displace_older(self, name: str, epoch: int, *, all_of_them: bool = False) -> None:
-        """From now on nothing is taken of instances of this name with a lower epoch; what has an id stays. `all_of_them`:
-        nor of those that have none."""
+        """Refuse instances of this name with a lower epoch from now on; batches that have ids stay. `all_of_them`: refuse
+        also instances without an epoch."""
         self._epochs[name] = max(epoch, self._epochs.get(name, 0))
         for mount in list(self._mounts.values()):
             if mount.usage.principal.name == name and mount.epoch < self._epochs[name] and (mount.epoch or all_of_them):
                 mount.refuse(self._superseded(name))
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """0: of an instance that displaces none, and is displaced by none."""
+        """Raise `Superseded` if a newer instance of this name was admitted. Epoch 0 is of an instance that displaces none
+        and is never displaced."""
         if 0 < epoch < self._epochs.get(name, 0):
             raise self._superseded(name)
 
@@ -370,7 +375,7 @@ class Pipeline:
             )
 
     def check_seen(self, seen: int) -> None:
-        """Raise `ClockAhead` where the time would move the log far ahead of the clocks of its owner and storages."""
+        """Raise `ClockAhead` if the time would move the log far ahead of the clocks of its owner and storages."""
         check_seen(seen, self._now(), self._clock.last)
 
     def _now(self) -> int:
@@ -387,7 +392,7 @@ class Pipeline:
     # -- what mounts put in
 
     async def append(self, mount: MountHandle, batch: AppendBatch, cost: int) -> None:
-        """Queue a batch whose columns and payloads were checked; waits while too much is queued."""
+        """Queue a batch whose columns and payloads were checked; wait while too much is queued."""
         arrived = self._time()
         await self._intake.take(cost)
         if mount.is_over:
@@ -402,7 +407,7 @@ class Pipeline:
     # -- steps
 
     def _schedule_step(self) -> None:
-        """Take a step, if one may be taken, when the loop has served the others: what they bring joins it."""
+        """Schedule a step, if one may be taken, for after the other callbacks of the loop: what they bring joins it."""
         has_room = self._inflight_bytes < self.settings.inflight_bytes_max
         if self._queue and has_room and self._turn is None and not self._is_held:
             self._turn = self._loop.call_soon(self._take_turn)
@@ -417,7 +422,7 @@ class Pipeline:
         self._schedule_step()
 
     def _gather(self) -> list[QueuedBatch[MountHandle]]:
-        """What is in the queue, as far as it fits into one step."""
+        """Return the batches at the head of the queue that fit into one step."""
         taken: list[QueuedBatch[MountHandle]] = []
         rows = size = 0
         while self._queue:
@@ -483,8 +488,8 @@ class Pipeline:
         return item.decide(refusals.sequences - batch.first_sequence)
 
     async def _warm_up(self) -> None:
-        """Make the lock table more exact by what the log says of locks, a piece at a time and in turns with readers. Where
-        no replica gives it, the table stays as it is: it is right, and stricter than it need be."""
+        """Complete the lock table from the locks in the log, a piece at a time and in turns with readers. If no replica
+        gives them, the table stays as it is: correct, and stricter than necessary."""
         locks, session = self._locks, self.session
         for _ in range(LOCKS_READS_MAX if session.cache.end is not None else 0):
             async with self.capacity.cold_turns:
@@ -516,7 +521,7 @@ class Pipeline:
         self._schedule_step()
 
     def _answer(self, mark: int) -> None:
-        """Outcomes up to `mark`, in the order of the log, to the mounts that wait for them."""
+        """Pass outcomes up to `mark` to their mounts, in the order of the log."""
         flights = self._flights
         if not flights:
             return
@@ -537,7 +542,7 @@ class Pipeline:
             flights.popleft()
 
     def _on_rise(self) -> None:
-        """Each mount was told that there are no groups: its client mounts again."""
+        """End all mounts: each was told that there are no groups, so its client has to mount again."""
         for mount in list(self._mounts.values()):
             mount.refuse(
                 SessionEnded(f"partition {self.session.partition} writes format {self.session.format} from now on")
@@ -546,7 +551,7 @@ class Pipeline:
     # -- reading by id
 
     async def confirm(self) -> None:
-        """Afterwards `committed` is not below any id that was acknowledged to anybody before this call."""
+        """Wait for proof that `committed` is not below any id that was acknowledged before this call."""
         if self.ended is None:
             await self._confirming.confirm()
         if self.ended is not None:
@@ -555,8 +560,8 @@ class Pipeline:
     async def read(
         self, first_id: int, last_id: int | None, *, with_locks: bool = False, usage: QuotaUsage | None = None
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark of this moment. `usage`: of who reads; None: we
-        ourselves."""
+        """Yield committed records; without `last_id`, up to the high-water mark of this moment. `usage`: of the reader;
+        None for the server itself."""
         if self.ended is not None:
             raise self.ended
         committed = self.committed
@@ -591,7 +596,7 @@ class Pipeline:
         return ColdReader(self.session, self.capacity.cold_turns, self.settings.cold_chunk_bytes, with_locks=with_locks)
 
     async def find_time(self, time: int) -> int:
-        """The highest id in front of the first committed transaction whose time is `time` or later."""
+        """Return the highest id before the first committed transaction at or after `time`."""
         if self.ended is not None:
             raise self.ended
         if self.session.format == 0:
@@ -606,7 +611,7 @@ class Pipeline:
     # -- what others see
 
     def explain(self, lock: int) -> LockExplanation:
-        """What is known of a lock at this moment."""
+        """Return what is known of a lock at this moment."""
         if self.ended is not None:
             raise self.ended
         mark, reason = self._locks.explain(lock, self.committed)

@@ -1,14 +1,14 @@
-"""Who is connected to this server, and what each name may still use. It lives in memory only, and is asked by operators.
+"""Connected clients of this server, and the quota usage of each name. It lives in memory only, and operators query it.
 
-An application is known by the name in its certificate, a process of it by the instance that it calls itself. Names count:
-quotas, shares and epochs are theirs. Instances are for people, and prove nothing.
+An application is known by the name in its certificate, a process of it by the instance that it names itself. Quotas,
+shares and epochs belong to names. Instances are for people, and prove nothing.
 
-A heartbeat is the connection itself: an instance is *live* while it has a mount of which something was heard lately, it
-*hangs* when its connections stand and a heartbeat is overdue, and it is *gone* when it has no mount any more. Of those that
-are gone the last ones are kept for a while. How long a connection was silent is known of plain connections only; where gRPC
-carries the mount, its own heartbeat ends the connection, and until then the instance counts as live.
+The connection is the heartbeat. An instance is *live* while it has a mount that was active lately. It *hangs* when its
+connections stand and a heartbeat is overdue. It is *gone* when it has no mount any more; the last instances that are gone
+are kept for a while. The silence of a connection is known for plain connections only. With gRPC, its own heartbeat ends
+the connection, and until then the instance counts as live.
 
-What a name wants beyond its quota waits (`waltzd.server.core.quota`): its frames are not read, and its feed is not sent.
+What exceeds the quota of a name waits (`waltzd.server.core.quota`): its frames are not read, and its feed is not sent.
 """
 
 from __future__ import annotations
@@ -32,66 +32,66 @@ from waltzd.server.session.settings import WAIT_SECONDS_MIN
 from waltzd.wire.budget import Budget
 
 HANGS_SECONDS = 12.5
-"""A heartbeat is asked for after ten seconds of silence, and comes at once."""
+"""Silence after which an instance hangs. A heartbeat is requested after ten seconds, and is answered at once."""
 GONE_SECONDS = 600.0
 GONE_MAX = 1000
-"""So many instances that are gone are kept, the last ones, for so long."""
+"""Number of instances that are kept after they are gone, and for how long (`GONE_SECONDS`)."""
 LOOK_SECONDS = 1.0
-"""While it waits a mount looks that often whether its quota is another one by now."""
+"""Interval in which a waiting mount looks whether its quota has changed."""
 SLOWED_SECONDS = 5.0
 SLOWED_MAX = 20
-"""Who waited in the last seconds is told everybody who looks at the server, so many names of them."""
+"""A name that waited within `SLOWED_SECONDS` is shown as slowed; at most this many names are."""
 REQUEST_COST = 1 << 10
-"""Bytes that a call without records costs of the quota of its name, beside those that it is answered with."""
+"""Bytes that a call without records costs of the quota of its name, besides its answer."""
 IDS_PER_SECOND, IDS_AT_ONCE = 10, 1000
-"""Client ids that a name may take at one server, whatever its quota is: fewer than the cluster may give out for good."""
+"""Client ids that a name may take at one server, whatever its quota: fewer than the cluster may give out for good."""
 IDS_WAIT_SECONDS = 5.0
-"""So long a name that wants more waits; beyond that it is refused."""
+"""Longest wait for a client id; a name that would wait longer is refused."""
 UNBOUNDED = 1 << 60
 _READ = int(Mode.READ)
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Whose quota, share and epoch it is."""
+    """The owner of a quota, a share and an epoch."""
 
     role: Role
     name: str
 
 
 NOBODY = Principal(Role.CLIENT, ANONYMOUS)
-"""Whoever has no certificate."""
+"""Principal of callers without a certificate."""
 
 
 @lru_cache(maxsize=4096)
 def principal_of(identity: str) -> Principal:
-    """`identity`: the URI in the certificate; empty without one."""
+    """Return the principal of a caller. `identity`: the URI in its certificate; empty without one."""
     found = Identity.among((identity,))
     return NOBODY if found is None else Principal(found.role, found.name)
 
 
 class QuotaUsage:
-    """What all mounts of a name use together, and how much of it is left."""
+    """Usage of all mounts of a name together, and what is left of its quota."""
 
     def __init__(self, principal: Principal, clock: Callable[[], float]) -> None:
         self.principal = principal
         self.callers = 0
-        """Mounts, and reads by id that are under way."""
+        """Mounts, and reads by id that are in progress."""
         self.refused_mounts = 0
         self.slowed_seconds = 0.0
         self.slowed_at: float | None = None
         self.inflight = Budget(UNBOUNDED)
         self.version = 0
-        """Rises with every other quota."""
+        """Number of changes of the quota."""
         self._clock = clock
         self._quotas = NO_QUOTAS
         self._taken: tuple[Bucket | None, Bucket | None] = (None, None)
-        """Of bytes, and of transactions, that it sends."""
+        """Buckets of bytes and of transactions that it sends."""
         self._fed: Bucket | None = None
         self._ids: Bucket | None = None
         self._locks: LockBuckets | None = None
         self._is_free = True
-        """It sends without a bound."""
+        """Whether it may send without limit."""
 
     @property
     def quotas(self) -> Quotas:
@@ -110,7 +110,7 @@ class QuotaUsage:
         self.inflight.admit_parts()
 
     def check_room(self, callers: int, callers_max: int) -> None:
-        """Raises when it must not have one more mount."""
+        """Raise `TooManyCallers` if it must not have one more mount."""
         most = self._quotas.mounts
         if may_enter(self.callers, callers, callers_max, most=most, is_shared=self.principal != NOBODY):
             return
@@ -128,7 +128,7 @@ class QuotaUsage:
         )
 
     def wait(self, batch: AppendBatch, size: int) -> float:
-        """How long its quota wants this to wait before it is taken; `size` in bytes."""
+        """Charge a batch of `size` bytes; return the seconds to wait before it is accepted."""
         if self._is_free:
             return 0.0
         by_bytes, by_rows = self._taken
@@ -143,7 +143,7 @@ class QuotaUsage:
         return wait
 
     async def sleep(self, seconds: float) -> None:
-        """So long, unless its quota becomes another one."""
+        """Wait for these seconds, unless the quota changes."""
         version, until = self.version, self._clock() + seconds
         while (left := until - self._clock()) > 0 and self.version == version:
             self.slowed_at = self._clock()
@@ -152,7 +152,7 @@ class QuotaUsage:
             self.slowed_seconds += pause
 
     def feed_wait(self) -> float:
-        """How long nothing is fed to it."""
+        """Return the seconds for which nothing is fed to it."""
         if self._fed is None:
             return 0.0
         wait = self._fed.wait(now := self._clock())
@@ -166,13 +166,13 @@ class QuotaUsage:
             self._fed.take(size, self._clock())
 
     async def pay(self, size: int) -> None:
-        """Wait until what was sent before is paid for, then take this on credit."""
+        """Wait until earlier use is paid for, then take this size on credit."""
         while (wait := self.feed_wait()) > 0:
             await self.sleep(wait)
         self.fed(size)
 
     async def take_id(self) -> None:
-        """Wait until it may have one more client id; raise if that takes too long."""
+        """Wait until it may have one more client id; raise `TooManyCallers` if that takes too long."""
         now = self._clock()
         if self._ids is None:
             self._ids = Bucket(IDS_PER_SECOND, now, burst_seconds=IDS_AT_ONCE / IDS_PER_SECOND)
@@ -210,7 +210,7 @@ class _Instance:
 
 
 class ConnectedClient:
-    """One mount, as the registry knows it. `end` is how it is ended from outside, and says whether it was not over."""
+    """One mount of a client. `end` ends it from outside, and returns whether it was alive."""
 
     def __init__(
         self, instance: _Instance, usage: QuotaUsage, partition: int, link: MountLink, clock: Callable[[], float]
@@ -219,7 +219,7 @@ class ConnectedClient:
         self.partition = partition
         self.end: Callable[[WaltzError], bool] = lambda error: False
         self.waiting = ""
-        """Why its feed does not go on, where that is not the client's doing."""
+        """Cause why its feed stands still, if the client is not the cause."""
         self._instance = instance
         self._link = link
         self._clock = clock
@@ -238,7 +238,7 @@ class ConnectedClient:
 
     @property
     def quiet_seconds(self) -> float | None:
-        """How long its connection was silent, where that is known."""
+        """Seconds since its connection was active; None if that is unknown."""
         return self._link.quiet_seconds
 
 
@@ -246,20 +246,20 @@ class ClientRegistry:
     def __init__(self) -> None:
         self._usages: dict[Principal, QuotaUsage] = {}
         self._instances: dict[tuple[Principal, str], _Instance] = {}
-        """Those that have mounts, and those that had some, the last of them at the end."""
+        """Instances with mounts, then those that are gone, the latest last."""
         self.slowed_seconds = 0.0
-        """Of names that nothing is kept of any more."""
+        """Seconds that forgotten names were slowed."""
         self.refused_mounts = 0
 
     @property
     def _clock(self) -> Callable[[], float]:
-        """Bound to the loop, because each frame asks."""
+        """Clock of the event loop, bound because each frame uses it."""
         return asyncio.get_running_loop().time
 
     # -- what mounts do
 
     def usage_of(self, principal: Principal, quotas: Quotas) -> QuotaUsage:
-        """`quotas`: of this moment."""
+        """Return the usage of a principal, with its quotas of this moment."""
         usage = self._usages.get(principal)
         if usage is None:
             self._forget_idle()
@@ -269,7 +269,7 @@ class ClientRegistry:
 
     @contextmanager
     def connect(self, principal: Principal, request: MountRequest, link: MountLink) -> Iterator[ConnectedClient]:
-        """A mount that was let in, for as long as it stands."""
+        """Register an admitted mount, for as long as the context lasts."""
         now, name = self._clock(), request.instance or f"client {request.client}"
         found = self._instances.setdefault((principal, name), _Instance(principal, name, since=now))
         if not found.connected:
@@ -302,7 +302,7 @@ class ClientRegistry:
             del self._instances[key]
 
     def _forget_idle(self) -> None:
-        """Names without mounts of which nobody would see anything."""
+        """Forget names without mounts of which there is nothing to show."""
         if len(self._usages) < GONE_MAX:
             return
         kept = {principal for principal, _ in self._instances}
@@ -317,7 +317,7 @@ class ClientRegistry:
 
     @property
     def names(self) -> list[str]:
-        """Applications that are connected."""
+        """Names of connected applications, sorted."""
         return sorted(
             {
                 principal.name
@@ -379,7 +379,7 @@ class ClientRegistry:
         )
 
     def disconnect(self, name: str, instance: str | None = None) -> int:
-        """How many mounts were ended."""
+        """End the mounts of a name, or of one instance of it; return how many were ended."""
         error = Disconnected(f"an operator has disconnected {name}{f'/{instance}' if instance else ''}")
         return sum(
             connected.end(error)

@@ -34,7 +34,7 @@ class _Link(Generic[Received, Sent]):
     """The stream of a mount, or of a member of a consumer group."""
 
     quiet_seconds = None
-    """gRPC keeps its heartbeats to itself."""
+    """gRPC does not report its heartbeats."""
 
     def __init__(self, context: Context, call: Call[Sequence[Sent]], unpack: Callable[[Any], Sequence[Received]]) -> None:
         self.peer = peer_of(context)
@@ -89,7 +89,7 @@ def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest) -> UUID
 
 
 class LogService(Host):
-    """The calls themselves check which cluster is meant."""
+    """The service `Log`. The calls themselves check the cluster key."""
 
     def __init__(self, calls: ServerCalls, auditor: Auditor = NO_AUDIT) -> None:
         self._calls = calls

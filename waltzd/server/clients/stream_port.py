@@ -1,8 +1,9 @@
-"""The port for applications that mount without gRPC: connections to calls, errors to the last frame. It decides nothing.
+"""The port for applications that mount without gRPC: from connections to calls, and errors to the last frame. It decides
+nothing.
 
-A connection is one mount. Its frames hold the messages of the gRPC service. The first one, within some seconds, is the
-request to mount; until that was found good the caller is a stranger, and may send no larger one. With certificates the same
-ones are let in as through gRPC.
+A connection is one mount. Its frames hold the messages of the gRPC service. The first frame has to be the request to
+mount, within some seconds. Until that request was accepted the caller may send no larger frame. With certificates the
+same callers are admitted as through gRPC.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 FIRST_BYTES = 4 << 10
-"""Of a request to mount."""
+"""Limit of a request to mount."""
 HANDSHAKE_SECONDS = 5.0
 QUIET_SECONDS = 10.0
-"""After so long without a word from a client a heartbeat is asked for."""
+"""Silence of a client after which a heartbeat is requested."""
 
 
 class _FramedLink:
@@ -97,7 +98,7 @@ class StreamPort:
         self._serving: dict[asyncio.Task[None], None] = {}
 
     async def open(self) -> None:
-        """Nobody is served before `serve`."""
+        """Listen. Callers are served after `serve`."""
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: Connection(
@@ -172,7 +173,7 @@ class StreamPort:
             connection.close()
 
     async def stop(self, seconds: float) -> None:
-        """No new mounts; the present ones may finish for so long."""
+        """Accept no more mounts; give the present ones this time to finish."""
         if self._server is not None:
             self._server.close()
         serving = list(self._serving)

@@ -42,7 +42,7 @@ class LogCache:
         self._evicted = 0
         """Number of evicted pieces at the start of the lists. They are cut off now and then."""
         self._joined: Run | None = None
-        """Newest run that was joined from several pieces, kept because all replicas are sent the same."""
+        """Newest run that was joined from several pieces, kept because every replica is sent it."""
         self._settled = 0
         """Number of wholly committed pieces at the start of the lists."""
 

@@ -99,7 +99,8 @@ def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
 
 
 def released(meta: PartitionMeta) -> PartitionMeta:
-    """Return the document without a lease: its owner answers no more reads, so nobody has to wait for the lease to end."""
+    """Return the document without a lease: its owner answers no more reads, so no server has to wait for the lease to
+    end."""
     return replace(meta, lease_ms=0)
 
 

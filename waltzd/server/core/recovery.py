@@ -206,7 +206,8 @@ class Recovery:
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether a replica that was asked confirms the document: it took part in the session that is to be closed,
+        """Return whether a replica that was asked confirms the document: it took part in the session that is to be
+        closed,
         or, if the closing mark is saved, has begun a session since."""
         if self.is_fresh or self.meta.opened == 0:
             return False
