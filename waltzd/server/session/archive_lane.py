@@ -1,9 +1,11 @@
-"""Reads from the archive, in a lane of its own: whatever the store does, nobody waits but who reads what only it has.
+"""Reads from the archive, apart from all other work: whatever the store does, only readers of archived records wait for
+it.
 
-Two kinds of work have threads of their own: bringing a piece from the store, which takes as long as the store does, and
-reading from a piece that is in the cache. So a store that hangs keeps no reader whose piece is here, and neither of them
-keeps the loop, the replicas, or those who read from these. One piece of a partition is brought at a time: readers that
-follow each other through a log want the same one. Who has read half of a piece and goes on has the next one brought.
+Two kinds of work have threads of their own: fetching a segment from the store, which takes as long as the store does, and
+reading from a segment in the cache. So a store that hangs does not delay readers whose segment is cached, and neither
+kind delays the event loop, the replicas, or readers of the replicas. One segment of a partition is fetched at a time,
+because readers that follow each other through a log need the same one. When a reader has read half of a segment and
+continues, the next segment is fetched.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 
 RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
-"""Calls a function on a thread."""
+"""A function that runs another one on a thread."""
 
 
 class ArchiveLane:
-    """Of one server, for all its partitions."""
+    """Reads of one server from the archive, for all its partitions."""
 
     def __init__(self, reader: ArchiveReader, *, bring: RunBlocking, read: RunBlocking) -> None:
         self.reader = reader
         self._bring = bring
         self._read = read
         self._bringing: dict[int, asyncio.Task[CachedSegment]] = {}
-        """By partition."""
+        """Running fetch of each partition."""
 
     async def read(
         self, partition: int, known: Archived, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False
     ) -> Run:
-        """Records from `first_id` on, which `known` reaches; up to `last_id` and to about `bytes_max`, at least one.
-        `ArchiveAway` for a fault that may pass."""
+        """Return records from `first_id` on, up to `last_id` and about `bytes_max`, at least one. `known` has to reach
+        `first_id`. Raise `ArchiveAway` for a fault that may pass."""
         with self._counted():
             for _ in range(ATTEMPTS):
                 piece = await self._piece(partition, known, first_id)
@@ -52,13 +54,13 @@ class ArchiveLane:
             raise self.reader.rotten(partition, piece.entry)
 
     async def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
+        """Return the highest id before the first transaction at or after `time`, among those up to `last_id`."""
         with self._counted():
             mark: int = await self._bring(self.reader.find_time, partition, known, time, last_id)
             return mark
 
     async def close(self) -> None:
-        """Whoever brings a piece is told to stop; a call of the store that is under way ends with the process."""
+        """Cancel all fetches. A call of the store that is running ends with the process."""
         tasks = list(self._bringing.values())
         for task in tasks:
             task.cancel()
@@ -100,7 +102,7 @@ class ArchiveLane:
         return piece
 
     def _find(self, partition: int, known: Archived, id_: int) -> CachedSegment:
-        """On a thread."""
+        """Fetch a segment; called on a thread."""
         return self.reader.piece(partition, self.reader.entry(partition, known, id_))
 
     @contextmanager

@@ -1,7 +1,8 @@
-"""The owner has its partition archived: it asks one replica after the other, and the coordinator is told what is done.
+"""Uploads of a partition to the archive: the owner asks the replicas in turn, and records progress in the
+coordinator.
 
-The storage uploads, proves and reads back; this side knows how far the archive reaches, and nobody else changes that
-document. Another owner may be at it at the same time: then one of the two finds the document changed, and reads it again.
+The storage uploads, proves and reads back. This side knows how far the archive reaches, and only owners change that
+document. Another owner may upload at the same time: then one of the two finds the document changed, and reads it again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _logger = logging.getLogger("waltz.server")
 
 
 class Archiving:
-    """Of one session."""
+    """Uploads and trimming of one session."""
 
     def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._leader = leader
@@ -39,14 +40,14 @@ class Archiving:
         self._told = ""
         self._signal = ChangeSignal()
         self.known: Archived | None = None
-        """As the coordinator says; None before it was asked, and where nothing is archived."""
+        """Reach of the archive by the coordinator; None before it was asked, and if nothing is archived."""
         self.trouble = ""
         self.begins_late = False
-        """What this log had at its beginning was trimmed before there was an archive, so it can be in none."""
+        """Whether the beginning of this log was trimmed before there was an archive, so that no archive can have it."""
 
     async def run(self) -> None:
-        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else.
-        Trimming has its turns in between: both change the same document."""
+        """Upload until cancelled. An internal error in here ends nothing else, because the log does not depend on its
+        archive. Trimming runs in between, because both change the same document."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._go_on())
@@ -74,7 +75,7 @@ class Archiving:
         return self._trimming.trouble
 
     def hurry(self) -> None:
-        """A segment waits: no pause, but after a failure."""
+        """Upload now, except after a failure: a sealed segment waits."""
         if not self.trouble:
             self._turns.hurry()
             self._signal.notify()
@@ -91,7 +92,7 @@ class Archiving:
         return status is not None and status.archives
 
     def _tell(self, trouble: str) -> None:
-        """Once, however often it is tried again."""
+        """Set the trouble, and log each change of it once."""
         self.trouble = trouble
         if trouble and trouble != self._told:
             self._say(f"the archive does not go on: {trouble}")
@@ -135,7 +136,8 @@ class Archiving:
         return turns.pause
 
     def _begins_late(self, error: WaltzError) -> bool:
-        """Only the group log is trimmed without an archive."""
+        """Return whether the error means that the archive cannot begin at id 0. Only the group log is trimmed without an
+        archive."""
         core, settings = self._leader.core, self._leader.settings
         is_unfit = isinstance(error, ForeignArchive | UnfitSegment)
         is_trimmed = any(status.floor for status in core.statuses.values())
@@ -185,9 +187,9 @@ def meta_of(found: Archived, floor: int) -> ArchiveMeta:
 
 
 def check(found: Archived, known: Archived, committed: int, lineage: Lineage, *, is_trimmed: bool) -> None:
-    """What a storage says: it goes on from what was known, by committed ids. Where nothing is known of the archive of a log
-    that was trimmed, the documents were made anew, and the storage has found the archive again. Where nothing is known of
-    the current timeline, it begins with what it takes over."""
+    """Validate what a storage archived; raise `BadFrame` unless it continues `known` by committed ids. If nothing is
+    known of a trimmed log, the documents were created anew, and the storage has found the archive again. If nothing is
+    known of the current timeline, the archive begins with what it takes over."""
     if found == known:
         return
     is_beginning = known.timeline != lineage.current or (bool(lineage.later) and known.number == 0)

@@ -1,10 +1,10 @@
-"""The owner has its partition backed up: every few seconds a replica uploads what is committed and in no archived segment.
+"""Backup of a partition: every few seconds a replica uploads what is committed and in no archived segment.
 
-Nothing of the log depends on it. What this side adds is the moment: a majority has confirmed the session after it, so no
-newer owner had begun by then, and all that anybody had committed by then is not behind the mark that is handed on. An idle
-partition is reported in each round as well: a whole cluster is restored to the oldest of these moments, so a partition that
-skips rounds costs transactions of the others. One storage is asked as long as it can, as it has the newest `tail.json` in
-memory; another one when it fails.
+The log does not depend on it. This side adds the moment: a majority confirms the session after that moment, so no newer
+owner had begun by then, and all that was committed by then is at or below the mark that is uploaded. An idle partition is
+reported in each round as well: a cluster is restored to the oldest of these moments, so a partition that skips rounds
+costs transactions of other partitions. One storage is asked as long as it succeeds, because it has the newest `tail.json`
+in memory; after a failure another one is asked.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from waltzd.server.session.partition_leader import PartitionLeader
 
 _logger = logging.getLogger("waltz.server")
 ARCHIVES_FIRST_SECONDS = 1.0
-"""Until it is asked again, when a sealed segment goes first."""
+"""Pause before the next request, when a sealed segment has to be archived first."""
 SPREAD = 16
-"""Partitions begin at so many different times, so that their uploads do not meet each time."""
+"""Number of different times at which partitions begin, so that their uploads do not coincide."""
 
 
 class Backup:
-    """Of one session."""
+    """Backup of one session."""
 
     def __init__(
         self, leader: PartitionLeader, coordinator: Coordinator, archiving: Archiving, say: Callable[[str], None]
@@ -40,18 +40,18 @@ class Backup:
         self._say = say
         self._confirming = Confirming(leader)
         self._asked = ""
-        """The storage that is asked."""
+        """Storage that is asked; empty before the first choice."""
         self._failed: dict[str, str] = {}
-        """Why others could not, since the last upload."""
+        """Failures of storages since the last upload."""
         self._told = ""
         self._since: float | None = None
-        """When it was known last that nothing committed is missing in the store."""
+        """Newest time at which the store had all that was committed."""
         self.known: BackedUp | None = None
         self.trouble = ""
 
     @property
     def lag(self) -> float:
-        """For how many seconds something that is committed is not backed up; 0 where all is."""
+        """Seconds for which something committed is not backed up; 0 if all is backed up."""
         if self._since is None or self._leader.committed <= self._reached:
             return 0.0
         return asyncio.get_running_loop().time() - self._since
@@ -62,7 +62,7 @@ class Backup:
         return max(-1 if known is None else known.last_id, -1 if tail is None else tail.last_id)
 
     async def run(self) -> None:
-        """Until it is cancelled. A mistake in here ends nothing else."""
+        """Upload until cancelled. An internal error in here ends nothing else."""
         seconds = self._leader.settings.backup_seconds
         try:
             await asyncio.sleep(seconds * (self._leader.partition % SPREAD) / SPREAD)
@@ -123,7 +123,7 @@ class Backup:
         return seconds
 
     def _tell(self, trouble: str) -> None:
-        """Once, however often it is tried again."""
+        """Set the trouble, and log each change of it once."""
         self.trouble = trouble
         if trouble and trouble != self._told:
             self._say(f"the backup does not go on: {trouble}")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 class ChangeSignal:
     def __init__(self) -> None:
         self.version = 0
-        """Number of changes so far."""
+        """Number of changes."""
         self._waiting: list[asyncio.Future[None]] = []
 
     def notify(self) -> None:
@@ -24,7 +24,7 @@ class ChangeSignal:
                 future.set_result(None)
 
     async def wait(self, seen: int) -> None:
-        """Return when `version` is no longer `seen`."""
+        """Wait until `version` is no longer `seen`."""
         while self.version == seen:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -32,8 +32,8 @@ class ChangeSignal:
 
 
 class PeriodicTimer:
-    """A timer that runs while it has listeners. It calls them in the order in which they were added; they must not block or
-    raise."""
+    """A timer that runs while it has listeners. It calls them in the order in which they were added; they must not block
+    or raise."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

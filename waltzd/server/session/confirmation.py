@@ -1,13 +1,15 @@
-"""Whether a session still holds: by its lease, or by a round to its storages, shared by all that want to know.
+"""Confirmation that a session still holds: by its lease, or by a round of questions to its storages, shared by all
+callers.
 
-How to think about it. An owner that was paused and replaced does not know that. Whoever replaced it had a majority of the
-members promise themselves to a newer session first. So when a majority, of members that count, says after a read came in
-that its promise is still to this session, nobody had replaced us when it came in, and our committed mark was the mark.
-An answer to a question that was asked before the read came in proves nothing: who comes during a round waits for the next.
+How to think about it. An owner that was paused and replaced does not know it. The new owner has first fenced a majority
+of the members. Suppose a majority of the members, of those that count, reports after a read came in that they are not
+fenced by a newer session. Then no server had replaced us when the read came in, and our committed mark was the newest.
+The answer to a question that was asked before the read came in proves nothing: a caller that comes during a round waits
+for the next round.
 
 One case needs care: the same owner gives way to its next session by one write to its document, and that session may have
-other members. From that write on a replacement need not ask the members of this session. No round begins before that is
-over.
+other members. From that write on a new owner need not ask the members of this session. So no round begins before the
+change of session is over.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.partition_leader import PartitionLeader
 
 CONFIRM_SECONDS = 2.0
-"""How long a majority may take to say that the session still holds."""
+"""Time for a majority to confirm the session."""
 
 
 class Confirming:
@@ -28,11 +30,11 @@ class Confirming:
         self._leader = leader
         self._current: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
-        """It has not asked anybody yet: whoever comes now may share it."""
+        """Round that has not asked any storage yet, so that new callers may share it."""
 
     async def confirm(self) -> None:
-        """Return when a majority has said, after this was called, that it is bound to our session; raises otherwise.
-        While the lease holds (`server.core.lease`) that is at once."""
+        """Return when a majority has confirmed our session after this call began; raise `NotReady` or `SessionEnded`
+        otherwise. Return at once while the lease holds (`server.core.lease`)."""
         if self.is_leased:
             return
         if self._next is None:
@@ -42,7 +44,7 @@ class Confirming:
 
     @property
     def is_leased(self) -> bool:
-        """Whether nobody can have replaced us yet."""
+        """Return whether no server can have replaced us yet."""
         leader, marks = self._leader, self._leader.marks
         if marks is None or marks.lease is None or leader.ended is not None:
             return False
@@ -73,7 +75,7 @@ class Confirming:
             raise SessionEnded(f"session {self._leader.session} of partition {self._leader.partition} has ended")
 
     async def _ask(self, problems: dict[str, str]) -> bool:
-        """One round; False when it cannot confirm anything before something has changed."""
+        """Ask one round; return False if it cannot confirm anything before something has changed."""
         leader = self._leader
         self._check()
         if leader.marks is None or leader.sending_up_to is not None:
@@ -113,6 +115,6 @@ class Confirming:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Those who waited were told; when all of them have gone nobody is left to be."""
+    """Retrieve the exception of a round. All callers got it already, or have gone."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,9 @@
-"""Records from one replica to another, through the owner: sealed segments as files, the rest as records or whole batches.
+"""Records from one replica to another, through the owner: sealed segments as files, other records as runs or whole
+batches.
 
-The bytes are never taken apart and no checksum is made anew: what the source gave is checked on its way in and checked
-again by the storage that gets it. What is in memory at once is one piece. A source that fails is told apart from a target
-that fails: with another source the copy goes on.
+The bytes are copied as they are, with their checksums: they are checked when they arrive here, and again by the storage
+that receives them. One piece is in memory at a time. A failure of the source is distinguished from a failure of the
+target: with another source the copy continues.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 T = TypeVar("T")
 SIZE_NOT_KNOWN = 0
 PAUSE_SECONDS = 0.25
-"""The bound is looked at again so often: it may have been lifted in the middle of a long pause."""
+"""Interval in which the rate limit is read again, since it may be lifted during a long pause."""
 FRAME_BYTES = 1 << 20
-"""Of batches in one message to a storage, where one of them is not larger."""
+"""Bytes of batches in one message to a storage, unless one batch is larger."""
 
 
 class SourceFailed(Exception):
-    """The replica that was read from failed, not the one that was written to."""
+    """A failure of the replica that was read from, not of the one that was written to."""
 
     def __init__(self, error: WaltzError) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-async def timely(things: AsyncIterator[T], seconds: float, who: str) -> AsyncGenerator[T, None]:
-    """The same things; `who` has failed when the next one takes too long."""
+async def timely(things: AsyncIterator[T], seconds: float, source: str) -> AsyncGenerator[T, None]:
+    """Yield the same items; raise `CannotConnect` for `source` when the next item takes too long."""
     iterator = aiter(things)
     try:
         while True:
@@ -48,7 +49,7 @@ async def timely(things: AsyncIterator[T], seconds: float, who: str) -> AsyncGen
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise CannotConnect(f"{who} sent nothing for {seconds:.0f} seconds") from None
+                raise CannotConnect(f"{source} sent nothing for {seconds:.0f} seconds") from None
             yield thing
     finally:
         if isinstance(iterator, AsyncGenerator):
@@ -56,7 +57,7 @@ async def timely(things: AsyncIterator[T], seconds: float, who: str) -> AsyncGen
 
 
 class Copier:
-    """Copies to one replica in one session. `copied` is told how far the replica has it on disk."""
+    """Copies to one replica in one session. `copied` is called with the id up to which the replica has it on disk."""
 
     def __init__(
         self,
@@ -81,10 +82,10 @@ class Copier:
         self._seconds = seconds
         self._bytes_per_second = bytes_per_second
         self._sent = -1
-        """The last id that the target owes us a mark for."""
+        """Last id for which the target owes an acknowledgement."""
 
     async def copy(self, first_id: int, last_id: int, source: str) -> None:
-        """The ids `first_id` to `last_id`."""
+        """Copy the ids `first_id` to `last_id`."""
         segments = {first: (last, size) for first, last, size in await self._segments(source) if last <= last_id}
         while first_id <= last_id:
             if first_id in segments:
@@ -101,7 +102,7 @@ class Copier:
             first_id = last + 1
 
     async def heal(self, segment: int, last_id: int, sources: tuple[str, ...]) -> ReplicaStatus:
-        """Replace one damaged segment by what the first source that can gives, up to `last_id`."""
+        """Replace one damaged segment by what the first able source gives, up to `last_id`."""
         ends = {first: last for first, last, _ in await self._target.segments(self._partition, session=self._session)}
         last_id = min(last_id, ends.get(segment, last_id))
         failed: SourceFailed | None = None
@@ -114,8 +115,9 @@ class Copier:
         raise CannotConnect(f"the damaged segment {segment} could not be replaced: {failed.error.message}") from failed
 
     async def _heal(self, segment: int, last_id: int, source: str) -> ReplicaStatus:
-        """A segment of format 1 is the same on every storage; one of format 0 is made anew from records, because it need
-        not end at the same id everywhere. A replica that lost a head knows of one id of that batch, and needs all of it."""
+        """Replace one damaged segment from one source. A segment of format 1 is the same on every storage. A segment of
+        format 0 is built anew from records, because it need not end at the same id everywhere. A replica that lost the
+        head of a batch knows one id of it, and needs the whole batch."""
         sealed = {first: (last, size) for first, last, size in await self._segments(source) if last <= last_id}
         async with aclosing(self._pieces(source, segment, last_id, may_exceed=True)) as pieces:
             first = await anext(pieces, None)
@@ -126,8 +128,8 @@ class Copier:
         return await self._install(segment, sealed[segment][1], self._file(source, segment))
 
     async def _segment(self, first_id: int, first: Piece, others: AsyncIterator[Piece]) -> AsyncIterator[Buffer]:
-        """As far as it is of one format: what is behind stands in another segment. There is no clock here, and records do
-        not say their time."""
+        """Yield a segment file built from pieces of one format; pieces of another format are in another segment. Its time
+        is that of its first batch, because there is no clock here, and 0 for records of format 0."""
         milliseconds, version = (first.head.time // 1000, BATCHES) if isinstance(first, Batch) else (0, VERSION)
         yield FileHeader(
             created_ms=milliseconds, key=self._key, partition=self._partition, first_id=first_id, version=version
@@ -199,13 +201,13 @@ class Copier:
 
     @property
     def _frame_bytes(self) -> int:
-        """While a pause for the bound lasts nothing is acknowledged, so no frame may be worth more than a moment of it. 0:
-        the source may choose."""
+        """Limit of a frame under the rate limit, because nothing is acknowledged during a pause; 0 if the source may
+        choose."""
         rate = self._bytes_per_second()
         return max(1, rate // 4) if rate else 0
 
     async def _records(self, source: str, first_id: int, last_id: int) -> AsyncIterator[Content]:
-        """Runs as they come; batches as many together as make a frame."""
+        """Yield runs as they come, and as many batches together as fill a frame."""
         bytes_max = min(self._frame_bytes or FRAME_BYTES, FRAME_BYTES)
         batches: list[Batch] = []
         size = 0
@@ -224,7 +226,7 @@ class Copier:
     async def _pieces(
         self, source: str, first_id: int, last_id: int, *, may_exceed: bool = False
     ) -> AsyncGenerator[Piece, None]:
-        """`may_exceed`: the batch that holds `last_id` may end behind it."""
+        """Yield pieces of the log from one source. `may_exceed`: the batch that holds `last_id` may end after it."""
         at = first_id
         try:
             port, session = self._source(source), self._session

@@ -1,12 +1,14 @@
-"""A partition's documents in the coordinator, as its owner keeps them: each change is made to the version that it knows.
+"""Documents of a partition in the coordinator, as its owner saves them: each change is made to the version that it knows.
 
-Another process that changed the partition's own document is its owner now, and that ends the session. The list of replicas
-is the operators': when that changed, it is read again, and what was to be saved is decided anew. A document that was
-deleted or spoiled ends nothing: the owner goes on with what it said, and writes its partition's own two documents anew.
+If another process changed the partition's own document, that process is the owner now, and this session ends. The list of
+replicas belongs to operators: when it changed, it is read again, and the save is decided anew. A document that was
+deleted or spoiled ends nothing: the owner continues with its last content, and writes the partition's own two documents
+anew.
 
-Versions tell changes of one document apart, not one document from another: where all of them were lost and put back,
-versions begin again, and one may have the very version that an owner remembers. So after a new coordinator session, and
-after a document was gone, the owner looks before it saves: its own document is the one that says what it saved last.
+Versions distinguish changes of one document, not one document from another. When all documents were lost and put back,
+versions begin again, and a new document may have the very version that an owner remembers. So after a new coordinator
+session, and after a document was gone, the owner reads before it saves: its own document has the content that it saved
+last.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from waltzd.errors import (
 from waltzd.protocol.document import encode
 
 PAUSES = 20
-"""The longest pause before the coordinator is asked again, in first pauses."""
+"""Longest pause before the coordinator is asked again, in multiples of the first pause."""
 
 
 class Documents:
@@ -42,29 +44,29 @@ class Documents:
         known: PartitionMeta | None = None,
         retry_seconds: float,
     ) -> None:
-        """`known` is what the partition's own document says, in this `version`. `read` must follow."""
+        """`known`: content of the partition's own document in this `version`. `read` must follow."""
         self.storages: Mapping[str, StorageMeta] = {}
         self.format = 0
-        """Of the segments that a new session writes, as far as the document of the cluster was read."""
+        """Format of the segments that a new session writes, as far as the document of the cluster was read."""
         self._cluster = cluster
         self._partition = partition
         self._version = version
         self._known = known
-        """What our document says in that version."""
+        """Content of our document in that version."""
         self._seen_in: int | None = None
-        """The coordinator session in which that was last certain; None: it was gone since."""
+        """Coordinator session in which `_version` and `_known` were last certain; None if the document was gone since."""
         self._replicas: tuple[Mapping[str, Membership], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
         self._troubles: dict[str, str] = {}
-        """By the path of each document that is gone or spoiled."""
+        """Sentence for each document that is gone or spoiled, by its path."""
         self._turn = asyncio.Lock()
         self._noting: asyncio.Task[None] | None = None
         self._unsure: PartitionMeta | None = None
-        """What was saved once, without an answer: it may be there."""
+        """Content that was saved without an answer, so that it may be in the coordinator; None if there is none."""
 
     @property
     def can_be_saved(self) -> bool:
-        """As far as is known: the coordinator is connected."""
+        """Return whether the coordinator is connected."""
         return self._cluster.coordinator.is_connected
 
     @property
@@ -72,8 +74,9 @@ class Documents:
         return self._replicas[0]
 
     async def read_leaving(self) -> frozenset[str]:
-        """Return the replicas that leave the partition when all of its goal is level. Return none if the partition does not
-        move, or if its goal is not all assigned yet. The answer holds for the list of replicas as it is known now."""
+        """Return the replicas that leave the partition when all of its goal is level. Return none if the partition does
+        not move, or if its goal is not wholly assigned yet. The answer holds for the list of replicas as it is known
+        now."""
         try:
             goal = (await self._cluster.moves())[0].partitions.get(self._partition, ())
         except (CannotConnect, BadMetadata):
@@ -82,36 +85,37 @@ class Documents:
 
     @property
     def trouble(self) -> str:
-        """Which documents are gone or spoiled, in one sentence."""
+        """Sentence that names the documents that are gone or spoiled; empty if there are none."""
         return "; ".join(self._troubles.values())
 
     @property
     def has_to_write(self) -> bool:
-        """One of them is this partition's own."""
+        """Return whether one of the documents that are gone or spoiled is the partition's own."""
         return not self._troubles.keys().isdisjoint((partition_path(self._partition), replicas_path(self._partition)))
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where owners reach the storages."""
+        """Address of each storage, for owners."""
         return {name: meta.listen for name, meta in self.storages.items()}
 
     async def read(self) -> None:
-        """Where the replicas are, and where the storages: operators may have changed both."""
+        """Read the lists of replicas and storages, which operators may have changed."""
         self._seen_in = self._cluster.coordinator.session
         self._replicas, self.storages, _ = await asyncio.gather(
             self._cluster.replica_set(self._partition), self._cluster.storages(), self.read_format()
         )
 
     async def read_format(self) -> None:
-        """For a session that begins. It only rises; where the document cannot be read, the log goes on as it is."""
+        """Read the format for a session that begins. It only rises. If the document cannot be read, the log keeps its
+        format."""
         try:
             self.format = max(self.format, (await self._cluster.meta()).format)
         except (CannotConnect, NodeMissing, BadMetadata):
             return
 
     async def look_again(self) -> str:
-        """The same while a session lives. What is gone, or cannot be understood, stays as it is known; a sentence says what
-        is new of that."""
+        """Read the documents again while a session lives. Keep the known content of a document that is gone or spoiled.
+        Return a sentence if that has changed, else an empty text."""
         before = self.trouble
         own, replicas, troubles = partition_path(self._partition), replicas_path(self._partition), dict[str, str]()
         try:
@@ -145,10 +149,10 @@ class Documents:
         leaving: frozenset[str] = frozenset(),
         check: Callable[[], None],
     ) -> bool:
-        """Compare-and-set; with `promote`, together with the learners that it makes members, and without the replicas of
-        `leaving` if `wanted` has exactly the rest of the list as members. When the answer is lost, look what is there.
-        `check` raises when nothing may be saved any more. False: the list of replicas has changed; it was read again, and
-        nothing is saved."""
+        """Save by compare-and-set. With `promote`, the list of replicas changes in the same transaction: learners become
+        members, and the replicas of `leaving` go if `wanted` has exactly the rest of the list as members. When the answer
+        is lost, read what was saved. `check` raises when nothing may be saved any more. Return False, without a save, if
+        the list of replicas has changed and was read again."""
         async with self._turn:
             return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
 
@@ -185,7 +189,7 @@ class Documents:
         return True
 
     async def _is_saved(self, wanted: PartitionMeta) -> bool:
-        """Look what is there: `wanted`, what was there before, or what ends the session."""
+        """Return whether `wanted` is saved; raise `ChangedMeanwhile` if another process saved something else."""
         await self.look_again()
         if self.has_to_write:
             return False
@@ -199,7 +203,8 @@ class Documents:
         return False
 
     async def _check_ours(self) -> None:
-        """Before a save that relies on a version: `ChangedMeanwhile` where another document may have it by now."""
+        """Raise `ChangedMeanwhile` if another document may have the known version by now. Called before a save that
+        relies on it."""
         session = self._cluster.coordinator.session
         if session == self._seen_in or self._version == NO_VERSION:
             return
@@ -211,8 +216,9 @@ class Documents:
         self._version, self._known, self._seen_in = version, found, session
 
     async def _write_anew(self, meta: PartitionMeta) -> None:
-        """The owner of the session knows all that stood there. Sessions are taken under the newest generation only, and the
-        assignment, checked in the same transaction, says that this is ours: so no session is forgotten by this write."""
+        """Write documents that are gone or spoiled. The owner of the session knows their content. Sessions are taken
+        under the newest generation only, and the assignment, checked in the same transaction, gives us the partition: so
+        no session is forgotten by this write."""
         coordinator, number = self._cluster.coordinator, self._partition
         own, replicas = partition_path(number), replicas_path(number)
         troubles = self._troubles  # a look that comes meanwhile puts others in their place
@@ -240,8 +246,8 @@ class Documents:
         saved: Callable[[PartitionMeta], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Save in one attempt, beside everything else, what can as well be saved later. `make` is asked when its turn has
-        come. `failed` hears of another owner's newer session only."""
+        """Save something less urgent in one attempt, beside all other work. `make` is called when its turn has come.
+        `failed` is called only for a newer session of another owner."""
 
         def look(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -263,7 +269,7 @@ class Documents:
             self._noting.cancel()
 
     async def _save_once(self, wanted: PartitionMeta) -> bool:
-        """When the answer is lost, the next save looks what is there."""
+        """Save in one attempt; return whether it succeeded. When the answer is lost, the next save finds out."""
         try:
             if self.has_to_write:
                 return False
@@ -285,8 +291,8 @@ class Documents:
             return False
 
     async def check_newest(self) -> None:
-        """`ChangedMeanwhile` when the partition's document is not as we left it. Asked as a change is, which the
-        coordinator does not answer from an older view."""
+        """Raise `ChangedMeanwhile` if the partition's document is not as we saved it. Asked by a transaction, because the
+        coordinator may answer a read from an older view."""
         path = partition_path(self._partition)
         if self._version != NO_VERSION:
             await self._cluster.coordinator.commit([Check(path, self._version)])
@@ -294,8 +300,8 @@ class Documents:
             raise ChangedMeanwhile(f"another process made {path}", path=path)
 
     def _promoted(self, wanted: PartitionMeta, leaving: frozenset[str]) -> tuple[Mapping[str, Membership], int] | None:
-        """The list in which admitted learners are members and those that have left are gone, and the version that it was
-        made from: what an operator saves meanwhile must not be undone. None when nothing changes."""
+        """Return the list in which admitted learners are members and replicas that have left are gone, and the version
+        that it was made from, so that a change by an operator is not undone. Return None when nothing changes."""
         roles, version = self._replicas
         gone = leaving if set(wanted.members) == roles.keys() - leaving else frozenset[str]()
         new = {

@@ -1,4 +1,4 @@
-"""One partition that this server owns: one session after the other, from the assignment to the hand-over.
+"""One partition that this server owns: its sessions in turn, from the assignment to the hand-over.
 
 While a session is open there is exactly one pipeline, made for it and closed with it: lock table, feed and requests in
 flight never outlive it. However a session ends, the next one begins with the same steps as after a crash.
@@ -42,11 +42,11 @@ from waltzd.wire.tasks import tell_failure
 
 class ClosablePipeline(Protocol):
     def hold(self) -> None:
-        """Nothing more is appended; what was is still answered."""
+        """Append nothing more. Batches that have ids are still answered."""
         ...
 
     def close(self, error: WaltzError) -> None:
-        """Every mount is told, and nothing more is appended."""
+        """End every mount with this error, and append nothing more."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class ClosablePipeline(Protocol):
 P = TypeVar("P", bound=ClosablePipeline)
 RETRY_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.05
-"""Between two looks whether an owner that is to close its session still lives."""
+"""Interval in which a new owner looks whether the old owner, which is to close its session, still lives."""
 
 
 class OwnedLog(Generic[P]):
@@ -74,8 +74,8 @@ class OwnedLog(Generic[P]):
         previous_owner_alive: Callable[[], bool] = lambda: False,
         statistics: Callable[[], PartitionStatistics] = PartitionStatistics,
     ) -> None:
-        """`previous_owner_alive` is asked again while that one is given time to close. `statistics` tells what the
-        pipelines, one after the other, have counted."""
+        """`previous_owner_alive` is called again while that owner is given time to close. `statistics`: counters of all
+        pipelines of this partition."""
         self.partition = partition
         self.generation = generation
         self._cluster = cluster
@@ -89,16 +89,17 @@ class OwnedLog(Generic[P]):
         self._session: Session | None = None
         self._pipeline: P | None = None
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
-        """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
+        """Id of the last session that was open, and how far each replica had acknowledged in it. The coordinator may not
+        have that yet."""
         self._archiving: Archiving | None = None
         self._backup: Backup | None = None
-        """Of the present session, or the last one."""
+        """Backup of the present session, or of the last one."""
         self._trouble = ""
         self._was_open = False
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self.signal = ChangeSignal()
-        """Rings when the pipeline came or went."""
+        """Notified when the pipeline appears or goes."""
 
     # -- the life
 
@@ -107,13 +108,13 @@ class OwnedLog(Generic[P]):
 
     @property
     def task(self) -> asyncio.Task[Any]:
-        """Ends when the log is closed, or by itself with a mistake of ours."""
+        """Task of the log. It ends when the log is closed, or by itself with an internal error."""
         assert self._task is not None
         return self._task
 
     async def close(self, *, hand_over: bool) -> None:
-        """No longer ours. With `hand_over` what is in flight is brought to its end and the session is closed in order, so
-        that the next owner has nothing to find out."""
+        """Give up the partition. With `hand_over` finish what is in flight and close the session in order, so that the
+        next owner has nothing to find out."""
         self._is_closing = True
         session, task = self._session, self.task
         if hand_over and session is not None and self._pipeline is not None:
@@ -145,7 +146,7 @@ class OwnedLog(Generic[P]):
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     async def _hold_one_session(self) -> None:
-        """From a new session id until there is a reason for another one."""
+        """Run one session, from a new session id until there is a reason for another one."""
         self._was_open = False
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
@@ -206,7 +207,7 @@ class OwnedLog(Generic[P]):
             await session.close()
 
     async def _ask_archived(self) -> Archived | None:
-        """How far the archive reaches in the log of the session, for readers and for replicas that trim."""
+        """Return how far the archive reaches in the log of the session, for readers and for replicas that trim."""
         meta, _ = await archived(self._cluster.coordinator, self.partition)
         session = self._session
         return None if session is None else shared_with(meta, session.leader.core.meta.lineage)
@@ -218,7 +219,8 @@ class OwnedLog(Generic[P]):
             self.signal.notify()
 
     async def _next_session(self) -> tuple[PartitionMeta, PartitionMeta | None, int]:
-        """The document with a session id above every other, the one that it follows upon, and that one's version."""
+        """Return the document with a session id above every other, the document that it follows upon, and the version of
+        the latter."""
         meta, version = await self._cluster.partition(self.partition)
         if meta is not None and self._previous_owner_alive() and meta.generation < self.generation:
             meta, version = await self._wait_for_closing(meta, version)
@@ -234,7 +236,7 @@ class OwnedLog(Generic[P]):
         return replace(known, generation=self.generation, session=meta.session + 1), meta, version
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
-        """The old owner is alive: give it a moment to bring its session to an end."""
+        """Give the old owner, which is alive, some time to close its session; return the newest document."""
         is_alive, self._previous_owner_alive = self._previous_owner_alive, lambda: False
         token: object | None = None
         try:
@@ -256,7 +258,7 @@ class OwnedLog(Generic[P]):
         return meta, version
 
     async def _follow_replicas(self, session: Session, token: object) -> None:
-        """Tell the session when storages come, go, move or change their role."""
+        """Notify the session when storages come, go, move or change their role."""
         while True:
             try:
                 token = await self._cluster.wait_for_replicas(self.partition, token)
@@ -265,8 +267,8 @@ class OwnedLog(Generic[P]):
                 await asyncio.sleep(self._settings.retry_seconds)
 
     async def _look_for_others(self, session: Session) -> None:
-        """Until it is open, look for a session of another owner: a session that waits for replicas would not notice that an
-        operator has decided. Afterwards, look whether the document is still there."""
+        """Look for a session of another owner: a session that waits for replicas would not notice
+        that an operator has decided. Afterwards, look whether the document still exists."""
         token: object | None = None
         while True:
             try:
@@ -291,7 +293,7 @@ class OwnedLog(Generic[P]):
                 raise ChangedMeanwhile(f"another owner took session {meta.session} of partition {self.partition}")
 
     def check(self) -> None:
-        """What is true of its session after every event."""
+        """Assert the invariants of the session."""
         if self._session is not None:
             self._session.leader.check()
 
@@ -308,7 +310,7 @@ class OwnedLog(Generic[P]):
 
     @property
     def waiting(self) -> str:
-        """What it waits for, in one sentence; empty for nothing."""
+        """Sentence that says what the partition waits for; empty for nothing."""
         if self._session is None:
             return self._trouble
         leader = self._session.leader
@@ -356,8 +358,8 @@ class OwnedLog(Generic[P]):
         )
 
     def _ahead(self, leader: PartitionLeader) -> int:
-        """Microseconds that the time of the log stands ahead of the clocks of its owner and storages; 0 where it does not,
-        as far as clocks that are right may differ."""
+        """Return the microseconds by which the time of the log is ahead of the clocks of its owner and storages; 0 if
+        they differ no more than correct clocks may."""
         end = leader.open_cache.end if leader.open_cache is not None else None
         if end is None:
             return 0

@@ -1,14 +1,14 @@
 """The log of one partition at its owner, and the replication of it to each storage.
 
-`PartitionLeader` is shared by the session, the replicators, the pipeline and its readers: the log cache, the committed mark
-and the state of recovery. It outlives a planned change of session by the same owner; `follow` replaces everything that
-belongs to one session.
+`PartitionLeader` is shared by the session, the replicators, the pipeline and its readers: the log cache, the committed
+mark and the state of recovery. It outlives a planned change of session by the same owner; `follow` replaces everything
+that belongs to one session.
 
-`Replicator` drives one replica through three phases: contact, settling (recovery decides each step), and streaming from the
-log cache. A replicator fails alone: it reports its replica as silent to recovery, waits longer after each failure, and
-begins again with contact. Only a storage that is fenced by a newer session ends more than the replicator. There is no queue
-for each replica: a replicator is a cursor into the log cache. One that has fallen behind the cache copies from the other
-replicas, sealed segments as files, until it can stream again.
+`Replicator` drives one replica through three phases: contact, settling (recovery decides each step), and streaming from
+the log cache. A replicator fails alone: it reports its replica as silent to recovery, waits longer after each failure,
+and begins again with contact. Only a storage that is fenced by a newer session ends more than the replicator. There is no
+queue for each replica: a replicator is a cursor into the log cache. One that has fallen behind the cache copies from the
+other replicas, sealed segments as files, until it can stream again.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from waltzd.wire.coalescing_sender import CoalescingSender
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
-"""Of records in one message to a storage: more makes nothing faster, and the first of them waits longer."""
+"""Bytes of records in one message to a storage. More is not faster, and delays the first records of the message."""
 PAUSES = 5
-"""The longest pause before a replica is tried again, in first pauses. Short: one that came back is level the sooner."""
+"""Longest pause before a replica is tried again, in multiples of the first pause. It is short, so that a replica that
+returns is level soon."""
 OPEN_PATIENCE = 6
-"""So many times longer than for other calls: a storage proves what it holds before it answers."""
+"""Factor on the deadline of other calls: a storage proves what it holds before it answers."""
 
 
 class ReplicatorState(enum.StrEnum):
@@ -67,16 +68,16 @@ class ReplicatorState(enum.StrEnum):
     SLOW = "SLOW"
     CATCHING_UP = "CATCHING_UP"
     DAMAGED = "DAMAGED"
-    """It is being healed."""
+    """A damaged segment is being replaced."""
     GIVEN_UP = "GIVEN_UP"
-    """It is damaged, and no replica that answers can heal it."""
+    """Damaged, and no replica that answers can repair it."""
     DIVERGED = DIVERGED
-    """It holds another history than the log."""
+    """Holds another history than the log."""
     DOWN = "DOWN"
 
 
 _STATES: dict[type[Task], ReplicatorState] = {GiveUp: ReplicatorState.GIVEN_UP, Foreign: ReplicatorState.DIVERGED}
-"""While a replica has a task of this kind."""
+"""States of replicas that wait for an operator, by their task."""
 
 
 class PartitionLeader(Reading):
@@ -100,22 +101,23 @@ class PartitionLeader(Reading):
         self.core = Recovery(meta, roles, is_taken=False)
         self.storage_clocks = StorageClocks()
         self.marks: Marks | None = None
-        """What is committed in the open session."""
+        """Committed marks of the open session; None while it is not open."""
         self.open_cache: LogCache | None = None
         self.format = 0
-        """Of what is appended: it rises when a session opens, and never falls."""
+        """Format of new records. It rises when a session opens, and never falls."""
         self.replicators: dict[str, Replicator] = {}
         self.ended: BaseException | None = None
-        """Why its owner has to stop."""
+        """Error that ends the owner's work on this partition; None while there is none."""
         self.decided = ChangeSignal()
-        """Rings when recovery may have something new to do."""
+        """Notified when recovery may have something new to do."""
         self.progressed = ChangeSignal()
-        """Rings when more is committed."""
+        """Notified when more is committed."""
         self.bytes = 0
-        """Appended in this session."""
+        """Bytes appended in this session."""
         self.opened_at = 0.0
         self.sending_up_to: int | None = None
-        """While a session gives way: what is above this waits in the tail for the next one."""
+        """Last id that is sent while a session gives way: records above it wait in the log cache for the next session.
+        Else None."""
         self._on_commit: list[Callable[[int], None]] = []
         self.on_rise: Callable[[], None] = lambda: None
         """Called when the format has risen."""
@@ -124,13 +126,13 @@ class PartitionLeader(Reading):
 
     @property
     def low_mark(self) -> int:
-        """The mark at which the session opened."""
+        """Mark at which the session opened."""
         assert self.core.mark is not None
         return self.core.mark
 
     @property
     def lineage(self) -> Lineage:
-        """Timelines of the log. A rescue or a restore, which begin another one, take a session of their own."""
+        """Timelines of the log. A rescue or a restore, which begin another timeline, take a session of their own."""
         return self.core.meta.lineage
 
     @property
@@ -139,7 +141,7 @@ class PartitionLeader(Reading):
         return self.open_cache
 
     def append(self, piece: Piece) -> None:
-        """Keep it in the tail, from where the replicas get it; `on_commit` tells when it is committed."""
+        """Add a piece to the log cache, from where replicators send it. `on_commit` reports when it is committed."""
         assert isinstance(piece, Run) == (self.format == 0)
         self.cache.append(piece)
         self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
@@ -148,7 +150,7 @@ class PartitionLeader(Reading):
             self.decided.notify()
 
     def resume_sending(self) -> None:
-        """There may be something to send, or to tell."""
+        """Send what is new, records or a committed mark, to every replica."""
         for replicator in self.replicators.values():
             replicator.resume_sending()
 
@@ -164,12 +166,12 @@ class PartitionLeader(Reading):
 
     @property
     def sendable(self) -> int:
-        """The last id that replicas may have."""
+        """Last id that may be sent to replicas."""
         last_id = self.cache.next_id - 1
         return last_id if self.sending_up_to is None else min(last_id, self.sending_up_to)
 
     async def may_be_opened(self) -> None:
-        """Wait until the session is saved, and nothing that the replicas say contradicts it."""
+        """Wait until the session is saved, and no replica contradicts it."""
         while not self.core.is_taken or self.core.refusal is not None:
             await self.decided.wait(self.decided.version)
 
@@ -192,7 +194,8 @@ class PartitionLeader(Reading):
         self.progressed.notify()
 
     def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
-        """It holds less than it acknowledged in this session, does not know that it began it, or is another one now."""
+        """Return whether a replica has lost something: it holds less than it acknowledged in this session, has not begun
+        the session, or is another directory now."""
         state = self.core.meta.replicas.get(name)
         if state is None or state.session != self.session or self.marks is None:
             return False
@@ -207,7 +210,7 @@ class PartitionLeader(Reading):
         return True
 
     def is_other(self, status: ReplicaStatus) -> bool:
-        """Whether what a replica of this session holds last is something else than what was sent to it."""
+        """Return whether the last records of a replica of this session differ from what was sent to it."""
         cache, last_id = self.open_cache, status.last_id
         if cache is None or self.marks is None or status.session != self.session:
             return False
@@ -218,13 +221,13 @@ class PartitionLeader(Reading):
         return records is not None and tail_hash([records]) != status.tail
 
     def diverge(self, name: str, why: str) -> None:
-        """This replica is out: it is not healed by anything but another directory in its place."""
+        """Exclude a replica. Only another directory in its place can become level."""
         self.core.diverged(name, why)
         self.say(f"{name} {why}")
         self.decided.notify()
 
     def doubt(self, name: str, error: WaltzError) -> bool:
-        """What this replica answered when it was opened may not be true any more: whether it is opened again."""
+        """Question the status that a replica reported when it was opened; return whether it is opened again."""
         replicator = self.replicators.get(name)  # None: it has left the partition meanwhile
         return replicator is not None and replicator.doubt(error)
 
@@ -244,7 +247,8 @@ class PartitionLeader(Reading):
     # -- what the session uses
 
     def contact(self, storages: Mapping[str, StorageMeta], connect: Callable[[StorageMeta], ReplicaPort]) -> None:
-        """A link to each storage that takes part and has none yet, and to no other any more."""
+        """Start a replicator for each storage that takes part and has none yet, and cancel all replicators of other
+        storages."""
         names = self.core.names
         for name in [name for name in self.replicators if name not in names]:
             self.replicators.pop(name).cancel()
@@ -256,7 +260,8 @@ class PartitionLeader(Reading):
                 self.replicators[name].start()
 
     def raise_end(self) -> None:
-        """Raise what ended the log: also a mistake of ours in a link, which must not look like a replica that is level."""
+        """Raise what ended the log. An internal error of a replicator counts too: it must not look like a replica that is
+        level."""
         if self.ended is not None:
             raise self.ended
         refusal = self.core.refusal
@@ -268,7 +273,7 @@ class PartitionLeader(Reading):
                 raise error
 
     async def follow(self, meta: PartitionMeta) -> None:
-        """The next session of the same owner: it is saved, and nothing was written in between."""
+        """Begin the next session of the same owner: it is saved, and nothing was written in between."""
         replicators, self.replicators = self.replicators, {}
         for replicator in replicators.values():
             replicator.cancel()  # all at once: what they were told belongs to the session before
@@ -281,7 +286,7 @@ class PartitionLeader(Reading):
         await _close(replicators)
 
     def abandon(self) -> None:
-        """It is over: nothing more is sent."""
+        """End the log: nothing more is sent."""
         self.end(SessionEnded(f"session {self.session} of partition {self.partition} was closed"))
         for replicator in self.replicators.values():
             replicator.cancel()
@@ -291,7 +296,7 @@ class PartitionLeader(Reading):
 
     @property
     def missing(self) -> str:
-        """Why nothing can be committed in the open session, in one sentence; empty when it can."""
+        """Sentence that says why nothing can be committed in the open session; empty if it can."""
         assert self.marks is not None
         return self.marks.missing([name for name, replicator in self.replicators.items() if replicator.is_readable])
 
@@ -308,7 +313,7 @@ class PartitionLeader(Reading):
         )
 
     def check(self) -> None:
-        """What is true of the whole log after every event."""
+        """Assert the invariants of the log after an event."""
         self.core.check()
         if self.marks is None or self.open_cache is None:
             return
@@ -338,24 +343,25 @@ class Replicator:
         self._seconds = leader.settings.storage_seconds
         self._retry_seconds = leader.settings.retry_seconds
         self._was_asked = False
-        """Before it was opened for the first time, as far as we know."""
+        """Whether the replica was asked before it was opened for the first time."""
         self._stream: AppendPort | None = None
         self._sender = CoalescingSender(self)
         self._progress = leader.core.progress(name)
         self._owes_since: float | None = None
-        """Since when marks are owed for what was sent."""
+        """Time since when acknowledgements are owed; None while none are."""
         self._overdue: CannotConnect | None = None
         self._doubt: WaltzError | None = None
-        """Why it should be opened again, although it has failed in nothing that this link asked of it."""
+        """Error because of which the replica is opened again, although no call of this replicator failed."""
         self._look_again_at = 0.0
-        """When a replica that is given up is asked whether it is still the same one; 0 while it is not given up."""
+        """Time at which a replica that is given up is asked whether its directory was replaced; 0 while it is not given
+        up."""
         self._said: type[WaltzError] | None = None
-        """What kind of failure was logged since it was level."""
+        """Kind of the failure that was logged since the replica was level."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_readable(self) -> bool:
-        """It has begun this session and answers."""
+        """Return whether the replica has begun this session and answers."""
         return self.state in (ReplicatorState.LIVE, ReplicatorState.SLOW)
 
     def start(self) -> None:
@@ -368,7 +374,8 @@ class Replicator:
         return self._task
 
     def doubt(self, error: WaltzError) -> bool:
-        """A link that waits while others decide asks nothing, and does not notice that its storage was started anew."""
+        """Open the replica again if it is settling; return whether it is. A replicator that waits while others decide
+        makes no calls, and does not notice that its storage was restarted."""
         if self.state is not ReplicatorState.SETTLING:
             return False
         self._doubt = error
@@ -390,8 +397,8 @@ class Replicator:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def check_progress(self, now: float) -> bool:
-        """Called now and then, so that an acknowledgement that is overdue ends the stream, and an idle replica is told the
-        committed mark. True when there is nothing to look for until `watch` is called again."""
+        """End the stream if an acknowledgement is overdue, and send the committed mark to an idle replica. Return True if
+        this need not be called again before the next `watch`."""
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
@@ -481,8 +488,8 @@ class Replicator:
             await self._stream_cache()
 
     async def _ask(self) -> None:
-        """Before it is opened: afterwards its promise is to us, and no longer tells to which session it had promised
-        itself."""
+        """Ask for the status before the replica is opened. Opening fences the replica, and its status no longer says
+        which session had fenced it before."""
         leader = self._leader
         try:
             status = await self._timely(self.port.status(leader.partition), "say where it stands")
@@ -493,8 +500,8 @@ class Replicator:
         leader.decided.notify()
 
     async def _open(self) -> ReplicaStatus:
-        """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
-        replaced. An empty replica has no vote, so nothing is forgotten by that."""
+        """Open the replica, and create an empty one if the storage has none but is assigned one: its disk was replaced.
+        An empty replica has no vote, so nothing is forgotten by that."""
         leader, seconds = self._leader, OPEN_PATIENCE * self._seconds
         try:
             return await self.port.open(
@@ -509,7 +516,7 @@ class Replicator:
             )
 
     async def _settle(self) -> None:
-        """Until this replica is level with the decided log and the session is open."""
+        """Carry out the tasks of recovery until this replica is level with the decided log and the session is open."""
         leader, core = self._leader, self._leader.core
         while True:
             seen = leader.decided.version
@@ -561,7 +568,8 @@ class Replicator:
             leader.decided.notify()
 
     async def _wait_for_another(self, seen: int) -> None:
-        """An operator sets the directory aside: nothing of that reaches us by itself."""
+        """Wait until something changes, and ask now and then whether an operator has replaced the directory, which is not
+        reported."""
         leader, clock = self._leader, asyncio.get_running_loop()
         self._look_again_at = self._look_again_at or clock.time() + self._seconds
         with contextlib.suppress(TimeoutError):
@@ -575,7 +583,7 @@ class Replicator:
             raise CannotConnect(f"{self.name} has another directory now")
 
     def copier(self) -> Copier:
-        """From other replicas to this one."""
+        """Return a copier from other replicas to this one."""
         leader, name, settings = self._leader, self.name, self._leader.settings
         return Copier(
             self.port,
@@ -590,7 +598,7 @@ class Replicator:
         )
 
     async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
-        """From the first source that can. When none can, everything here begins anew a moment later."""
+        """Copy from the first source that can. If none can, raise, and begin again with contact a moment later."""
         leader = self._leader
         copier = self.copier()
         failed: SourceFailed | None = None
@@ -607,8 +615,8 @@ class Replicator:
     # -- while the session is open
 
     async def _wait_for_space(self) -> None:
-        """After a write that met a full disk: until the storage says that it takes writes again. A stream that is taken and
-        refused again and again would be level and failed each time."""
+        """After a write that met a full disk, wait until the storage accepts writes again. Otherwise the replica would be
+        level and fail in turns."""
         pause = self._retry_seconds
         while self._said is DiskFull:
             status = await self._timely(self.port.status(self._leader.partition), "say whether its disk is full")
@@ -619,7 +627,7 @@ class Replicator:
             pause = min(pause * 2, PAUSES * self._retry_seconds)
 
     async def _catch_up(self) -> None:
-        """Until what comes next is in the tail."""
+        """Copy until the next record is in the log cache."""
         leader = self._leader
         while self._progress.held + 1 < leader.cache.first_id:
             held = self._progress.held
@@ -633,7 +641,7 @@ class Replicator:
             await self._copy(last_id, sources)
 
     async def _stream_cache(self) -> None:
-        """Send what is in the tail and take the marks, until this replica has fallen out of it."""
+        """Send from the log cache and take acknowledgements, until this replica has fallen behind the cache."""
         leader, status = self._leader, self._progress.status
         assert status is not None
         self._progress.sent = self._progress.held
@@ -710,7 +718,7 @@ class Replicator:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the next record for this replica has left the log cache."""
+        """Return whether the next record for this replica has left the log cache."""
         return self._progress.sent + 1 < self._leader.cache.first_id
 
     def _has_sent(self, content: Content, committed: int) -> None:
@@ -724,7 +732,7 @@ class Replicator:
         raise CannotConnect(f"{self.name} ended the stream")
 
     def _take(self, mark: int) -> None:
-        """It has everything up to here on its disk."""
+        """Note that the replica has everything up to `mark` on its disk."""
         self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
         self._leader.core.copied(self.name, mark)
         self._leader.acknowledged(self.name, mark)

@@ -1,11 +1,12 @@
-"""Committed records of one partition for readers behind the tail: from any replica that can give them, or the archive.
+"""Committed records of one partition for readers behind the log cache: from any replica that can give them, or the
+archive.
 
-A replica that fails, or is too slow, is
-asked last from then on, until it has answered again: a storage that hangs costs one deadline, not one for each read. What a
-storage says when it cannot give is about that storage: it never goes to a reader as if it were about the partition.
+A replica that fails or is too slow is asked last from then on, until it has answered again. So a storage that hangs costs
+one deadline, not one for each read. The error of a storage that cannot give records is about that storage: a reader never
+gets it as if it were about the partition.
 
-Below the floor replicas have nothing: what they have trimmed is read from the archive (`archive_lane`), from the very id
-on that the last one of them refused. A floor is learned from what a replica said when it was opened, or when it refuses.
+Below the trim floor replicas have nothing. Trimmed records are read from the archive (`archive_lane`), from the very id
+on that the last replica refused. The floor of a replica is learned when it is opened, or when it refuses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ READ_AGAIN_SECONDS = 0.05
 
 
 class Source(Protocol):
-    """A replica as a reader needs it."""
+    """A replica, as far as a reader needs it."""
 
     @property
     def port(self) -> ReplicaPort: ...
@@ -43,7 +44,7 @@ async def nothing_archived() -> Archived | None:
 
 
 class Reading:
-    """What readers use of the log of a partition; the rest of it is `waltzd.server.session.partition_leader.Log`."""
+    """The part of `PartitionLeader` that readers use."""
 
     partition: int
     settings: SessionSettings
@@ -57,18 +58,18 @@ class Reading:
 
     def __init__(self) -> None:
         self._unwell: dict[str, None] = {}
-        """Replicas that failed a reader, in the order in which they did."""
+        """Replicas that failed a reader, in the order of their failures."""
         self._refused: dict[str, int] = {}
-        """The first id that a replica may have, where it has refused the one in front."""
+        """First id that a replica may have, after it refused the id before."""
         self._archived: Archived | None = None
-        """How far the archive reaches, as far as it was asked for."""
+        """Reach of the archive when it was last asked for; None before."""
         self._told = ""
         self.ask_archived: Callable[[], Awaitable[Archived | None]] = nothing_archived
-        """What the coordinator says of that."""
+        """Asks the coordinator how far the archive reaches."""
 
     @property
     def session(self) -> int:
-        """Rises when a session gives way to the next one of the same owner; no other has written in between."""
+        """Session id. It rises when a session gives way to the next one of the same owner, with no other owner between."""
         return self.core.session
 
     @property
@@ -78,7 +79,8 @@ class Reading:
     async def read(
         self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Committed records from any replica that can give them. `Trimmed` from an id on that none of them has any more."""
+        """Yield committed records from any replica that can give them. Raise `Trimmed` at an id that no replica has any
+        more."""
         assert last_id <= self.committed
         failed: dict[str, WaltzError] = {}
         while first_id <= last_id:
@@ -98,12 +100,12 @@ class Reading:
                 self._has_failed(name, error, failed)
 
     def is_trimmed(self, id_: int) -> bool:
-        """Replicas that can be read have held this id, and none of them has it any more."""
+        """Return whether readable replicas have held this id, and none of them has it any more."""
         held = self._held(id_)
         return bool(held) and all(self._floor(name) > id_ for name in held)
 
     def _held(self, id_: int) -> list[str]:
-        """The replicas that can be read and have reached this id, whatever they have trimmed since."""
+        """Return the readable replicas that have reached this id, whatever they have trimmed since."""
         return [
             name
             for name, replicator in sorted(self.replicators.items())
@@ -111,8 +113,8 @@ class Reading:
         ]
 
     async def read_archived(self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False) -> Run:
-        """Committed records from `first_id` on that replicas have trimmed, at least one. `ArchiveAway` for a fault that may
-        pass."""
+        """Return committed records from `first_id` on that replicas have trimmed, at least one. Raise `ArchiveAway` for a
+        fault that may pass."""
         lane = self.settings.archive
         if self.settings.needed_from is not None:
             floor = self._lowest(first_id)
@@ -140,7 +142,7 @@ class Reading:
         return run
 
     def _tell(self, trouble: str) -> None:
-        """Once, however many readers meet it."""
+        """Log each change of the trouble once, however many readers meet it."""
         if trouble and trouble != self._told:
             self.say(f"the archive cannot be read: {trouble}")
         elif self._told and not trouble:
@@ -148,7 +150,7 @@ class Reading:
         self._told = trouble
 
     async def _reaching(self, id_: int) -> Archived:
-        """What is known of an archive that has this id."""
+        """Return the reach of an archive that has this id."""
         if self._archived is None or self._archived.last_id < id_:
             try:
                 self._archived = await self.ask_archived()
@@ -168,17 +170,17 @@ class Reading:
         self._refused[name] = max(id_ + 1, error.number("floor") or 0, self._refused.get(name, 0))
 
     def _floor(self, name: str) -> int:
-        """The first id that a replica has, as far as is known."""
+        """Return the first id that a replica has, as far as is known."""
         status = self.core.status(name)
         return max(0 if status is None else status.floor, self._refused.get(name, 0))
 
     def _lowest(self, id_: int) -> int:
-        """The first id behind this one that a replica has."""
+        """Return the first id after this one that a replica has."""
         return min((floor for floor in map(self._floor, self.replicators) if floor > id_), default=id_ + 1)
 
     async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there, or the archive
-        has it."""
+        """Return the locks of transactions up to `last_id`, where a batch ends. Return None if the log has no batch
+        there, or only the archive has it."""
 
         async def ask(port: ReplicaPort) -> LockHistory | None:
             found = await port.read_locks(self.partition, last_id, session=self.session, bytes_max=bytes_max)
@@ -192,7 +194,7 @@ class Reading:
             return None
 
     async def find_time(self, time: int, last_id: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
+        """Return the highest id before the first transaction at or after `time`, among those up to `last_id`."""
 
         async def ask(port: ReplicaPort) -> tuple[int, int]:
             try:
@@ -217,7 +219,7 @@ class Reading:
         return await lane.find_time(self.partition, await self._reaching(floor - 1), time, floor - 1)
 
     async def _ask(self, id_: int, ask: Callable[[ReplicaPort], Awaitable[T]]) -> T:
-        """The answer of any replica that holds this id."""
+        """Return the answer of any replica that holds this id."""
         failed: dict[str, WaltzError] = {}
         while True:
             name = await self._source(id_, failed)
@@ -233,7 +235,7 @@ class Reading:
                 self._has_failed(name, error, failed)
 
     async def _source(self, id_: int, failed: dict[str, WaltzError]) -> str:
-        """A replica that holds this id and has not failed; waits for one while the session begins."""
+        """Return a replica that holds this id and has not failed; wait for one while the session begins."""
         while True:
             name = self._choose(id_, failed)
             if name is not None:
@@ -259,7 +261,7 @@ class Reading:
 
     @property
     def _is_beginning(self) -> bool:
-        """The session is not open yet, or only just. Storages refuse the one before from the first contact on, while links
-        of the new one are not ready: that is no failure."""
+        """Return whether the session is not open yet, or opened a moment ago. Storages refuse calls of the former session
+        from the first contact on, while replicators of the new one are not ready: that is no failure."""
         is_settled = self.marks is not None and asyncio.get_running_loop().time() - self.opened_at > SETTLED_SECONDS
         return self.ended is None and not is_settled

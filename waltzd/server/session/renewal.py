@@ -12,7 +12,7 @@ from waltzd.server.session.settings import SessionSettings
 
 
 class Owner(Protocol):
-    """What is asked of the log of a session."""
+    """The log of a session, as far as a stream needs it."""
 
     marks: Marks | None
     sending_up_to: int | None
@@ -20,13 +20,15 @@ class Owner(Protocol):
 
 
 def renewing(stream: AppendPort, name: str, sent: int, owner: Owner) -> AppendPort:
-    """Of the storage `name`, which was sent everything up to `sent` before; the stream itself where there is no lease."""
+    """Return a stream that renews the lease of the session; the stream itself if there is no lease. The storage `name`
+    was sent everything up to `sent` before."""
     lease = owner.marks.lease if owner.marks is not None else None
     return stream if lease is None else _Renewing(stream, name, sent, lease, owner)
 
 
 class _Renewing(AppendPort):
-    """A storage looks at its promise before it writes, so a mark says that it was bound to us after its records left."""
+    """A stream whose acknowledgements renew the lease. A storage checks its session before it writes, so an
+    acknowledgement confirms that the storage was not fenced by a newer session after the records were sent."""
 
     def __init__(self, stream: AppendPort, name: str, sent: int, lease: Lease, owner: Owner) -> None:
         self._stream = stream
@@ -34,9 +36,10 @@ class _Renewing(AppendPort):
         self._lease = lease
         self._owner = owner
         self._sent = sent
-        """A mark for what the storage held before may not be about what is sent here."""
+        """Last id that was sent. An acknowledgement up to the first value may be for what the storage held before this
+        stream."""
         self._asked: tuple[int, float] | None = None
-        """What was sent first of what it has not acknowledged, and when."""
+        """Id that was sent first of what is not acknowledged, and the time of that; None if nothing is owed."""
 
     async def start(self) -> None:
         await self._stream.start()

@@ -1,25 +1,27 @@
 """One owner's session on one partition: what is saved, when the log is open, and how the session ends.
 
-How to think about it. `Session` is a loop that pulls from `Recovery` what has to be saved next, and saves it. Beside it
-each `Replicator` pulls what its replica has to do next. They meet in the `PartitionLeader`, which holds the core, and
-wake each other by its change signals. A signal carries no data: a task that is woken looks at the state itself. So a
+How to think about it. `Session` is a loop that asks `Recovery` what has to be saved next, and saves it. Beside it each
+`Replicator` asks what its replica has to do next. They share the `PartitionLeader`, which holds the state of recovery,
+and wake each other by its change signals. A signal carries no data: a task that is woken examines the state itself. So a
 superfluous signal changes nothing, and a missing one shows as a partition that stands still.
 
-Rule 1: a document is saved before anything that it says is relied on: the session id before a storage is opened, the
-closing mark before anything is cut, who takes part before the log opens, who joins before it counts, who has forgotten
-something before it is cut. Rule 2: documents are saved one at a time, by compare-and-set. Another version in the
-coordinator means another owner, and this session is over. Rule 3: what is known here ends with the session. The document is
-all that the next one needs.
+Rule 1: a document is saved before anything relies on it: the session id before a storage is opened, the closing mark
+before anything is cut, the members before the log opens, a member that joins before it counts, a member that has
+forgotten something before it is cut.
+Rule 2: documents are saved one at a time, by compare-and-set. Another version in the coordinator means another owner, and
+this session is over.
+Rule 3: the state in memory ends with the session. The document is all that the next session needs.
 
-Three phases. `recover` asks the storages, saves the session id, votes, and opens. `serve` keeps the log open: a replica
-that becomes level joins, one that has forgotten something loses its vote. Then the end: handed over in order (`drain`,
-`save_closing`), or at once, when a storage has promised itself to a newer session or another process has changed the
-document.
+Three phases. `recover` asks the storages, saves the session id, takes the vote, and opens the log. `serve` keeps the log
+open: a replica that becomes level joins, and a replica that has forgotten something loses its vote. Then the end: handed
+over in order (`drain`, `save_closing`), or at once, when a newer session has fenced a storage or another process has
+changed the document.
 
-The hard part is `_renew`, a new session while clients go on (new members, or too much to prove for a replica that comes
-back). The closing mark and the next session id are one write, made when nothing is in flight and nothing above the mark was
-sent. Links and core are made anew; the tail and the pipeline stay, because no other owner can have written in between.
-Where the coordinator is away or a majority is slow, the open session goes on as if nothing had been tried.
+The hard part is `_renew`, a new session while clients continue (for new members, or when a replica that returns would
+have too much to prove). The closing mark and the next session id are one write, made when nothing is in flight and
+nothing above the mark was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline
+stay, because no other owner can have written in between. If the coordinator is away or a majority is slow, the open
+session continues as if nothing had been tried.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Session:
         say: Callable[[str], None],
         lease_before: float = 0.0,
     ) -> None:
-        """`meta` carries the new session id, which is not saved yet, and follows upon what the documents were read as.
-        `lease_before`: of the owner whose session is still open, in seconds."""
+        """`meta` has the new session id, which is not saved yet, and follows upon the documents as they were read.
+        `lease_before`: seconds of the lease of the owner whose session is still open."""
         self.leader = PartitionLeader(partition, meta, documents.roles, settings, say=say, watch=self._watch)
         self.documents = documents
         self._connect = connect
@@ -79,13 +81,14 @@ class Session:
         self._noted_at = 0.0
         self._lease_before = lease_before
         self._decided_at: float | None = None
-        """Since when at the latest a majority has promised itself to this session, or to another one above the open one."""
+        """Time at which a majority had certainly been fenced by this session, or by another one above the open session;
+        None before."""
         self._drain_seconds, self._renew_after = DRAIN_SECONDS, 0.0
 
     # -- until the log is open
 
     async def recover(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Until the log is open; raises what ended it before."""
+        """Recover the log until it is open. Raise what ended the session before."""
         leader, core = self.leader, self.leader.core
         self._contact()
         if not core.is_taken:
@@ -125,8 +128,8 @@ class Session:
         leader.decided.notify()
 
     async def _take(self) -> None:
-        """Save the session id: from then on no other owner decides anything here. Not before enough replicas were asked: a
-        number that is taken hides that storages have promised themselves to it before."""
+        """Save the session id: from then on no other owner decides anything here. Ask enough replicas before, because a
+        session id that is taken hides which sessions had fenced the storages before it."""
         leader, core = self.leader, self.leader.core
         leader.raise_end()
         asking: dict[str, asyncio.Task[None]] = {}
@@ -146,7 +149,7 @@ class Session:
         leader.decided.notify()
 
     async def _ask_other(self, name: str) -> None:
-        """A storage that the log should not be on: until it says what it holds of it, or leaves the cluster."""
+        """Ask a storage to which the log is not assigned for its status, until it answers or leaves the cluster."""
         leader = self.leader
         while (storage := self.documents.storages.get(name)) is not None:
             try:
@@ -161,8 +164,8 @@ class Session:
             return
 
     async def _outlasting(self, seen: int) -> bool:
-        """Whether the owner before may still answer reads by its lease; waits then until it may not, or something
-        changes."""
+        """Return whether the former owner may still answer reads by its lease. If so, first wait until it may not, or
+        something changes."""
         if self._lease_before <= 0:
             return False
         now = self._settings.clock()
@@ -178,8 +181,8 @@ class Session:
         return True
 
     async def _find_end(self) -> End | None:
-        """Where the last batch of the decided log ends, as level replicas say; None where its last records are of format 0.
-        What they say must agree: they hold the same bytes."""
+        """Return where the last batch of the decided log ends; None if its last records are of format 0. Level replicas
+        hold the same bytes: raise `Diverged` if they report different ends."""
         leader, core, mark = self.leader, self.leader.core, self.leader.low_mark
         if mark == EMPTY:
             return None
@@ -196,7 +199,8 @@ class Session:
         return ends.pop()
 
     async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
-        """While a majority is level and others nearly are, for a moment only: then the session opens without them."""
+        """Wait for a change. If a majority is level and other replicas nearly are, wait only a moment: then the session
+        opens without them."""
         core = self.leader.core
         has_patience = core.patience_left and core.has_level_majority
         try:
@@ -208,7 +212,7 @@ class Session:
     # -- while it is open
 
     async def serve(self) -> None:
-        """Keep the log open until it is asked to end. Raises what ended it before."""
+        """Keep the log open until it is asked to end. Raise what ended it before."""
         decided = self.leader.decided
         try:
             while True:
@@ -225,7 +229,7 @@ class Session:
             self._timer.remove(self._look)
 
     def _watch(self) -> None:
-        """A replica owes something, or is not level: look every second until that is over."""
+        """Check progress every second until no replica owes an acknowledgement, and all are level."""
         self._timer.add(self._look)
 
     def _look(self, now: float) -> None:
@@ -243,7 +247,7 @@ class Session:
             self._timer.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
-        """Why there should be a new session; None also while it could not be saved."""
+        """Return why there should be a new session; None if there is no reason, or if it could not be saved now."""
         leader, core = self.leader, self.leader.core
         now = asyncio.get_running_loop().time()
         if now < self._renew_after or not self.documents.can_be_saved:
@@ -271,7 +275,7 @@ class Session:
         return replicator is not None and replicator.is_readable and held < next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
-        """Members that join, or have forgotten something; whether there was anything to save."""
+        """Save members that join, have forgotten something or have diverged; return whether there was anything to save."""
         leader, core, marks = self.leader, self.leader.core, self.leader.marks
         assert marks is not None
         if self.documents.has_to_write:
@@ -317,7 +321,8 @@ class Session:
         return meta if self.leader.marks is None else acknowledging(meta, self.leader.marks.acknowledged)
 
     def _is_noted(self, now: float) -> bool:
-        """Whether the document says how far replicas have acknowledged. Nothing waits for that, and it may fail."""
+        """Return whether the document has the newest acknowledgements of the replicas, and start to save them if not. No
+        task waits for that, and it may fail."""
         if self._with_marks(self.leader.core.meta) is self.leader.core.meta:
             return True
         if now - self._noted_at >= ACKNOWLEDGED_SECONDS and self.documents.can_be_saved:
@@ -330,8 +335,8 @@ class Session:
     # -- from one session to the next
 
     async def _renew(self, reason: str) -> None:
-        """Give way to a new session of our own. What comes meanwhile gathers in the tail, and nothing that is in flight is
-        given up. The open session goes on until the coordinator has shown that it takes saves, and everything that was
+        """Give way to a new session of our own. New records gather in the log cache meanwhile, and nothing that is in
+        flight is given up. The open session stays until a save to the coordinator has succeeded, and everything that was
         sent is committed."""
         clock, leader = asyncio.get_running_loop(), self.leader
         with ExitStack() as turn:
@@ -360,12 +365,12 @@ class Session:
     # -- the ends
 
     def ask_to_end(self) -> None:
-        """In order, as soon as it is open."""
+        """End in order, as soon as the log is open."""
         self._is_asked_to_end = True
         self.leader.decided.notify()
 
     async def drain(self, seconds: float) -> bool:
-        """Wait so long for what is in flight; whether all of it is committed."""
+        """Wait for these seconds for what is in flight; return whether all of it is committed."""
         leader, last_id = self.leader, self.leader.sendable
         try:
             async with asyncio.timeout(seconds):
@@ -376,11 +381,12 @@ class Session:
         return leader.ended is None
 
     async def save_closing(self) -> None:
-        """Nothing is in flight, and no read is answered any more: the next session need neither vote nor wait."""
+        """Save that the session is closed at its committed mark: nothing is in flight, and no read is answered any more.
+        So the next session needs neither a vote nor a wait for the lease."""
         await self._save(released(closing(self.leader.core.meta, self.leader.committed)))
 
     def abandon(self) -> None:
-        """It is over: nothing more is sent or saved."""
+        """End the session: nothing more is sent or saved."""
         self.leader.abandon()
         self.documents.close()
 
@@ -391,8 +397,8 @@ class Session:
     # -- what operators say
 
     async def reassign(self) -> None:
-        """The lists of replicas or storages changed: contact the replicas that are new, and those that have moved. Or the
-        cluster writes another format."""
+        """Apply a change of the lists of replicas or storages, or of the format of the cluster: contact replicas that are
+        new or have moved."""
         leader, before = self.leader, self.documents.addresses
         await self.documents.read_format()
         if news := await self.documents.look_again():
@@ -406,7 +412,8 @@ class Session:
         self._contact()
 
     def _take_roles(self) -> None:
-        """Take the list of replicas as it was read or saved last. Which replicas leave was decided from an older list."""
+        """Take over the list of replicas as it was read or saved last. The replicas that leave were decided from an older
+        list."""
         self.leader.core.leaving = frozenset()
         self.leader.core.roles = dict(sorted(self.documents.roles.items()))
         self.leader.decided.notify()

@@ -10,30 +10,32 @@ from uuid import UUID
 from waltzd.server.session.archive_lane import ArchiveLane
 
 PATIENCE_SECONDS = 0.3
-"""How long a session that could open waits for replicas that are nearly level."""
+"""Time that a session which could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
-"""The same while transactions wait for a planned new session."""
+"""The value of `PATIENCE_SECONDS` for a planned new session, during which transactions wait."""
 DRAIN_SECONDS = 0.2
-"""How long a planned new session holds back what comes until all in flight is committed. The next attempt takes longer."""
+"""Time for which a planned new session holds back new records until all in flight is committed. The next attempt takes
+longer."""
 WAIT_SECONDS_MIN = 0.001
-"""The shortest wait for a time of a clock that is not the loop's: a shorter one may end before that clock has moved, and
-whoever waits in a loop would go round without a pause."""
+"""Shortest wait for a time of a clock other than the event loop's. A shorter wait may end before that clock has moved,
+and a loop around it would spin."""
 SETTLED_SECONDS = 2.0
-"""How old a session is before it gives way to another one for the sake of a new member."""
+"""Age from which a session may give way to another one for a new member."""
 ACKNOWLEDGED_SECONDS = 10.0
-"""While marks move: how often the partition's document is told how far each replica has acknowledged. A replica that then
-holds less is known to have forgotten something, whatever becomes of the owner."""
+"""Interval in which the partition's document gets how far each replica has acknowledged, while that rises. A replica that
+later holds less has forgotten something, even if the owner is lost."""
 TICK_SECONDS = 1.0
-"""How often the links of an open session are looked at."""
+"""Interval in which the replicators of an open session are checked."""
 GROUP_SESSION_BYTES = 8 << 20
-"""`session_bytes_max` of the group log, at most."""
+"""Upper limit of `session_bytes_max` for the group log."""
 RENEWALS_MAX = 1
-"""So many partitions of one server begin a planned new session at a time. Two of them flush beside each other on the same
-storages, and both are silent for longer (docs/performance.md)."""
+"""Partitions of one server that begin a planned new session at a time. With two, both flush on the same storages, and
+both pause for longer (docs/performance.md)."""
 
 
 class RenewalTurns:
-    """To begin a planned new session. A partition that gets none is told when there may be one."""
+    """Turns of partitions at beginning a planned new session. A partition without a turn is notified when it may get
+    one."""
 
     def __init__(self, most: int = RENEWALS_MAX) -> None:
         self._free = most
@@ -59,7 +61,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def since_boot() -> float:
-    """In seconds; it goes on while this process is stopped and, on Linux, while the machine sleeps."""
+    """Return seconds of a clock that goes on while this process is stopped and, on Linux, while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -76,36 +78,37 @@ class SessionSettings:
     partitions: int
     key: UUID
     tail_bytes_max: int = 16 << 20
-    """For each partition."""
+    """Bytes of the log cache of each partition."""
     session_bytes_max: int = 1 << 30
-    """A planned new session after so many bytes, so that replicas have little to prove when they come back."""
+    """Bytes after which a planned new session begins, so that replicas have little to prove when they return."""
     storage_seconds: float = 10.0
-    """How long a storage may take to answer anything."""
+    """Deadline of every call to a storage."""
     retry_seconds: float = 0.2
-    """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
+    """First pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
     lease_seconds: float = 0.0
-    """How long confirmed reads need no round after the last one, or after an acknowledged append; 0: they always do."""
+    """Time for which confirmed reads need no questions to storages after the last ones, or after an acknowledged append;
+    0 if they always do."""
     clock: Callable[[], float] = since_boot
-    """For leases."""
+    """Clock of leases, in seconds."""
     hand_over_seconds: float = 1.0
-    """How long a new owner waits for the old one to close, and the old one for what is in flight."""
+    """Time for which a new owner waits until the old one has closed, and the old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded
-    """How fast one replica copies from another just now; 0 for as fast as it can."""
+    """Present rate at which one replica copies from another; 0 for no limit."""
     trim_seconds: float = 10.0
-    """Between two looks whether storages need not keep something any more: policies are days, or many segments."""
+    """Interval in which the trim floor is computed again. Retention policies are days, or many segments."""
     turns: RenewalTurns = field(default_factory=RenewalTurns)
     archive: ArchiveLane | None = None
-    """Where readers find what storages have trimmed."""
+    """Reader of records that storages have trimmed; None without an archive."""
     backup_seconds: float = 0.0
-    """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
+    """Interval in which a storage uploads what is committed and not archived yet; 0 for never."""
     needed_from: Callable[[], int] | None = None
-    """Of the group log: the first id that whoever reads it needs. What is below goes, also where there is no archive. None:
-    of a partition, where only what is archived may go."""
+    """For the group log: the first id that its readers need. What is below is removed, also without an archive. None for
+    a partition, where only archived records may be removed."""
     wall: Callable[[], int] = wall_clock
-    """Microseconds since 1970, for the moments of backups and the age of what storages keep."""
+    """Clock in microseconds since 1970, for the moments of backups and the age of records."""
 
     def of_group_log(self, needed_from: Callable[[], int]) -> SessionSettings:
-        """It stays short: new sessions begin often, so that what may go is on all replicas soon. Nobody reads below its
-        floor, so no archive is asked for that."""
+        """Return the settings of the group log. It stays short: new sessions begin often, so that all replicas soon have
+        what may be removed. No reader needs records below its floor, so there is no archive to read."""
         size = min(self.session_bytes_max, GROUP_SESSION_BYTES)
         return replace(self, session_bytes_max=size, archive=None, needed_from=needed_from)

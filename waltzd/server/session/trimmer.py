@@ -1,13 +1,13 @@
-"""The owner lets storages remove what is archived and need not stay: first the coordinator's document says the floor, then
-each storage is told.
+"""Trimming by the owner: storages remove what is archived and need not stay. The coordinator's document gets the floor
+first, then each storage does.
 
-What the floor may become is decided in `waltzd.server.core.retention`, by what the replicas answer. Before anything goes, a
-storage looks whether the objects that are to be the only copy are in the store at this moment: trimming stops at the first
-one that is missing. The highest floor that is met anywhere counts, so a document that went back is brought forward again.
-A storage that is not told now is told later: each step can be done again.
+`waltzd.server.core.retention` decides the floor from what the replicas report. Before anything is removed, a storage
+checks that the objects which become the only copy are in the store at this moment: trimming stops at the first one that
+is missing. The highest floor that is found anywhere counts, so a document that went back is brought forward again. A
+storage that cannot be told now is told later: each step can be repeated.
 
-The group log is trimmed by another measure: what is not needed any more to know where the groups stand goes, also without
-an archive, and no document says its floor. The replicas do.
+The group log is trimmed by another rule. What is no longer needed to know the positions of the groups is removed, also
+without an archive. No document has its floor; the replicas have it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from waltzd.server.session.partition_leader import PartitionLeader
 
 
 class Trimming:
-    """Of one session."""
+    """Trimming of one session."""
 
     def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._leader = leader
@@ -36,11 +36,11 @@ class Trimming:
         self._say = say
         self._next_look = 0.0
         self._looked_at: tuple[object, ...] = ()
-        """What was known when a policy of size found nothing to remove: until it changes there is nothing."""
+        """Inputs with which nothing was found to remove; until they change nothing is."""
         self.trouble = ""
 
     async def step(self) -> None:
-        """If it is time: one floor further, as far as it goes now."""
+        """Raise the floor as far as it goes now, if the interval has passed."""
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return
@@ -54,7 +54,7 @@ class Trimming:
             self._tell(f"{error.code} {error.message}")
 
     def _tell(self, trouble: str) -> None:
-        """Once, however often it is tried again."""
+        """Set the trouble, and log each change of it once."""
         if trouble and trouble != self.trouble:
             self._say(f"nothing is trimmed: {trouble}")
         self.trouble = trouble
@@ -85,7 +85,7 @@ class Trimming:
             )
 
     async def _further(self, floor: int, meta: ArchiveMeta, keep: Keep) -> tuple[int, str]:
-        """The next floor; and what is missing, where nothing can be removed for that."""
+        """Return the next floor; and what is missing in the store, if nothing can be removed because of that."""
         leader, core = self._leader, self._leader.core
         names = [
             name for name, replicator in sorted(leader.replicators.items()) if replicator.is_readable and name in core.roles
@@ -112,8 +112,8 @@ class Trimming:
         return found
 
     async def _older(self, keep: Keep) -> int:
-        """Up to here everything is older than the policy keeps. What has no time of its own is as old as the first that has
-        one, at least."""
+        """Return the id up to which everything is older than the policy keeps. A record without a time is at least as old
+        as the first one with a time."""
         if keep.seconds is None:
             return EMPTY
         untimed = await self._before(1)
@@ -121,14 +121,14 @@ class Trimming:
         return older if older > untimed else EMPTY
 
     async def _before(self, time: int) -> int:
-        """The highest id in front of this time; in front of the floor where everything that is left is later."""
+        """Return the highest id before this time; the id before the floor if all that is left is later."""
         try:
             return await self._leader.find_time(time, self._leader.committed)
         except Trimmed as error:
             return int(error.facts["floor"]) - 1
 
     async def _see(self, meta: ArchiveMeta, first_id: int, names: list[str]) -> ArchiveCheck:
-        """Up to where the objects are in the store, as the first storage sees it that can look."""
+        """Return up to where the objects are in the store, as reported by the first storage that can look."""
         leader, core = self._leader, self._leader.core
         known = said(meta)
         able = [name for name in names if (status := core.status(name)) is not None and status.archives]
@@ -143,8 +143,8 @@ class Trimming:
         return ArchiveCheck(last_id=first_id - 1, missing="no storage that can look into the archive answers")
 
     async def _trim_behind(self, needed: int) -> None:
-        """Of the group log, all that nobody needs to know where the groups stand. What was trimmed before there was an
-        archive can never be in one; else it is archived first."""
+        """Trim the group log below the first id that its readers need. If there is an archive, that is archived first;
+        unless the beginning of the log was trimmed before there was an archive, and can never be in one."""
         leader, core = self._leader, self._leader.core
         meta, _ = await archived(self._cluster.coordinator, leader.partition)
         floor = max((status.floor for status in core.statuses.values()), default=0)
@@ -166,8 +166,9 @@ class Trimming:
         await self._tell_storages(floor, None)
 
     async def _tell_storages(self, floor: int, known: Archived | None) -> str:
-        """Why a storage keeps what it was to let go; empty where none does. `known`: what stands in for it; None where it
-        needs no archive. A planned new session may begin meanwhile, with new links: then some are told at the next look."""
+        """Send the floor to the storages; return why one of them keeps what it should remove, or an empty text. `known`:
+        the archive that replaces what is removed; None if no archive is needed. A planned new session may begin
+        meanwhile, with new replicators: then some are told at the next step."""
         leader, kept = self._leader, ""
         for name, replicator in sorted(leader.replicators.items()):
             core = leader.core
