@@ -32,7 +32,7 @@ from waltzd.protocol.groups import (
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.peers import AttendPort
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import lock_of, stands
+from waltzd.server.groups.state_log import lock_of, state_entry
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.testing import LocalCluster
 
@@ -165,7 +165,7 @@ async def idle(groups: int, seconds: float) -> None:
             )
             await asyncio.gather(
                 *[
-                    log.append(stands(name, 0, one.made_at, GroupState(after=-1).snapshot()), lock_of(name, 0), -1)
+                    log.append(state_entry(name, 0, one.made_at, GroupState(after=-1).snapshot()), lock_of(name, 0), -1)
                     for name, one in zip(names, found, strict=True)
                 ]
             )

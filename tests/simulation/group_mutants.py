@@ -42,12 +42,12 @@ def accepts_an_acknowledgement_of_an_old_epoch(patches: Patches) -> None:
     """What a member says of a delivery counts for any later one that it has of the same transaction."""
 
     def make(right: Any) -> Any:
-        def heard(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> Any:
+        def match(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> Any:
             return right(self, name, self.state.epoch, tag if epoch == self.state.epoch else 1 << 40, first, last)
 
-        return heard
+        return match
 
-    patches.wrap(DeliveryTracker, "_heard", make)
+    patches.wrap(DeliveryTracker, "_match", make)
 
 
 @mutant(1, aim=QUEUE)

@@ -18,7 +18,7 @@ from waltzd.errors import Trimmed
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.groups import Mode
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import GARBAGE, SLACK_BYTES, GroupStateLog, made, stands
+from waltzd.server.groups.state_log import GARBAGE, SLACK_BYTES, GroupStateLog, group_entry, state_entry
 from waltzd.server.session.owned import OwnedLog
 
 SESSION_BYTES = 8_000
@@ -205,11 +205,11 @@ async def test_the_log_is_not_much_larger_than_what_it_says() -> None:
             return first_id
 
         for meta in metas:
-            made_at[meta.name] = await write(made(meta))
+            made_at[meta.name] = await write(group_entry(meta))
         for step in range(3000):
             name, partition = pick.choice(list(states))
             states[name, partition] = GroupState(after=step)
-            await write(stands(name, partition, made_at[name], states[name, partition].snapshot()))
+            await write(state_entry(name, partition, made_at[name], states[name, partition].snapshot()))
             if step % 20 == 0:
                 await asyncio.sleep(0.5)
             while (key := state_log.overdue) is not None:
@@ -241,6 +241,6 @@ def anew(
     states: Mapping[tuple[str, int], GroupState],
 ) -> bytes:
     if partition >= 0:
-        return stands(name, partition, made_at[name], states[name, partition].snapshot())
+        return state_entry(name, partition, made_at[name], states[name, partition].snapshot())
     meta = next(meta for meta in metas if meta.name == name)
-    return made(meta, made_at[name])
+    return group_entry(meta, made_at[name])

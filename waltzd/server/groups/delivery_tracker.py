@@ -294,12 +294,12 @@ class DeliveryTracker:
 
     def begin(self, name: str, epoch: int, tag: int, first: int, last: int) -> None:
         """Record that the member handed these deliveries to its application."""
-        for id in self._heard(name, epoch, tag, first, last)[0]:
+        for id in self._match(name, epoch, tag, first, last)[0]:
             self._flights[id].has_begun = True
 
     def acknowledge(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
         """Mark deliveries as done; they are never delivered again in this epoch."""
-        mine, result = self._heard(name, epoch, tag, first, last)
+        mine, result = self._match(name, epoch, tag, first, last)
         if self.settings.mode is Mode.ORDERED:
             for id in mine:
                 self._flights[id].is_done = True
@@ -313,7 +313,7 @@ class DeliveryTracker:
         self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str, delay: float | None = None
     ) -> AckResult:
         """Fail deliveries. They are retried after `delay`, or after the pause of the group."""
-        mine, result = self._heard(name, epoch, tag, first, last)
+        mine, result = self._match(name, epoch, tag, first, last)
         for id in mine:
             if id in self._flights:  # else it was released with an earlier one
                 self._fail(id, reason, now, delay)
@@ -321,7 +321,7 @@ class DeliveryTracker:
 
     def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> AckResult:
         """Fail deliveries for good, as if their tries were used up."""
-        mine, result = self._heard(name, epoch, tag, first, last)
+        mine, result = self._match(name, epoch, tag, first, last)
         for id in mine:
             if id in self._flights:
                 self.state.fail(id)
@@ -330,12 +330,12 @@ class DeliveryTracker:
 
     def extend(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> AckResult:
         """Restart the time of deliveries."""
-        mine, result = self._heard(name, epoch, tag, first, last)
+        mine, result = self._match(name, epoch, tag, first, last)
         for id in mine:
             self._prolong(id, self._flights[id], now)
         return result
 
-    def _heard(self, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
+    def _match(self, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
         """Return which of these ids the member has in flight under a tag that it names, and how the rest is counted."""
         assert 0 <= first <= last
         if epoch != self.state.epoch:

@@ -83,17 +83,17 @@ def lock_of(name: str, partition: int = WHOLE_GROUP) -> Lock:
     return write_lock(PREFIX, f"{name}/{partition}")
 
 
-def made(meta: GroupMeta, made_at: int = ITSELF) -> bytes:
+def group_entry(meta: GroupMeta, made_at: int = ITSELF) -> bytes:
     """Encode an entry that creates a group. With the id of its creation, encode one that changes or rewrites its
     settings."""
     return _entry(_Kind.MADE, meta.name, WHOLE_GROUP, made_at, encode(meta))
 
 
-def gone(name: str, made_at: int) -> bytes:
+def deletion_entry(name: str, made_at: int) -> bytes:
     return _entry(_Kind.GONE, name, WHOLE_GROUP, made_at, b"")
 
 
-def stands(name: str, partition: int, made_at: int, state: bytes) -> bytes:
+def state_entry(name: str, partition: int, made_at: int, state: bytes) -> bytes:
     """Encode an entry with the state of a group in a partition. `state` is a snapshot or a delta."""
     assert partition >= 0
     return _entry(_Kind.STATE, name, partition, made_at, state)
@@ -104,12 +104,12 @@ def _entry(kind: _Kind, name: str, partition: int, made_at: int, rest: bytes) ->
     return _HEAD.pack(kind, _VERSION, len(raw), partition, made_at) + raw + rest
 
 
-def pass_over(id: int) -> bytes:
+def skip_entry(id: int) -> bytes:
     """Encode an operator's order to skip the entry with this id."""
     return _entry(_Kind.PASSED, PREFIX, WHOLE_GROUP, id, b"")
 
 
-def passed_over(data: bytes) -> int | None:
+def skipped_by(data: bytes) -> int | None:
     """Return the id of the entry to skip if `data` is an operator's order to skip one; else None."""
     found = _envelope(data)
     return found[2].made_at if found is not None and found[:2] == (_Kind.PASSED, _VERSION) else None

@@ -22,7 +22,7 @@ from waltzd.protocol.locks import Lock
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.server.groups.state import Dropped, GroupState
-from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, stands
+from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, state_entry
 
 DELAY_SECONDS = 1.0
 """Longest time that acknowledgements are batched. Acknowledgements that were not written are lost with the owner: their
@@ -146,7 +146,7 @@ class GroupStateWriter:
         if data is None:  # the changes cancelled each other
             self.kept = self._written
             return None
-        self._pending = Write(stands(*self._about, data), lock_of(self.key.name, self.key.partition), self._position)
+        self._pending = Write(state_entry(*self._about, data), lock_of(self.key.name, self.key.partition), self._position)
         return self._pending
 
     @property

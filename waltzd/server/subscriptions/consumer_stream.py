@@ -78,14 +78,14 @@ class ConsumerStream:
         self._epoch = group_partition.epoch
         self._deliveries: deque[Delivery] = deque()
         """Deliveries of this member that are not sent yet."""
-        self._answers: list[AckResult] = []
+        self._results: list[AckResult] = []
         self._later: deque[tuple[int, AckResult]] = deque()
         """Results that wait until a change is durable, with the number of the change."""
-        self._said: deque[tuple[int, int | None, int]] = deque()
+        self._unkept: deque[tuple[int, int | None, int]] = deque()
         """Acknowledgements not known to be durable: number, the change that makes it so, and an id. The change is None
         while the id waits for earlier ones."""
         self._kept: int | None = None
-        self._paused = self._told_paused = ""
+        self._paused = self._reported_pause = ""
         self._pace = Bucket(WORK_PER_SECOND, self._loop.time())
         self._work_in_turn = 0
         self._number = 0
@@ -112,19 +112,19 @@ class ConsumerStream:
     def kept(self, kept: int) -> None:
         """Send the results that waited for changes up to this number."""
         while self._later and self._later[0][0] <= kept:
-            self._answers.append(self._later.popleft()[1])
+            self._results.append(self._later.popleft()[1])
             self.changed.set()
-        self._look_at_said(kept)
+        self._report_durable(kept)
 
-    def _look_at_said(self, kept: int) -> None:
-        while self._said:
-            number, change, id = self._said[0]
+    def _report_durable(self, kept: int) -> None:
+        while self._unkept:
+            number, change, id = self._unkept[0]
             if change is None and self._group_partition.is_settled(id):
                 change = self._group_partition.changes
-                self._said[0] = number, change, id
+                self._unkept[0] = number, change, id
             if change is None or change > kept:
                 return
-            self._said.popleft()
+            self._unkept.popleft()
             self._kept = number
             self.changed.set()
 
@@ -199,27 +199,27 @@ class ConsumerStream:
         )
         while True:
             self.changed.clear()
-            error, frames = self.error, self._words()
+            error, frames = self.error, self._control_frames()
             if error is not None:
                 frames.append(Dismissed(error))
             elif (frame := self._frame()) is not None:
                 frames.append(frame)
             if frames:
                 await self._link.send(frames)
-            if error is not None or (self._is_done and not self._said and not self._later):
+            if error is not None or (self._is_done and not self._unkept and not self._later):
                 return
             if not frames:
                 await self.changed.wait()
 
-    def _words(self) -> list[DeliveryFrame]:
-        frames: list[DeliveryFrame] = [*self._answers]
-        self._answers.clear()
+    def _control_frames(self) -> list[DeliveryFrame]:
+        frames: list[DeliveryFrame] = [*self._results]
+        self._results.clear()
         self._sent.set()
         if self._kept is not None:
             frames.append(AcksDurable(self._kept))
             self._kept = None
-        if self._paused != self._told_paused:
-            self._told_paused = self._paused
+        if self._paused != self._reported_pause:
+            self._reported_pause = self._paused
             frames.append(Paused(self._paused))
         return frames
 
@@ -271,7 +271,7 @@ class ConsumerStream:
                 for frame in frames:
                     if self.error is None:
                         await self._paced(frame)
-                while len(self._answers) + len(self._later) > ANSWERS_MAX and self.error is None:
+                while len(self._results) + len(self._later) > ANSWERS_MAX and self.error is None:
                     self._sent.clear()
                     await self._sent.wait()
         except CannotConnect:
@@ -282,7 +282,7 @@ class ConsumerStream:
             return
         self._is_done = True
         self._group_partition.leave(self, is_lost=not self._is_leaving)
-        if self._said or self._later:
+        if self._unkept or self._later:
             self._group_partition.write_now()
         self.changed.set()
 
@@ -303,7 +303,7 @@ class ConsumerStream:
     def _take(self, frame: MemberFrame) -> None:
         match frame:
             case Ack():
-                self._hear(frame)
+                self._take_ack(frame)
             case Leave():
                 self._is_leaving = True
                 self._group_partition.leave(self, is_lost=False)
@@ -311,29 +311,27 @@ class ConsumerStream:
             case JoinRequest():
                 raise BadFrame("a second join request in one stream")
 
-    def _hear(self, said: Ack) -> None:
-        check_said(said, self._number)
-        self._number = said.number
-        if said.verb is AckKind.BEGIN:
-            self._group_partition.begin(self, said)
+    def _take_ack(self, ack: Ack) -> None:
+        check_ack(ack, self._number)
+        self._number = ack.number
+        if ack.verb is AckKind.BEGIN:
+            self._group_partition.begin(self, ack)
             return
-        answer, number, is_aside = self._group_partition.said(self, said)
+        result, number, is_aside = self._group_partition.acknowledge(self, ack)
         if is_aside:
-            self._later.append((number, answer))
+            self._later.append((number, result))
         else:
-            self._answers.append(answer)
-        if said.verb is AckKind.ACKNOWLEDGE:
-            self.acknowledged += answer.taken
-        elif said.verb is not AckKind.EXTEND:
-            self.failed += answer.taken
-        unsettled = (
-            self._group_partition.unsettled(self.name) if said.verb is AckKind.ACKNOWLEDGE and answer.taken else None
-        )
+            self._results.append(result)
+        if ack.verb is AckKind.ACKNOWLEDGE:
+            self.acknowledged += result.taken
+        elif ack.verb is not AckKind.EXTEND:
+            self.failed += result.taken
+        unsettled = self._group_partition.unsettled(self.name) if ack.verb is AckKind.ACKNOWLEDGE and result.taken else None
         until = (number, -1) if unsettled is None else (None, unsettled)
-        if self._said and self._said[-1][1:] == until:  # the same change makes both durable
-            self._said.pop()
-        self._said.append((said.number, *until))
-        self._look_at_said(self._group_partition.kept)
+        if self._unkept and self._unkept[-1][1:] == until:  # the same change makes both durable
+            self._unkept.pop()
+        self._unkept.append((ack.number, *until))
+        self._report_durable(self._group_partition.kept)
         self.changed.set()
 
     # -- status ----------------------------------------------------------------------------------------------------------
@@ -381,18 +379,18 @@ def _deliveries(epoch: int, found: Sequence[tuple[Delivery, RecordBlock]]) -> De
     )
 
 
-def check_said(said: Ack, before: int) -> None:
+def check_ack(ack: Ack, before: int) -> None:
     """Validate an acknowledgement; raise `BadFrame` if it is malformed. `before` is the number of the last one."""
-    firsts, lasts = said.firsts, said.lasts
-    if said.number <= before:
-        raise BadFrame(f"the number of an acknowledgement does not rise: {said.number} after {before}")
+    firsts, lasts = ack.firsts, ack.lasts
+    if ack.number <= before:
+        raise BadFrame(f"the number of an acknowledgement does not rise: {ack.number} after {before}")
     if not 0 < len(firsts) <= STRETCHES_MAX or len(firsts) != len(lasts):
         raise BadFrame(
             f"an acknowledgement has {len(firsts)} first and {len(lasts)} last ids; at most {STRETCHES_MAX} are allowed"
         )
     if int(firsts[0]) < 0 or (lasts < firsts).any() or (firsts[1:] <= lasts[:-1]).any():
         raise BadFrame("the ranges of ids in an acknowledgement are negative, overlap or do not rise")
-    if said.epoch < 0 or said.tag < 0 or (said.delay_ms is not None and not 0 <= said.delay_ms <= MS_MAX):
-        raise BadFrame(f"an acknowledgement has epoch {said.epoch}, tag {said.tag} and a delay of {said.delay_ms} ms")
-    if len(said.reason) > REASON_MAX:
-        raise BadFrame(f"the reason of an acknowledgement has {len(said.reason)} characters; {REASON_MAX} are allowed")
+    if ack.epoch < 0 or ack.tag < 0 or (ack.delay_ms is not None and not 0 <= ack.delay_ms <= MS_MAX):
+        raise BadFrame(f"an acknowledgement has epoch {ack.epoch}, tag {ack.tag} and a delay of {ack.delay_ms} ms")
+    if len(ack.reason) > REASON_MAX:
+        raise BadFrame(f"the reason of an acknowledgement has {len(ack.reason)} characters; {REASON_MAX} are allowed")

@@ -48,11 +48,11 @@ from waltzd.server.groups.state_log import (
     WHOLE_GROUP,
     GroupStateLog,
     Key,
-    gone,
+    deletion_entry,
+    group_entry,
     lock_of,
-    made,
-    pass_over,
-    passed_over,
+    skip_entry,
+    skipped_by,
 )
 from waltzd.server.groups.totals import totals_of
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
@@ -275,7 +275,7 @@ class GroupCoordinator:
         if self.state_log.reach < end:
             async with aclosing(self.group_log.read(self.state_log.position, end)) as batches:
                 async for batch in batches:
-                    passed.update(id for _, data in batch if (id := passed_over(data)) is not None)
+                    passed.update(id for _, data in batch if (id := skipped_by(data)) is not None)
         if error.number("entry") not in passed:
             raise error
         self._passed = frozenset(passed)
@@ -300,7 +300,7 @@ class GroupCoordinator:
                 not_done="nothing was changed",
                 next_step="`waltzctl group list` names the entry that does, if there is one",
             )
-        if not isinstance(await self._append(pass_over(id), lock_of(PREFIX), await self.group_log.end()), Committed):
+        if not isinstance(await self._append(skip_entry(id), lock_of(PREFIX), await self.group_log.end()), Committed):
             raise GroupLogAway(f"the order to skip entry {id} was rejected: another one was written at the same time")
         await self._mending.ask()
 
@@ -316,7 +316,7 @@ class GroupCoordinator:
                 if replace(known[0], starts=()) != replace(meta, starts=()):
                     raise GroupExists(f"the group {meta.name} exists with other settings", group=meta.name)
                 return MadeGroup(*known)
-            id = await self._written(made(meta), lock_of(meta.name))
+            id = await self._written(group_entry(meta), lock_of(meta.name))
             if id is not None:
                 return MadeGroup(meta, id, is_new=True)
         raise self._not_written(meta.name)
@@ -342,7 +342,7 @@ class GroupCoordinator:
                     )
             if known == meta:
                 return MadeGroup(meta, made_at)
-            if await self._written(made(meta, made_at), lock_of(meta.name)) is not None:
+            if await self._written(group_entry(meta, made_at), lock_of(meta.name)) is not None:
                 return MadeGroup(meta, made_at)
         raise self._not_written(meta.name)
 
@@ -350,7 +350,7 @@ class GroupCoordinator:
         for _ in range(ATTEMPTS):
             await self.level()
             self._group(name, made_at)
-            if await self._written(gone(name, made_at), lock_of(name)) is not None:
+            if await self._written(deletion_entry(name, made_at), lock_of(name)) is not None:
                 return
         raise self._not_written(name)
 
@@ -554,12 +554,12 @@ class GroupCoordinator:
                 return False
             await self.level()
             if self.state_log.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was deleted
-                await self._written(gone(key.name, key.made_at), lock_of(key.name))
+                await self._written(deletion_entry(key.name, key.made_at), lock_of(key.name))
             return True
         if key.partition == WHOLE_GROUP:
             if not self._owns_group_log():
                 return False
-            await self._written(made(meta, key.made_at), lock_of(key.name))
+            await self._written(group_entry(meta, key.made_at), lock_of(key.name))
             return True
         if self._own_pipeline(key.partition) is None:
             return False

@@ -487,30 +487,30 @@ class GroupPartition:
         """Forget a stream that has ended."""
         self._going.pop(member, None)
 
-    def begin(self, member: Consumer, said: Ack) -> None:
+    def begin(self, member: Consumer, ack: Ack) -> None:
         """Record that deliveries were handed to the application. It is not written: a change of owner counts as no
         failure."""
-        for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
-            self._tracker.begin(member.name, said.epoch, said.tag, first, last)
+        for first, last in zip(ack.firsts.tolist(), ack.lasts.tolist(), strict=True):
+            self._tracker.begin(member.name, ack.epoch, ack.tag, first, last)
 
-    def said(self, member: Consumer, said: Ack) -> tuple[AckResult, int, bool]:
+    def acknowledge(self, member: Consumer, ack: Ack) -> tuple[AckResult, int, bool]:
         """Apply an acknowledgement. Return its result, the number of the change that makes it durable, and whether the
         answer has to wait for that."""
-        tracker, now, result, before = self._tracker, self._now(), AckResult(said.number), self._aside()
-        delay = None if said.delay_ms is None else said.delay_ms / 1000
-        name, epoch, tag = member.name, said.epoch, said.tag
-        for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
-            match said.verb:
+        tracker, now, result, before = self._tracker, self._now(), AckResult(ack.number), self._aside()
+        delay = None if ack.delay_ms is None else ack.delay_ms / 1000
+        name, epoch, tag = member.name, ack.epoch, ack.tag
+        for first, last in zip(ack.firsts.tolist(), ack.lasts.tolist(), strict=True):
+            match ack.verb:
                 case AckKind.ACKNOWLEDGE:
                     one = tracker.acknowledge(name, epoch, tag, first, last, now)
                 case AckKind.REFUSE:
-                    one = tracker.refuse(name, epoch, tag, first, last, now, reason=said.reason, delay=delay)
+                    one = tracker.refuse(name, epoch, tag, first, last, now, reason=ack.reason, delay=delay)
                 case AckKind.REJECT:
-                    one = tracker.reject(name, epoch, tag, first, last, now, reason=said.reason)
+                    one = tracker.reject(name, epoch, tag, first, last, now, reason=ack.reason)
                 case AckKind.EXTEND:
                     one = tracker.extend(name, epoch, tag, first, last, now)
             result = AckResult(
-                said.number,
+                ack.number,
                 result.taken + one.taken,
                 result.done + one.done,
                 result.late + one.late,
@@ -518,11 +518,11 @@ class GroupPartition:
                 one.is_old,
             )
         is_aside, number = self._aside() != before, self._checkpointer.writer.changes
-        if result.taken and said.verb is not AckKind.EXTEND:
+        if result.taken and ack.verb is not AckKind.EXTEND:
             number = self._checkpointer.changed(result.taken, is_urgent=is_aside)
-        if said.verb is AckKind.ACKNOWLEDGE:
+        if ack.verb is AckKind.ACKNOWLEDGE:
             self.acknowledged += result.taken
-        elif said.verb is not AckKind.EXTEND:
+        elif ack.verb is not AckKind.EXTEND:
             self.failed += result.taken
         self.touch()
         return result, number, is_aside

@@ -6,7 +6,7 @@ from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import Mode
 from waltzd.protocol.locks import Committed
-from waltzd.server.groups.state_log import GroupStateLog, Key, lock_of, made
+from waltzd.server.groups.state_log import GroupStateLog, Key, group_entry, lock_of
 from waltzd.server.groups.state_writer import GroupStateWriter
 from waltzd.testing import LocalCluster
 
@@ -54,7 +54,7 @@ def test_an_owner_that_was_replaced_writes_nothing_and_the_others_lose_nothing()
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client() as one, cluster.client() as other:
             assert isinstance(
-                await one.append(made(MAILER), partition=0, locks=[lock_of("mailer")], position=-1), Committed
+                await one.append(group_entry(MAILER), partition=0, locks=[lock_of("mailer")], position=-1), Committed
             )
             first = Owner(one)
             await first.claim()

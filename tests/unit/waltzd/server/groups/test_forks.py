@@ -15,7 +15,7 @@ from waltzd.protocol.groups import Mode
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import GroupStateLog, Key, made, stands
+from waltzd.server.groups.state_log import GroupStateLog, Key, group_entry, state_entry
 from waltzd.server.groups.state_writer import GroupStateWriter
 from waltzd.server.subscriptions.group_partition import other_timeline
 
@@ -50,8 +50,8 @@ def test_a_state_goes_over_where_nothing_above_the_fork_is_acknowledged(seed: in
     lineage = forked(fork)
     assert state.acknowledged_above(fork) == len([id for id in acknowledged if id > fork])
     state_log = GroupStateLog()
-    state_log.read(0, made(META))
-    state_log.read(1, stands(META.name, 0, 0, state.snapshot()))
+    state_log.read(0, group_entry(META))
+    state_log.read(1, state_entry(META.name, 0, 0, state.snapshot()))
     writer = GroupStateWriter(KEY, state_log, after=-1, now=0.0, lineage=lineage)
     other = other_timeline(KEY, writer.state, lineage)
     if any(id > fork for id in acknowledged):
@@ -89,7 +89,7 @@ def test_a_state_of_the_first_timeline_is_written_as_before_and_others_name_thei
 
 def test_a_group_that_begins_at_a_position_above_the_fork_does_not_begin() -> None:
     state_log, lineage = GroupStateLog(), forked(5)
-    state_log.read(0, made(META))
+    state_log.read(0, group_entry(META))
     assert other_timeline(
         KEY, GroupStateWriter(KEY, state_log, after=Position(9, FIRST), now=0, lineage=lineage).state, lineage
     )

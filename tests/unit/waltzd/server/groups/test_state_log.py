@@ -20,13 +20,13 @@ from waltzd.server.groups.state_log import (
     WHOLE_GROUP,
     GroupStateLog,
     Key,
-    gone,
+    deletion_entry,
+    group_entry,
     lock_of,
-    made,
-    pass_over,
-    passed_over,
     settings_of,
-    stands,
+    skip_entry,
+    skipped_by,
+    state_entry,
 )
 
 MAILER = GroupMeta(name="mailer", partitions=Parts("0-1,orders"), mode=Mode.QUEUE, back_off_ms=(), exhausted=Exhausted.STOP)
@@ -50,37 +50,37 @@ def told(state_log: GroupStateLog) -> dict[str, tuple[GroupMeta, int, dict[int, 
 
 def test_a_group_from_its_making_to_its_end() -> None:
     state = GroupState(after=9)
-    log = {3: made(MAILER), 5: stands("mailer", 1, 3, state.snapshot())}
+    log = {3: group_entry(MAILER), 5: state_entry("mailer", 1, 3, state.snapshot())}
     state.reach_to(10, is_open=True)
     delta = state.delta()
     assert delta is not None
-    log[6] = stands("mailer", 1, 3, delta)
+    log[6] = state_entry("mailer", 1, 3, delta)
     state_log = read(log)
     assert state_log.groups == {"mailer": (MAILER, 3)}
     assert (state_log.state("mailer", 1), state_log.state("mailer", 0)) == (state, None)
     assert (state_log.floor, state_log.bytes) == (3, sum(map(len, log.values())))
-    state_log.read(7, made(replace(MAILER, deliver_max=9), 3))
+    state_log.read(7, group_entry(replace(MAILER, deliver_max=9), 3))
     assert state_log.groups["mailer"][1] == 3, "other settings make no other group"
     assert state_log.floor == 5
-    state_log.read(8, gone("mailer", 3))
+    state_log.read(8, deletion_entry("mailer", 3))
     assert (state_log.groups, state_log.floor, state_log.bytes) == ({}, 9, 0)
-    state_log.read(9, stands("mailer", 1, 3, delta))
-    state_log.read(10, made(MAILER))
+    state_log.read(9, state_entry("mailer", 1, 3, delta))
+    state_log.read(10, group_entry(MAILER))
     assert state_log.state("mailer", 1) is None, "another group of the same name begins anew"
-    state_log.read(11, gone("mailer", 3))
+    state_log.read(11, deletion_entry("mailer", 3))
     assert state_log.groups == {"mailer": (MAILER, 10)}
 
 
 def test_what_was_written_anew_behind_its_states_is_found_from_the_floor_on() -> None:
     state = GroupState()
-    log = {0: made(MAILER), 1: stands("mailer", 0, 0, state.snapshot()), 2: made(MAILER, 0)}
+    log = {0: group_entry(MAILER), 1: state_entry("mailer", 0, 0, state.snapshot()), 2: group_entry(MAILER, 0)}
     state.begin_epoch()
     delta = state.delta()
     assert delta is not None
-    log[3] = stands("mailer", 0, 0, delta)
+    log[3] = state_entry("mailer", 0, 0, delta)
     assert read(log).floor == 1
     assert told(read(log, 1)) == told(read(log))
-    log[4] = stands("mailer", 0, 0, state.snapshot())
+    log[4] = state_entry("mailer", 0, 0, state.snapshot())
     assert read(log).floor == 2
     assert told(read(log, 2)) == told(read(log)), "the delta between belongs to what was trimmed"
 
@@ -98,26 +98,26 @@ def story(chance: random.Random) -> None:
         name = chance.choice(["a", "b", "c"])
         if name not in state_log.groups:
             metas[name] = replace(MAILER, name=name, deliver_max=chance.randrange(1, 9))
-            write(made(metas[name]))
+            write(group_entry(metas[name]))
         key = Key(name, state_log.groups[name][1], chance.randrange(3))
         state = states.get(key)
         if chance.random() < 0.04:
-            write(gone(name, key.made_at))
+            write(deletion_entry(name, key.made_at))
         elif state is None:
             states[key] = GroupState(after=chance.randrange(5))
-            write(stands(name, key.partition, key.made_at, states[key].snapshot()))
+            write(state_entry(name, key.partition, key.made_at, states[key].snapshot()))
         else:
             state.reach_to(state.reach + 1, is_open=chance.random() < 0.5)
             if chance.random() < 0.3:
                 state.jump_to(state.reach + 3)
             delta = state.delta()
             assert delta is not None
-            write(stands(name, key.partition, key.made_at, delta))
+            write(state_entry(name, key.partition, key.made_at, delta))
         while (due := state_log.overdue) is not None:
             if due.partition == WHOLE_GROUP:
-                write(made(metas[due.name], due.made_at))
+                write(group_entry(metas[due.name], due.made_at))
             else:
-                write(stands(due.name, due.partition, due.made_at, states[due].snapshot()))
+                write(state_entry(due.name, due.partition, due.made_at, states[due].snapshot()))
                 states[due].forget_changes()
         if step % 10:
             continue
@@ -143,21 +143,21 @@ def test_what_is_read_from_the_floor_on_says_the_same(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_a_group_that_works_for_long_keeps_a_short_log() -> None:
     state_log, state = GroupStateLog(), GroupState()
-    state_log.read(0, made(MAILER))
-    state_log.read(1, stands("mailer", 0, 0, state.snapshot()))
+    state_log.read(0, group_entry(MAILER))
+    state_log.read(1, state_entry("mailer", 0, 0, state.snapshot()))
     idle = GroupState()
-    state_log.read(2, stands("mailer", 1, 0, idle.snapshot()))
+    state_log.read(2, state_entry("mailer", 1, 0, idle.snapshot()))
     written = 0
     for id in range(20_000):
         state.reach_to(id, is_open=False)
         delta = state.delta()
         assert delta is not None
-        state_log.read(state_log.reach + 1, stands("mailer", 0, 0, delta))
+        state_log.read(state_log.reach + 1, state_entry("mailer", 0, 0, delta))
         while (due := state_log.overdue) is not None:
             written += 1
-            whole = {WHOLE_GROUP: made(MAILER, 0)}
+            whole = {WHOLE_GROUP: group_entry(MAILER, 0)}
             if due.partition != WHOLE_GROUP:
-                whole[due.partition] = stands("mailer", due.partition, 0, (state, idle)[due.partition].snapshot())
+                whole[due.partition] = state_entry("mailer", due.partition, 0, (state, idle)[due.partition].snapshot())
             state_log.read(state_log.reach + 1, whole[due.partition])
         assert state_log.bytes <= GARBAGE * 1000 + SLACK_BYTES
     assert 3 <= written < 200
@@ -178,39 +178,42 @@ def test_each_group_in_each_partition_has_a_lock_of_its_own() -> None:
     [
         b"",
         b"hello",
-        made(MAILER)[:10],
-        b"\0" + made(MAILER)[1:],
+        group_entry(MAILER)[:10],
+        b"\0" + group_entry(MAILER)[1:],
         b"\xff" * 64,
-        made(MAILER).replace(b"mailer", b"mai/er", 1),
+        group_entry(MAILER).replace(b"mailer", b"mai/er", 1),
     ],
 )
 def test_what_is_no_entry_of_ours_is_counted_and_says_nothing(data: bytes) -> None:
-    state_log = read({3: made(MAILER)})
+    state_log = read({3: group_entry(MAILER)})
     assert state_log.read(4, data) is None
     assert (state_log.foreign, state_log.reach, state_log.groups) == (1, 4, {"mailer": (MAILER, 3)})
-    assert state_log.bytes == len(made(MAILER)) + len(data), "it makes the log longer all the same"
+    assert state_log.bytes == len(group_entry(MAILER)) + len(data), "it makes the log longer all the same"
 
 
 def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
-    assert (passed_over(pass_over(17)), passed_over(made(MAILER)), passed_over(b"")) == (17, None, None)
+    assert (skipped_by(skip_entry(17)), skipped_by(group_entry(MAILER)), skipped_by(b"")) == (17, None, None)
     state_log = GroupStateLog(frozenset([4]))
-    for id, data in {3: made(MAILER), 4: b"\7" + made(MAILER)[1:], 5: pass_over(4)}.items():
+    for id, data in {3: group_entry(MAILER), 4: b"\7" + group_entry(MAILER)[1:], 5: skip_entry(4)}.items():
         state_log.read(id, data)
     assert (state_log.groups, state_log.reach, state_log.foreign) == ({"mailer": (MAILER, 3)}, 5, 0)
     with pytest.raises(GroupStateDamaged, match="entry 4 of the group log") as caught:
-        read({3: made(MAILER), 4: b"\7" + made(MAILER)[1:]})
+        read({3: group_entry(MAILER), 4: b"\7" + group_entry(MAILER)[1:]})
     assert caught.value.number("entry") == 4
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\7" + made(MAILER)[1:], "kind 7"),
-        (stands("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + stands("mailer", 0, 0, b"")[12:], "'mailer' has the partition -1"),
-        (made(MAILER).replace(b"mailer", b"sender", 1), "the settings of group sender have the name mailer"),
-        (made(MAILER)[:-3], "is not a JSON document"),
-        (made(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),
-        (stands("mailer", 0, 0, b"\1"), "is cut off"),
+        (b"\7" + group_entry(MAILER)[1:], "kind 7"),
+        (
+            state_entry("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + state_entry("mailer", 0, 0, b"")[12:],
+            "'mailer' has the partition -1",
+        ),
+        (group_entry(MAILER).replace(b"mailer", b"sender", 1), "the settings of group sender have the name mailer"),
+        (group_entry(MAILER)[:-3], "is not a JSON document"),
+        (group_entry(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),
+        (state_entry("mailer", 0, 0, b"\1"), "is cut off"),
     ],
 )
 def test_what_is_no_entry(data: bytes, message: str) -> None:
@@ -220,14 +223,14 @@ def test_what_is_no_entry(data: bytes, message: str) -> None:
 
 
 def test_a_group_is_made_once() -> None:
-    state_log = read({0: made(MAILER)})
-    for data in (made(MAILER), made(MAILER, 7)):
+    state_log = read({0: group_entry(MAILER)})
+    for data in (group_entry(MAILER), group_entry(MAILER, 7)):
         with pytest.raises(GroupStateDamaged, match="created twice"):
             state_log.read(1, data)
 
 
 def test_any_bytes_are_an_entry_or_refused_in_a_sentence() -> None:
-    whole = [made(MAILER), gone("mailer", 0), stands("mailer", 0, 0, GroupState().snapshot())]
+    whole = [group_entry(MAILER), deletion_entry("mailer", 0), state_entry("mailer", 0, 0, GroupState().snapshot())]
 
     def check(chance: random.Random) -> None:
         data = bytearray(chance.choice(whole))

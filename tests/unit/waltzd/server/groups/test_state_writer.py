@@ -10,7 +10,7 @@ from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Mode
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import GroupStateLog, Key, gone, made, stands
+from waltzd.server.groups.state_log import GroupStateLog, Key, deletion_entry, group_entry, state_entry
 from waltzd.server.groups.state_writer import CHANGES_MAX, DELAY_SECONDS, UNWRITTEN_MAX, GroupStateWriter, Write
 
 MAILER = GroupMeta(name="mailer", partitions=Parts("0"), mode=Mode.QUEUE)
@@ -21,7 +21,7 @@ class Log:
     """What a partition does with appends under one lock: refuse what has not seen the newest, and at times more."""
 
     def __init__(self, chance: random.Random | None = None) -> None:
-        self.entries = [made(MAILER)]
+        self.entries = [group_entry(MAILER)]
         self._chance = chance
         self._marked = 0
 
@@ -36,7 +36,7 @@ class Log:
 
     def others(self) -> None:
         """An entry about another partition of the group."""
-        self.entries.append(stands("mailer", 1, 0, GroupState(after=len(self.entries)).snapshot()))
+        self.entries.append(state_entry("mailer", 1, 0, GroupState(after=len(self.entries)).snapshot()))
 
     def read(self, state_log: GroupStateLog) -> GroupStateLog:
         for id in range(state_log.reach + 1, len(self.entries)):
@@ -202,7 +202,7 @@ def test_a_claim_that_is_not_plainly_committed_begins_anew() -> None:
 def test_a_group_that_is_gone_has_no_owner() -> None:
     log = Log()
     owner = claimed(log)
-    log.entries.append(gone("mailer", 0))
+    log.entries.append(deletion_entry("mailer", 0))
     assert owner.writer.look(log.read(owner.state_log)) is None
     assert owner.writer.is_deposed
 
@@ -247,7 +247,7 @@ def test_what_is_overdue_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> No
         assert id is not None
         owner.writer.committed(id)
         if log.read(owner.state_log).overdue == Key("mailer", 0, -1):
-            log.entries.append(made(MAILER, 0))
+            log.entries.append(group_entry(MAILER, 0))
         sizes.append(log.read(owner.state_log).bytes)
     assert max(sizes[30:]) <= max(sizes[:30])
     assert owner.state_log.state("mailer", 0) == owner.writer.state

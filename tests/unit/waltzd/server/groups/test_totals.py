@@ -7,7 +7,7 @@ from typing import Any
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupPartitionStatus, Mode
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import GroupStateLog, Key, made, stands
+from waltzd.server.groups.state_log import GroupStateLog, Key, group_entry, state_entry
 from waltzd.server.groups.totals import TROUBLES_MAX, totals_of
 
 OWNED = {0: 99, 1: 9}
@@ -33,7 +33,7 @@ def ledger_of(*entries: bytes) -> GroupStateLog:
 
 
 def mailer(name: str = "mailer") -> bytes:
-    return made(GroupMeta(name=name, partitions=None, mode=Mode.QUEUE))
+    return group_entry(GroupMeta(name=name, partitions=None, mode=Mode.QUEUE))
 
 
 def at_work(partition: int, **changes: Any) -> GroupPartitionStatus:
@@ -44,10 +44,10 @@ def at_work(partition: int, **changes: Any) -> GroupPartitionStatus:
 def test_only_what_is_owned_counts_and_only_groups_that_are_there() -> None:
     state_log = ledger_of(
         mailer(),
-        stands("mailer", 0, 0, state(89, parked=3)),
-        stands("mailer", 1, 0, state(9)),
-        stands("mailer", 2, 0, state(5, stopped="id 6: no")),
-        stands("mailer", 0, 77, state(5)),
+        state_entry("mailer", 0, 0, state(89, parked=3)),
+        state_entry("mailer", 1, 0, state(9)),
+        state_entry("mailer", 2, 0, state(5, stopped="id 6: no")),
+        state_entry("mailer", 0, 77, state(5)),
     )
     found = totals_of(state_log, {}, OWNED.get, "")
     assert (found.groups, found.members, found.lag, found.parked, found.stopped, found.unattended) == (1, 0, 10, 3, 0, 1)
@@ -56,7 +56,7 @@ def test_only_what_is_owned_counts_and_only_groups_that_are_there() -> None:
 
 
 def test_what_is_at_work_counts_as_it_says() -> None:
-    state_log = ledger_of(mailer(), stands("mailer", 0, 0, state(9)), stands("mailer", 1, 0, state(9)))
+    state_log = ledger_of(mailer(), state_entry("mailer", 0, 0, state(9)), state_entry("mailer", 1, 0, state(9)))
     members = tuple(GroupMember(name, "", "", 1, 100, 0, 0, 0, 0) for name in ("one", "two"))
     places = {
         Key("mailer", 0, 0): at_work(0, members=members, in_flight=2),
@@ -71,7 +71,10 @@ def test_the_worst_are_named() -> None:
     entries: list[bytes] = []
     for number in range(TROUBLES_MAX + 10):
         name = f"group{number:02}"
-        entries += [mailer(name), stands(name, 0, 2 * number, state(number, stopped="id 0: no" if number == 7 else ""))]
+        entries += [
+            mailer(name),
+            state_entry(name, 0, 2 * number, state(number, stopped="id 0: no" if number == 7 else "")),
+        ]
     found = totals_of(ledger_of(*entries), {}, OWNED.get, "")
     assert (found.unattended, found.stopped, len(found.troubles)) == (TROUBLES_MAX + 9, 1, TROUBLES_MAX)
     assert [one.name for one in found.troubles[:3]] == ["group07", "group00", "group01"]

@@ -39,7 +39,7 @@ from waltzd.protocol.positions import Position
 from waltzd.server.clients.registry import QuotaUsage, principal_of
 from waltzd.server.groups import state_log, state_writer
 from waltzd.server.groups.state import GroupState, Parked
-from waltzd.server.groups.state_log import WHOLE_GROUP, Key, lock_of, stands
+from waltzd.server.groups.state_log import WHOLE_GROUP, Key, lock_of, state_entry
 from waltzd.server.subscriptions import group_partition
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import GroupLog
@@ -667,7 +667,7 @@ def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
             await coordinator.level()
             state = GroupState.of(coordinator.state_log.state("mailer", 0).snapshot())  # type: ignore[union-attr]
             state.begin_epoch()
-            data = stands("mailer", 0, made_at, state.delta() or b"")
+            data = state_entry("mailer", 0, made_at, state.delta() or b"")
             (at_work,) = coordinator.active
             at_work.look = lambda: None  # type: ignore[method-assign]  # it has not heard of the other one
             assert isinstance(

@@ -12,7 +12,7 @@ from waltzd.errors import NotReady, OtherTimeline
 from waltzd.protocol.groups import AckKind, Change
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED
-from waltzd.server.groups.state_log import made
+from waltzd.server.groups.state_log import group_entry
 
 
 def test_a_group_goes_over_by_itself_where_nothing_above_the_fork_was_acknowledged() -> None:
@@ -110,7 +110,7 @@ def test_a_server_that_lives_on_reads_a_forked_group_log_anew() -> None:
 
                 async def read(self, after: int, to: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
                     assert (after, to) == (-1, 0)
-                    yield [(Position(0, lineage.current), made(right.groups["mailer"][0]))]
+                    yield [(Position(0, lineage.current), group_entry(right.groups["mailer"][0]))]
 
             coordinator.group_log = Forked()  # type: ignore[assignment]
             await coordinator.level()
