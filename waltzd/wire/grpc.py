@@ -20,7 +20,7 @@ from uuid import UUID
 import grpc
 import grpc.aio
 
-from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongPeer, WrongStorage, tree
+from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError, WrongPeer, WrongStorage
 from waltzd.protocol import x509
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role, dns_name
@@ -35,7 +35,6 @@ ERROR_KEY = "waltz-error-bin"
 STORAGE_KEY, INSTANCE_KEY = "waltz-storage-bin", "waltz-instance-bin"
 """Metadata of every call to a storage: its name and the id of its process, as far as the caller knows them. Any other
 storage or process refuses the call."""
-_ERRORS = tree()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | Non
             return unpacked_error(value)
     status = error.code()
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return _ERRORS["W2013"](error.details() or "a message is too large")
+        return TooLarge(error.details() or "a message is too large")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and seconds is not None:
         return CannotConnect(f"{who} did not answer within {seconds:g} seconds", seconds=f"{seconds:g}")
     if status is grpc.StatusCode.UNIMPLEMENTED:

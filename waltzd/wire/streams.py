@@ -91,30 +91,29 @@ def batches_parts(batches: Sequence[Batch], committed: int) -> list[Buffer]:
     return [_BATCHES.pack(committed, sum(map(len, batches))), *lengths, *pieces]
 
 
-def batches_of(content: Buffer) -> RecordsFrame:
-    if len(content) < _BATCHES.size:
-        raise BadFrame(f"a frame of batches has {len(content)} bytes; its head alone has {_BATCHES.size}")
-    committed, count = _BATCHES.unpack_from(content)
-    view = memoryview(content)
-    behind = _BATCHES.size + 4 * count
+def _split(content: Buffer, head: struct.Struct) -> tuple[tuple[int, ...], memoryview, memoryview]:
+    """Split a frame into its head, which ends with a number of records, their lengths and what follows."""
+    if len(content) < head.size:
+        raise BadFrame(f"a frame of records has {len(content)} bytes; its head alone has {head.size}")
+    values = head.unpack_from(content)
+    behind = head.size + 4 * values[-1]
     if behind > len(content):
-        raise BadFrame(f"a frame announces {count} records, and has only {len(content)} bytes")
-    lengths = np.frombuffer(view[_BATCHES.size : behind], ">u4").astype(np.int64)
-    found = parse_batches(view[behind:], bounds_of(lengths))
+        raise BadFrame(f"a frame announces {values[-1]} records, and has only {len(content)} bytes")
+    view = memoryview(content)
+    return values, view[head.size : behind], view[behind:]
+
+
+def batches_of(content: Buffer) -> RecordsFrame:
+    (committed, count), lengths, batches = _split(content, _BATCHES)
+    found = parse_batches(batches, bounds_of(np.frombuffer(lengths, ">u4").astype(np.int64)))
     if sum(map(len, found)) != count:
         raise BadFrame(f"a frame announces {count} records, and its batches have {sum(map(len, found))}")
     return RecordsFrame(found, committed)
 
 
 def records_of(content: Buffer) -> RecordsFrame:
-    if len(content) < _RECORDS.size:
-        raise BadFrame(f"a frame of records has {len(content)} bytes; its head alone has {_RECORDS.size}")
-    first_id, committed, count = _RECORDS.unpack_from(content)
-    view = memoryview(content)
-    behind = _RECORDS.size + 4 * count
-    if behind > len(content):
-        raise BadFrame(f"a frame announces {count} records, and has only {len(content)} bytes")
-    return RecordsFrame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
+    (first_id, committed, _), lengths, records = _split(content, _RECORDS)
+    return RecordsFrame(run_of(first_id, lengths, records), committed)
 
 
 def mark_bytes(mark: int) -> bytes:

@@ -233,7 +233,9 @@ class DeliveryTracker:
             member = self._members[name]
             flight = _Flight(name, self._tag, now + wait, has_begun=not member.tells_begun)
             self._flights[id] = member.flights[id] = flight
-            self._place_in_order(id)
+            at = bisect_left(self._order, id)  # most ids come last, in the order of the log
+            if at == len(self._order) or self._order[at] != id:
+                self._order.insert(at, id)
             heappush(self._deadlines, (flight.deadline, id, self._tag))
             failures = state.open.get(id)
             assert failures is not None
@@ -393,19 +395,12 @@ class DeliveryTracker:
         del self._members[flight.member].flights[id]
         if max(len(self._order), len(self._deadlines)) > 2 * len(self._flights) + STALE_MAX:
             self._order = sorted(self._flights)
-            self._deadlines = [one for one in self._deadlines if self._is_alarm(one)]
+            self._deadlines = [
+                (deadline, id, tag)
+                for deadline, id, tag in self._deadlines
+                if (other := self._flights.get(id)) is not None and other.tag == tag
+            ]
             heapify(self._deadlines)
-
-    def _is_alarm(self, alarm: tuple[float, int, int]) -> bool:
-        """Return whether an entry of the deadlines belongs to a delivery in flight."""
-        flight = self._flights.get(alarm[1])
-        return flight is not None and flight.tag == alarm[2]
-
-    def _place_in_order(self, id: int) -> None:
-        """Insert an id into the sorted ids; most arrive in the order of the log."""
-        at = bisect_left(self._order, id)
-        if at == len(self._order) or self._order[at] != id:
-            self._order.insert(at, id)
 
     def _return(self, id: int, at: float) -> None:
         """Release a delivery, to be delivered again from the time `at` on."""

@@ -112,7 +112,8 @@ class GroupCheckpointer:
                 if self.writer.is_deposed:
                     self._over(self.deposed())
                     return
-            self._has_kept()  # also without an entry, if the changes cancelled each other
+            self._wrote.notify()  # also without an entry, if the changes cancelled each other
+            self._tell_kept(self.writer.kept)
             if write is None:
                 await self._wait()
 
@@ -202,10 +203,6 @@ class GroupCheckpointer:
             await self._wrote.wait(seen)
         if self._ended is not None:
             raise self._ended
-
-    def _has_kept(self) -> None:
-        self._wrote.notify()
-        self._tell_kept(self.writer.kept)
 
     @property
     def is_level(self) -> bool:
