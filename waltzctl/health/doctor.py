@@ -110,7 +110,7 @@ async def _ask(address: str, tls: CoordinatorTls | None, seconds: float) -> ZooK
         name, colon, value = line.partition(": ")
         if name == "Mode" and colon:
             return ZooKeeperServer(address=address, mode=value.strip(), milliseconds=milliseconds)
-    trouble = "it does not say how it is: is `srvr` in its 4lw.commands.whitelist?"
+    trouble = "it does not report its state: is `srvr` in its 4lw.commands.whitelist?"
     return ZooKeeperServer(address=address, mode=None, milliseconds=milliseconds, trouble=trouble)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a cluster when it is judged, and what a judge says of it. Values."""
+"""Values of the health room: the facts from which a cluster is judged, and the verdict. No I/O."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class Grade(enum.StrEnum):
 class Health(enum.StrEnum):
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
-    """Something is not as it should be, or some partitions take no transactions."""
+    """Some processes, replicas or partitions are not as they should be."""
     DOWN = "DOWN"
     """No partition takes transactions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One thing that a rule found."""
+    """One finding of a rule."""
 
     sentence: str
     grade: Grade = Grade.FAIL
     next_step: str = ""
-    """Empty: what the rule says."""
+    """What to do; if empty, the fix of the rule."""
     key: str = ""
-    """What it is about, the same at every look. Only what is wrong already has one."""
+    """Identity of the problem, equal in every report; only rules with `is_now` set it."""
     since: str | None = None
-    """Seen without interruption since then."""
+    """Time since which every report has found it; None before that is known."""
     stops: bool = False
-    """These partitions take no transactions."""
+    """Whether the partitions of this reason take no transactions."""
     partitions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    """Of processes."""
+    """Names of the processes concerned."""
     is_note: bool = False
-    """Shown beside the verdict, which it does not change."""
+    """Whether it is only a note beside the verdict, which it does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Verdict:
     sentence: str
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...] = ()
-    """Sentences that are worth a look and make nothing DEGRADED."""
+    """Sentences that deserve attention and do not make the cluster DEGRADED."""
 
     @property
     def is_healthy(self) -> bool:
@@ -73,20 +73,20 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """The coordinator does not answer."""
+    """ZooKeeper does not answer, or shows no documents."""
 
     cause: WaltzError
     seen: str | None
-    """When it did last, as far as the tool knows."""
+    """Time of its last answer; None if this machine remembers none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZooKeeperServer:
-    """What one server of the ensemble says of itself; without a mode, why it said nothing."""
+    """Answer of one server of the ZooKeeper ensemble to `srvr`."""
 
     address: str
     mode: str | None
-    """standalone, leader, follower"""
+    """Its mode: standalone, leader or follower; None if it did not answer."""
     milliseconds: float | None
     trouble: str = ""
 
@@ -95,23 +95,23 @@ class ZooKeeperServer:
 class Facts:
     snapshot: ClusterSnapshot
     lost: Lost | None = None
-    """Why the coordinator was left out."""
+    """Why the documents in ZooKeeper could not be read; None if they were read."""
     coordinator_ms: float | None = None
-    """How long one read there took; None when it did not answer."""
+    """Milliseconds of one read in ZooKeeper; None if it did not answer."""
     down: Sequence[str] = ()
-    """Processes that are known not to run."""
+    """Processes of a local cluster that are known not to run."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
-    """Servers that are known to run and that the coordinator does not have, by their process numbers."""
+    """Servers of a local cluster that run and are not registered in ZooKeeper: name → process number."""
     repair: str = REPAIR
-    """What brings a process back."""
+    """How to start a process again."""
     ensemble: tuple[ZooKeeperServer, ...] = ()
     tool_version: str = ""
     is_secured: bool = False
-    """Certificates are in use."""
+    """Whether certificates are in use."""
     opened: Sequence[str] = ()
-    """Documents that everybody may change who reaches the coordinator, although certificates or credentials are in use."""
+    """Documents that anyone with access to ZooKeeper may change, although certificates or credentials are in use."""
     certificate_days: Mapping[str, float | None] = field(default_factory=dict)
-    """Until the certificate of each daemon, and ours ("waltzctl"), ends; None where that is not known."""
+    """Days until the certificate of each daemon, and of this tool ("waltzctl"), expires; None if unknown."""
 
     @property
     def silent(self) -> set[str]:
@@ -120,13 +120,13 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthReport:
-    """One look at a cluster, and what is to be said of it."""
+    """Snapshot of a cluster with its facts and the verdict."""
 
     facts: Facts
     verdict: Verdict
     at: str
     milliseconds: float
-    """Of the whole look."""
+    """Milliseconds that the whole report took."""
 
     @property
     def snapshot(self) -> ClusterSnapshot:
@@ -138,7 +138,8 @@ class HealthReport:
 
 
 Found: TypeAlias = Generator[Reason, None, str]
-"""A rule yields what it finds, and returns what to say when that is nothing. A reason that passes is none."""
+"""Generator of a rule: it yields its findings and returns the sentence for the case that there are none. A reason with
+the grade PASS is no finding."""
 
 
 def over(value: float, warn: float, fail: float) -> Grade:

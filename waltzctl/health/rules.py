@@ -1,12 +1,12 @@
-"""What is wrong with a cluster, and what will go wrong next: one table of rules over facts that others have gathered. Pure.
+"""Table of rules about the health of a cluster, over facts collected elsewhere. No I/O.
 
-A rule finds what there is to say, how bad it is, and what to do. Three read the table: `status` tells what is wrong now
-(`judge`), with one reason for one cause, however many partitions suffer from it; `doctor` gives one check for each rule
-(`diagnose`); and the alerts of `configs/alert-rules.yml` name the rule of which they are a part, and have its fix, its
-severity and its patience (a test compares them). What daemons say of themselves (`waltzd.daemon.readiness`) is decided
-there, without any of this; a test proves that a check fails whenever a daemon is not ready.
+Each rule finds problems, grades them and names a fix. The table has three readers. `status` shows what is wrong now
+(`judge`), one reason for each cause, however many partitions it affects. `doctor` shows one check for each rule
+(`diagnose`). The alerts of `configs/alert-rules.yml` name their rule and repeat its fix, severity and minutes; a test
+compares them. Readiness of a daemon (`waltzd.daemon.readiness`) is decided by the daemon itself; a test proves that a
+check fails whenever a daemon is not ready.
 
-A check that could not be made is UNKNOWN, never PASS. Limits stand here, with why they are what they are.
+A check that could not be made is UNKNOWN, never PASS. The limits stand here, each with its reason.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from waltzd.protocol.quorum import majority
 from waltzd.protocol.retention import ALL
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
-"""Nothing in Waltz is decided by clocks. Half a second muddles the order of events, and times of transactions stand still
-for so long when a partition goes from a clock that is ahead to one that is behind; a minute makes certificates fail, and
-owners refuse the times that clients have seen elsewhere (`waltzd.server.core.clock`)."""
+"""Milliseconds between the clocks of two daemons. No decision of Waltz depends on clocks. Half a second confuses the
+order of events, and holds back transaction times for as long when a partition moves to a server whose clock is behind.
+A minute breaks certificates, and owners reject times that clients have seen elsewhere (`waltzd.server.core.clock`)."""
 FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
-"""That 99 of 100 groups take less than. A disk with a write cache that keeps what it has flushes in well under 5 ms."""
+"""Milliseconds within which 99 of 100 groups of writes are flushed. A disk with a power-protected write cache flushes
+in well under 5 ms."""
 FREE_WARN, FREE_FAIL = 0.10, 0.03
-"""Shares of what is free and what replicas take: a small disk may be well, and a large one nearly full."""
+"""Share of free bytes in the sum of free bytes and bytes of replicas, so that the limit fits small and large disks."""
 SCRUB_PERIODS_WARN = 3
-"""Whole periods without a complete round. The age counts from the start of a round, so two are usual."""
+"""Scrub periods without a completed round. The age counts from the start of a round, so two are usual."""
 FULL_WARN_HOURS, FULL_FAIL_HOURS = 48.0, 6.0
-"""Until the disk is full, as fast as it was written to since the storage started."""
+"""Hours until the disk is full, at the average write rate since the storage started."""
 CHECK_WARN_HOURS = 50.0
-"""Each object of an archive is looked for within a day, and the age counts from the begin of a round."""
+"""Hours since a check of the archive. Each object is checked within a day, and the age counts from the start of a
+round."""
 PACE_SECONDS = 600.0
-"""How long a storage has to run before that says anything."""
+"""Seconds that a storage must have run before its write rate is used."""
 FILES_WARN, FILES_FAIL = 0.6, 0.9
-"""Shares of what a process may open."""
+"""Share of the file descriptors that a process may open."""
 DAYS_WARN, DAYS_FAIL = 30.0, 7.0
 LAG_WARN = 100_000
-"""Ids: more than a live replica is ever behind."""
+"""Ids; a live replica is never this far behind."""
 BACKUP_MS_WARN = 120_000
-"""Something that is committed is not backed up for so long: ten seconds are usual."""
+"""Milliseconds for which a committed transaction is not backed up; ten seconds are usual."""
 COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS = 50.0, 1_000.0
 OPEN_SHOWN = 3
-AGAIN = "look again when everything answers"
+AGAIN = "check again when all processes answer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,12 @@ class Rule:
     find: Callable[[Facts], Found]
     fix: str
     needs: tuple[str, ...] = ()
-    """What has to answer before it passes: "servers", "storages"; and "ZooKeeper", without which it is not asked at all."""
+    """What must answer before the rule passes: "servers", "storages" or "ZooKeeper". Without ZooKeeper the rule is not
+    run."""
     is_now: bool = False
-    """It finds what is wrong already; others, what will go wrong next."""
+    """Whether the rule finds what is wrong already; other rules find what will go wrong next."""
     alerts: Mapping[str, tuple[Grade, int]] = field(default_factory=dict)
-    """By name, how bad it is (FAIL is "critical" there, WARN is "warning") and how many minutes it has to last."""
+    """Alerts of this rule: name → grade (FAIL is "critical", WARN is "warning") and minutes that it has to last."""
 
 
 def judge(facts: Facts) -> Verdict:
@@ -79,18 +82,18 @@ def judge(facts: Facts) -> Verdict:
 
 
 def diagnose(facts: Facts) -> list[Check]:
-    """In the order in which one should look at them."""
+    """Return one check for each rule, in the order in which an operator should read them."""
     return [_check(rule, facts) for rule in RULES]
 
 
 def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -> tuple[tuple[Reason, ...], dict[str, str]]:
-    """With the moment at which each was first seen, and what to remember for the next look."""
+    """Fill in `since` from the last report, and return the reasons with what to remember for the next report."""
     told = tuple(replace(reason, since=before.get(reason.key, now)) for reason in reasons)
     return told, {reason.key: reason.since or now for reason in told}
 
 
 def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
-    """What the rule found, and what to say when that is nothing."""
+    """Run a rule; return its findings, and the sentence for the case that there are none."""
     if "ZooKeeper" in rule.needs and facts.lost is not None:
         return [Reason(grade=Grade.UNKNOWN, sentence=f"ZooKeeper {silence(facts.lost.cause)}")], ""
     passed = ""
@@ -111,7 +114,7 @@ def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
 
 
 def _check(rule: Rule, facts: Facts) -> Check:
-    """The worst of what was found, with everything that is not well; what is unknown hides behind no pass."""
+    """Return the worst finding of a rule with all other findings; an UNKNOWN finding prevents PASS."""
     found, passed = _found(rule, facts)
     if not found:
         return Check(name=rule.name, grade=Grade.PASS, finding=passed)
@@ -124,13 +127,14 @@ def _check(rule: Rule, facts: Facts) -> Check:
 
 
 def _sentence(found: ClusterSnapshot, opened: int) -> str:
-    """`opened`: how many partitions of applications are open. The group log has a word of its own while it is closed."""
+    """Summarize the cluster in one sentence. `opened` counts open partitions of applications; the group log is named
+    only while it is closed."""
     total = found.meta.partitions
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
     if opened == total > 1:
         partitions = f"all {total} partitions are open"
     if found.group_log is not None and not found.group_log.is_open:
-        partitions += ", the log of groups is not"
+        partitions += ", the group log is not"
     servers, registered = sum(view.error is None for view in found.servers), len(found.servers) + len(found.missing)
     storages = sum(view.error is None for view in found.storages)
     who = f"{_of(servers, registered, 'server')} and {_of(storages, len(found.storages), 'storage')}"
@@ -140,7 +144,7 @@ def _sentence(found: ClusterSnapshot, opened: int) -> str:
 def _forks(found: ClusterSnapshot) -> Iterator[str]:
     forked = [view.partition for view in found.partitions if view.timelines]
     if forked:
-        yield f"an operator ended the log of {spell(forked)} once: see its timelines in `waltzctl partition describe`"
+        yield f"an operator ended the log of {spell(forked)}: see its timelines in `waltzctl partition describe`"
 
 
 def _of(some: int, total: int, noun: str) -> str:
@@ -162,7 +166,7 @@ def _space(facts: Facts) -> Found:
             yield Reason(
                 key=f"full {name}",
                 sentence=f"the disk of {name} is full ({reported.directory}): {spell(full)} cannot be written there",
-                next_step=f"free some space on the file system of {reported.directory}; it goes on by itself",
+                next_step=f"free some space on the file system of {reported.directory}; writing resumes by itself",
                 partitions=full,
                 names=(name,),
             )
@@ -170,8 +174,8 @@ def _space(facts: Facts) -> Found:
         least = min(least, share)
         words = f"{name} has {free / 1e9:,.1f} GB free in {reported.directory}, {share:.0%} of what it can use"
         if hours < FULL_WARN_HOURS:
-            words += f", which lasts for {hours:.0f} hours as it is written to"
-            words += f" (on average of the {reported.uptime_ms / 3_600_000:.1f} hours since it started)"
+            words += f", enough for {hours:.0f} hours at the present rate"
+            words += f" (average of the {reported.uptime_ms / 3_600_000:.1f} hours since it started)"
         grades = (under(share, FREE_WARN, FREE_FAIL), under(hours, FULL_WARN_HOURS, FULL_FAIL_HOURS))
         has_failed = free <= reported.free_bytes_min or Grade.FAIL in grades
         yield Reason(grade=Grade.FAIL if has_failed else Grade.WARN if Grade.WARN in grades else Grade.PASS, sentence=words)
@@ -200,7 +204,7 @@ def _scrubs(facts: Facts) -> Found:
         if not period_ms:
             yield Reason(
                 grade=Grade.WARN,
-                sentence=f"{name} does not look for rot in its sealed segments: scrub_seconds is 0",
+                sentence=f"{name} does not scrub its sealed segments: scrub_seconds is 0",
                 next_step="leave scrub_seconds at its default, or run `waltzctl storage verify` from time to time",
             )
             continue
@@ -214,11 +218,11 @@ def _scrubs(facts: Facts) -> Found:
         if age_ms > SCRUB_PERIODS_WARN * period_ms and scrub.total_bytes:
             yield Reason(
                 grade=Grade.WARN,
-                sentence=f"{name} has not read all its sealed segments for {age_ms / 86_400_000:,.1f} days; they are to be "
-                f"read in {period_ms / 86_400_000:,.1f}",
-                next_step="look at the load of its disk, and at its log",
+                sentence=f"{name} has not read all its sealed segments for {age_ms / 86_400_000:,.1f} days; the period is "
+                f"{period_ms / 86_400_000:,.1f} days",
+                next_step="check the load of its disk, and read its log",
             )
-    return f"the last whole round of each storage began at most {oldest / 86_400_000:,.1f} days ago"
+    return f"the last complete scrub of each storage began at most {oldest / 86_400_000:,.1f} days ago"
 
 
 def _flushes(facts: Facts) -> Found:
@@ -250,12 +254,12 @@ def _lag(facts: Facts) -> Found:
                 state = replica.state.lower().replace("_", " ")
                 yield warn(f"partition {view.partition} on {replica.storage} is {behind:,} ids behind ({state})")
     if unknown:
-        yield unsure(f"no owner says how {spell(unknown, 'is', 'are')}")
+        yield unsure(f"no owner reports the replicas of {spell(unknown)}")
     return "every replica that counts keeps up"
 
 
 def _stuck(facts: Facts) -> dict[str, list[int]]:
-    """Partitions whose archives do not go on, by the reason, which many may share."""
+    """Return the partitions whose archive is stuck, by reason."""
     partitions: dict[str, list[int]] = {}
     for view in facts.snapshot.partitions:
         if view.reported is not None and view.reported.archive_trouble:
@@ -266,15 +270,15 @@ def _stuck(facts: Facts) -> dict[str, list[int]]:
 def _archive(facts: Facts) -> Found:
     lasting = _lasting(facts)
     for trouble, numbers in _stuck(facts).items():
-        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}; {lasting}")
+        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not advance: {trouble}; {lasting}")
     is_archived = any(
         view.reported is not None and view.reported.archived is not None for view in facts.snapshot.partitions
     )
-    return "what is sealed is archived" if is_archived else "nothing is archived, and no storage is asked to"
+    return "every sealed segment is archived" if is_archived else "no storage is configured to archive"
 
 
 def _lasting(facts: Facts) -> str:
-    """How long the disks last while nothing leaves them."""
+    """Estimate how long the disks last while nothing is archived."""
     reported = [
         (_hours_left(view.reported), view.meta.name, view.reported)
         for view in facts.snapshot.storages
@@ -282,13 +286,14 @@ def _lasting(facts: Facts) -> str:
     ]
     hours, name, first = min(reported, key=lambda one: one[:2], default=(math.inf, "", None))
     if first is None or hours == math.inf:
-        return "how long the disks last is not known before storages have run and written for ten minutes"
+        return "how long the disks last is known only after ten minutes of writing"
     since = first.uptime_ms / 3_600_000
-    return f"the disk of {name} is full first, in {hours:,.0f} hours, if it goes on as in the {since:,.1f} since it started"
+    rate = f"the rate of the {since:,.1f} hours since its storage started"
+    return f"the disk of {name} fills up first, in {hours:,.0f} hours at {rate}"
 
 
 def _contents(facts: Facts) -> Found:
-    """What was archived is looked for again and again."""
+    """Check that archived objects are still in the store."""
     oldest = None
     for view in facts.snapshot.partitions:
         if view.reported is None:
@@ -296,30 +301,30 @@ def _contents(facts: Facts) -> Found:
         if lost := view.reported.lost_object:
             yield Reason(
                 key=f"lost object {view.partition}",
-                sentence=f"the archive of partition {view.partition} lacks what was in it: {lost}",
+                sentence=f"the archive of partition {view.partition} lost an object: {lost}",
                 partitions=(view.partition,),
             )
         found = view.reported.archive_check
         if found is not None and found.age_ms is not None:
             oldest = max(oldest or 0.0, found.age_ms / 3_600_000)
     if oldest is None:
-        return "nobody has looked for all of it since the partitions have their owners"
+        return "no complete check of the archive since the partitions have their present owners"
     if oldest > CHECK_WARN_HOURS:
         yield Reason(
             grade=Grade.WARN,
-            sentence=f"all that is archived was looked for {oldest:,.0f} hours ago, and not since",
+            sentence=f"the last complete check of the archive began {oldest:,.0f} hours ago",
             next_step="see `waltzctl archive status`, and the logs of the storages",
         )
-    return f"all that is archived was there {oldest:,.0f} hours ago, or later"
+    return f"everything archived was found in the store at most {oldest:,.0f} hours ago"
 
 
 def _log_times(facts: Facts) -> Found:
-    """A clock was wrong once."""
+    """Find partitions whose times are ahead, because a clock was wrong once."""
     for view in facts.snapshot.partitions:
         if view.reported is not None and view.reported.ahead_ms > 0:
             hours = view.reported.ahead_ms / 3_600_000
-            yield warn(f"the times of partition {view.partition} stand {hours:,.1f} hours ahead: a clock was wrong")
-    return "no partition has times that stand ahead of the clocks of its storages"
+            yield warn(f"the times of partition {view.partition} are {hours:,.1f} hours ahead: a clock was wrong")
+    return "no partition has times ahead of the clocks of its storages"
 
 
 def _backup(facts: Facts) -> Found:
@@ -340,7 +345,7 @@ def _backup(facts: Facts) -> Found:
     is_backed_up = any(
         view.reported is not None and view.reported.backed_up is not None for view in facts.snapshot.partitions
     )
-    return "what is committed is backed up" if is_backed_up else "nothing is backed up, and no storage is asked to"
+    return "every committed transaction is backed up" if is_backed_up else "no storage is configured to back up"
 
 
 def _groups(facts: Facts) -> Found:
@@ -359,26 +364,26 @@ def _groups(facts: Facts) -> Found:
     for group, numbers in sorted(together.items()):
         yield warn(f"all replicas of {spell(numbers)} are in the group {group}")
     for group, numbers in sorted(most.items()):
-        yield warn(f"most replicas of {spell(numbers)} are in the group {group}, and stop with it")
+        yield warn(f"most replicas of {spell(numbers)} are in the group {group}, whose failure would stop them")
     if unknown:
         yield unsure(f"the replicas of {spell(unknown)} are not known")
-    return "no partition stops with one group"
+    return "no partition depends on one group"
 
 
 def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
-    """There are groups enough, so that a majority of the replicas stays whichever of them fails."""
+    """Return whether there are enough groups for a majority of the replicas to survive the loss of any one group."""
     groups = sizes(group_of)
     return len(group_of) >= replicas and replicas - together_in_one(groups, replicas) >= majority(replicas)
 
 
 def _orphans(facts: Facts) -> Found:
-    """Replicas that no document names: they are never removed by themselves."""
+    """Find replicas that no document names; daemons never remove them."""
     sets = {view.partition: view.replicas for view in facts.snapshot.partitions}
     for view in facts.snapshot.storages:
         held = view.reported.assigned if view.reported is not None else ()
         numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
         if numbers:
-            yield warn(f"{view.meta.name} holds {spell(numbers)}, which no document wants from it")
+            yield warn(f"{view.meta.name} holds {spell(numbers)}, which no document assigns to it")
     return "none"
 
 
@@ -388,14 +393,14 @@ def _orphans(facts: Facts) -> Found:
 def _draining(facts: Facts) -> Found:
     for view in facts.snapshot.servers:
         if view.reported is not None and view.reported.is_draining and not view.reported.partitions:
-            yield warn(f"{view.meta.name} takes no partitions since it was drained, and owns none")
-    return "none is forgotten"
+            yield warn(f"{view.meta.name} is still drained: it owns no partition and is given none")
+    return "no server is drained"
 
 
 def _latency(facts: Facts) -> Found:
     took = facts.coordinator_ms
     if took is None:
-        yield unsure("it was not measured")
+        yield unsure("not measured")
         return ""
     words = f"{took:.1f} ms for one read"
     yield Reason(grade=over(took, COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS), sentence=words)
@@ -406,23 +411,23 @@ def _ensemble(facts: Facts) -> Found:
     reported = [one for one in facts.ensemble if one.mode is not None]
     alone = [one.address for one in reported if one.mode == "standalone"]
     if alone:
-        yield warn(f"{', '.join(alone)} is alone: when it fails, nothing can change hands")
+        yield warn(f"{', '.join(alone)} is a single server: if it fails, no partition can change its owner")
     for one in facts.ensemble:
-        if one.mode is None:  # where another one answers, this one is worse than it
+        if one.mode is None:  # if another server answers, this one is the one with the problem
             yield Reason(grade=Grade.WARN if reported else Grade.UNKNOWN, sentence=f"{one.address}: {one.trouble}")
     if not facts.ensemble:
-        yield unsure("no server of it was asked")
+        yield unsure("no server of the ensemble was asked")
     return ", ".join(f"{one.address} is {one.mode}" for one in reported)
 
 
 def _clocks(facts: Facts) -> Found:
-    """Each offset is as good as half the time that the answer took."""
+    """Compare the clocks of all daemons. An offset is exact to half the duration of the call."""
     offsets: dict[str, tuple[float, float]] = {}
     for view in facts.snapshot.nodes:
         if view.reported is None:
             continue
         if view.reported.vitals is None:
-            yield unsure(f"{view.meta.name} does not tell its time")
+            yield unsure(f"{view.meta.name} does not report its clock")
             continue
         offsets[view.meta.name] = (view.reported.vitals.time_ms - view.call.middle_ms, view.call.milliseconds / 2)
     if not offsets:
@@ -432,11 +437,12 @@ def _clocks(facts: Facts) -> Found:
     surely = max(0.0, apart - offsets[high][1] - offsets[low][1])
     yield Reason(grade=over(surely, CLOCK_WARN_MS, CLOCK_FAIL_MS), sentence=f"{high} is {apart:,.0f} ms ahead of {low}")
     yield from _times(facts)
-    return f"no two are more than {max(1.0, apart):,.0f} ms apart"
+    return f"all clocks are within {max(1.0, apart):,.0f} ms"
 
 
 def _times(facts: Facts) -> Iterator[Reason]:
-    """A clock that was ahead is corrected, and the log remembers: times never fall."""
+    """Find partitions whose last transaction is ahead of all clocks: a clock that was ahead has been corrected since,
+    and times in a log never fall."""
     reported = [view.reported for view in facts.snapshot.storages if view.reported is not None]
     clocks = [one.vitals.time_ms for one in reported if one.vitals is not None]
     ends = [
@@ -452,7 +458,7 @@ def _times(facts: Facts) -> Iterator[Reason]:
     yield Reason(
         grade=over(ahead, CLOCK_WARN_MS, CLOCK_FAIL_MS),
         sentence=f"the last transaction of partition {number} carries a time {ahead / 1000:,.0f} seconds ahead of the "
-        "clocks of all storages, and those behind it carry the same until clocks have reached it",
+        "clocks of all storages; later transactions carry the same time until the clocks reach it",
         partitions=(number,),
     )
 
@@ -464,27 +470,31 @@ def _files(facts: Facts) -> Found:
             continue
         vitals = view.reported.vitals
         if vitals is None or vitals.open_files is None or vitals.open_files_max <= 0:
-            yield unsure(f"{view.meta.name} does not tell")
+            yield unsure(f"{view.meta.name} does not report its open files")
             continue
         share = vitals.open_files / vitals.open_files_max
         most = max(most, share)
         words = f"{view.meta.name} has {vitals.open_files:,} of {vitals.open_files_max:,} files open"
         yield Reason(grade=over(share, FILES_WARN, FILES_FAIL), sentence=words)
-    return f"at most {most:.0%} of what a process may open"
+    return f"every process uses at most {most:.0%} of its limit"
 
 
 def _certificates(facts: Facts) -> Found:
     if not facts.is_secured:
-        return "none are in use: everything travels in plain text"
+        return "no certificates are in use: all connections are plain text"
     least = math.inf
     for name, days in sorted(facts.certificate_days.items()):
         if days is None:
-            yield unsure(f"that of {name} could not be looked at")
+            yield unsure(f"the certificate of {name} could not be read")
             continue
         least = min(least, days)
-        words = f"that of {name} ends in {days:.0f} days" if days >= 0 else f"that of {name} has ended"
+        words = (
+            f"the certificate of {name} expires in {days:.0f} days"
+            if days >= 0
+            else f"the certificate of {name} has expired"
+        )
         yield Reason(grade=under(days, DAYS_WARN, DAYS_FAIL), sentence=words)
-    return f"the first one ends in {least:.0f} days"
+    return f"the first certificate expires in {least:.0f} days"
 
 
 def _closed(facts: Facts) -> Found:
@@ -493,7 +503,11 @@ def _closed(facts: Facts) -> Found:
         more = f" and {len(facts.opened) - OPEN_SHOWN} more" if len(facts.opened) > OPEN_SHOWN else ""
         words = f"whoever reaches ZooKeeper may change the documents of the cluster: {shown}{more}"
         yield Reason(sentence=words, key="open documents")
-    return "nobody else may change the documents" if facts.is_secured else "no certificates are in use: not looked at"
+    return (
+        "only Waltz may change the documents in ZooKeeper"
+        if facts.is_secured
+        else "not checked, because no certificates are in use"
+    )
 
 
 def _versions(facts: Facts) -> Found:
@@ -547,7 +561,7 @@ RULES = (
     Rule(
         name="scrub",
         find=_scrubs,
-        fix="damage is healed by the owner; replace the disk if more of it appears: `waltzctl storage replace`",
+        fix="the owner heals damage; replace the disk if more damage appears: `waltzctl storage replace`",
         needs=("storages",),
         alerts={"WaltzScrubFoundDamage": (Grade.WARN, 0)},
     ),
@@ -562,27 +576,27 @@ RULES = (
     Rule(
         name="flush latency",
         find=_flushes,
-        fix="look at the disks: every commit waits for the second fastest of them",
+        fix="check the disks: every commit waits for the second fastest",
         needs=("storages",),
         alerts={"WaltzFlushSlow": (Grade.WARN, 10)},
     ),
     Rule(
         name="replica lag",
         find=_lag,
-        fix="look at the disk and the network of these storages",
+        fix="check the disk and the network of these storages",
         alerts={"WaltzReplicaLagGrows": (Grade.WARN, 15)},
     ),
     Rule(
         name="archive",
         find=_archive,
-        fix="see `waltzctl archive status`: the log goes on, and stays on the disks of the storages meanwhile",
+        fix="see `waltzctl archive status`: the log goes on, and stays on the disks of the storages until then",
         needs=("servers",),
         alerts={"WaltzArchiveStopped": (Grade.WARN, 30)},
     ),
     Rule(
         name="archived objects",
         find=_contents,
-        fix="find out who deletes in the store; `waltzctl archive heal` puts back what a storage still has",
+        fix="find out who deletes objects in the store; `waltzctl archive heal` restores what a storage still has",
         needs=("servers",),
         is_now=True,
         alerts={"WaltzArchiveIncomplete": (Grade.FAIL, 5)},
@@ -590,7 +604,7 @@ RULES = (
     Rule(
         name="backup",
         find=_backup,
-        fix="see `waltzctl backup status`: the log goes on, and what is not backed up is lost if all storages are",
+        fix="see `waltzctl backup status`: the log goes on, but what is not backed up is lost if all storages are lost",
         needs=("servers",),
         alerts={"WaltzBackupBehind": (Grade.WARN, 5), "WaltzMetadataNotSaved": (Grade.WARN, 30)},
     ),
@@ -604,7 +618,7 @@ RULES = (
         name="consumer groups",
         find=consumer_groups,
         fix="see `waltzctl group describe NAME`: bring its members back; after `waltzctl group parked list NAME` replay or "
-        "discard what is put aside, and let a group that has stopped go on with `waltzctl group resume NAME`",
+        "discard parked transactions, and resume a stopped group with `waltzctl group resume NAME`",
         needs=("servers",),
         alerts={
             "WaltzGroupsBehind": (Grade.FAIL, 2),
@@ -616,36 +630,37 @@ RULES = (
     Rule(
         name="unfinished moves",
         find=moves,
-        fix="wait for the command that moves them; if none runs, run it again, and it goes on from here",
+        fix="wait for the command that moves them; if none runs, run it again: it continues the move",
         needs=("ZooKeeper",),
         is_now=True,
     ),
     Rule(
         name="drained servers",
         find=_draining,
-        fix="let it take part again with `waltzctl server drain SERVER --undo`, or stop it",
+        fix="end the drain with `waltzctl server drain SERVER --undo`, or stop the server",
         needs=("servers",),
     ),
     Rule(
         name="forgotten replicas",
         find=_orphans,
-        fix="when they are not needed: `waltzctl storage recover STORAGE --clean`",
+        fix="if they are not needed, remove them: `waltzctl storage recover STORAGE --clean`",
         needs=("ZooKeeper", "storages"),
     ),
     Rule(
         name="documents",
         find=documents,
-        fix="an owner writes its partition's documents anew by itself; write a storage's anew with `waltzctl storage add "
+        fix="an owner rewrites its partition's documents by itself; rewrite a storage's document with `waltzctl "
+        "storage add "
         "NAME=LISTEN,ADMIN,GROUP`",
         needs=("servers",),
         is_now=True,
     ),
-    Rule(name="ZooKeeper latency", find=_latency, fix="look at the load and the disks of ZooKeeper", needs=("ZooKeeper",)),
-    Rule(name="ZooKeeper ensemble", find=_ensemble, fix="run an ensemble of three or five, and name all of them"),
+    Rule(name="ZooKeeper latency", find=_latency, fix="check the load and the disks of ZooKeeper", needs=("ZooKeeper",)),
+    Rule(name="ZooKeeper ensemble", find=_ensemble, fix="run an ensemble of three or five, and give all addresses"),
     Rule(
         name="clocks",
         find=_clocks,
-        fix="let all machines follow the same time servers",
+        fix="synchronize all machines with the same time servers",
         needs=("servers", "storages"),
     ),
     Rule(
@@ -658,7 +673,7 @@ RULES = (
     Rule(
         name="certificates",
         find=_certificates,
-        fix="put new certificates in the place of the old ones: daemons take them up by themselves",
+        fix="replace the certificate files: daemons load them by themselves",
         alerts={"WaltzCertificateOver": (Grade.FAIL, 1), "WaltzCertificateEndsSoon": (Grade.WARN, 60)},
     ),
     Rule(

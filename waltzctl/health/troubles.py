@@ -1,4 +1,4 @@
-"""What is wrong with a cluster at this moment: one reason for one cause, however many partitions suffer from it. Pure."""
+"""Rules about what is wrong with a cluster now: one reason for each cause, however many partitions it affects. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from waltzd.protocol.descriptions import DIVERGED
 from waltzd.protocol.quorum import majority
 
 SLOW_MS = 1000.0
-"""A daemon that takes longer to answer is named: it, or the way to it, is not well."""
+"""Milliseconds; a daemon that takes longer to answer is reported as slow."""
 GONE = "the owner is gone"
 _WHEN_SHORT = dict.fromkeys(
     ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "DAMAGED", "UNKNOWN"), "wait until it is level"
@@ -33,7 +33,7 @@ _WHEN_SHORT = dict.fromkeys(
     DIVERGED: "find out who wrote there, with `waltzctl partition compare` and the logs of {0}; then set it aside and have "
     "it copied anew: `waltzctl storage recover {0}`",
 }
-"""By the state in which an owner sees a replica."""
+"""State of a replica, as its owner sees it → next step for the operator; "{0}" is the storage."""
 
 
 # -- processes, and who leads them -------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _WHEN_SHORT = dict.fromkeys(
 def coordination(facts: Facts) -> Found:
     found, lost = facts.snapshot, facts.lost
     if lost is not None:
-        seen = f"; it was last seen from here at {lost.seen}" if lost.seen else ""
+        seen = f"; its last answer to this machine was at {lost.seen}" if lost.seen else ""
         if isinstance(lost.cause, NodeMissing | BadMetadata):
             yield Reason(
                 key="documents",
@@ -71,8 +71,8 @@ def coordination(facts: Facts) -> Found:
         yield Reason(
             key="leader",
             grade=Grade.WARN,
-            sentence="no server is the leader, so partitions are given to no server",
-            next_step="wait for one session with ZooKeeper; if it lasts, look at `waltzctl events --level warning`",
+            sentence="no server is the leader, so no partition is assigned to a server",
+            next_step="wait for one ZooKeeper session timeout; if it persists, see `waltzctl events --level warning`",
         )
     if len(found.partitions) != len(found.logs):
         yield Reason(
@@ -82,7 +82,7 @@ def coordination(facts: Facts) -> Found:
             next_step="put the document `assignment` back as it was; `waltzctl history` says who did what lately",
             stops=True,
         )
-    for view in found.servers if lost is None else ():  # one cause, told once
+    for view in found.servers if lost is None else ():  # one reason for one cause
         if view.reported is not None and not view.reported.is_connected:
             yield Reason(
                 key=f"apart {view.meta.name}",
@@ -99,10 +99,10 @@ def processes(facts: Facts) -> Found:
     if not found.servers and facts.lost is None:
         yield Reason(
             key="servers",
-            sentence="no server is up: ZooKeeper has none in its list, so the partitions have no owner that is known",
+            sentence="no server is up: none is registered in ZooKeeper, so no partition has a known owner",
             next_step="start a server; where one runs, its log says why it has no contact with ZooKeeper",
         )
-    # ZooKeeper itself is told of above.
+    # `coordination` reports ZooKeeper itself.
     down = [name for name in facts.down if facts.lost is None or name != ZOOKEEPER]
     for view in found.nodes:
         if view.error is not None:
@@ -115,26 +115,25 @@ def processes(facts: Facts) -> Found:
         if meta.name not in facts.down and meta.name not in facts.unlisted:
             yield Reason(
                 key=f"missing {meta.name}",
-                sentence=f"server {meta.name} is not up: it was at {meta.admin_listen}, and ZooKeeper has lost it",
+                sentence=f"server {meta.name} is not up: it was at {meta.admin_listen}, and is not registered",
                 next_step=f"{facts.repair}; if it is not to come back: `waltzctl server remove {meta.name}`",
                 names=(meta.name,),
             )
-    # A server that stands still, or is cut off, for longer than its session lasts is taken off the list.
+    # A server that is frozen or cut off for longer than its session lasts is removed from the list.
     for name, pid in sorted(facts.unlisted.items()):
         yield Reason(
             key=f"unlisted {name}",
-            sentence=f"server {name} runs (process {pid}), and ZooKeeper does not have it: it stands still, has lost "
+            sentence=f"server {name} runs (process {pid}), and ZooKeeper does not have it: it is frozen, has lost "
             "contact, or has only just been started",
-            next_step=f"wait a moment; a process that stands still is ended with `kill -9 {pid}` and comes back with "
-            f"`{facts.repair}`",
+            next_step=f"wait a moment; end a frozen process with `kill -9 {pid}`, and start it again with `{facts.repair}`",
             names=(name,),
         )
     for view in slow(found):
         yield Reason(
             is_note=True,
             grade=Grade.WARN,
-            sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
-            next_step="look at the load, the disk and the network of its machine",
+            sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to report its state",
+            next_step="check the load, the disk and the network of its machine",
             names=(view.meta.name,),
         )
     return f"all {len(found.nodes)} answer"
@@ -154,10 +153,10 @@ def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *,
         why = f": {error.message}" if seconds is None else f" within {seconds} seconds"
         cause = f"{kind} {name} does not answer at {view.meta.admin_listen}{why}"
         if not isinstance(error, TlsMismatch):
-            its_log = f"its process runs: see what it says with `waltzctl logs --daemon {name}`"
+            its_log = f"its process runs: read its log with `waltzctl logs --daemon {name}`"
             step = facts.repair if facts.repair == REPAIR else its_log
     else:
-        cause = f"{kind} {name} refuses to say how it is: {error.code} {error.message}"
+        cause = f"{kind} {name} refuses to report its state: {error.code} {error.message}"
     if touched and kind == "storage":
         cause += f". It has a replica of {spell(touched)}"
     return Reason(key=f"silent {name}", sentence=cause, next_step=step, partitions=touched, names=(name,))
@@ -171,8 +170,8 @@ def slow(found: ClusterSnapshot) -> list[ServerView | StorageView]:
 
 
 def margins(facts: Facts) -> Found:
-    """An owner notices late that a storage is silent, and the tool may know before. Or only the tool cannot reach it: such
-    a lonely partition may be open, and is not called closed."""
+    """Find partitions with too few replicas. An owner notices a silent storage late, so this tool may see it first; or
+    only this tool cannot reach the storage. Such a partition may be open, and is not reported as closed."""
     yield from _closed(facts)
     answering = {view.meta.name for view in facts.snapshot.storages if view.reported is not None}
     lonely: dict[tuple[int, int], list[int]] = {}
@@ -198,7 +197,7 @@ def margins(facts: Facts) -> Found:
             grade=Grade.UNKNOWN,
             sentence=f"seen from here, {level} of {total} replicas of {spell(numbers)} are level and answer, and "
             f"{majority(total)} have to flush a transaction: if their owners cannot reach more, nothing is committed",
-            next_step="bring the storages back that are named above; `waltzctl health` tries it out",
+            next_step="bring back the storages named above; test it with `waltzctl health`",
             partitions=tuple(numbers),
         )
     yield from _short(facts)
@@ -210,7 +209,7 @@ def margins(facts: Facts) -> Found:
         yield warn(f"{spell(thin)} can lose fewer replicas than they should")
     if single:
         yield warn(f"{spell(single, 'has', 'have')} one replica only: a lost disk is lost data")
-    return "every partition can lose as many replicas as it should be able to"
+    return "every partition can lose as many replicas as planned"
 
 
 def _closed(facts: Facts) -> Iterator[Reason]:
@@ -226,7 +225,7 @@ def _closed(facts: Facts) -> Iterator[Reason]:
         owners = sorted({view.owner for view in views if view.owner is not None})
         missing = sorted({name for view in views for name in view.replicas if name in silent})
         replicas = next((view.replicas for view in views if view.replicas), {})
-        needed = majority(len(replicas)) if replicas else 0  # nobody may know them: without documents, only an owner does
+        needed = majority(len(replicas)) if replicas else 0  # without documents only an owner knows the replicas
         cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else _why(views)
         refusing = sorted(views[0].refusing)
         if not found.servers:
@@ -252,19 +251,19 @@ def _closed(facts: Facts) -> Iterator[Reason]:
 
 
 def _why(views: Sequence[PartitionView]) -> str:
-    """Of partitions that wait for the same."""
+    """Return the common reason for which these partitions wait."""
     first = views[0]
     if len(views) == 1 or first.owner_says_open:
         return first.waiting
     if first.owner is None:
         return "no server owns them"
     if first.reported is None:
-        return f"their owner {first.owner} does not say how they are"
+        return f"their owner {first.owner} does not report their state"
     return first.reported.waiting or f"{first.owner} is recovering them"
 
 
 def _short(facts: Facts) -> Iterator[Reason]:
-    """Replicas that should count and do not, where the storage itself answers."""
+    """Find replicas that should count and do not, although their storage answers."""
     grouped: dict[tuple[str, str], list[tuple[int, str]]] = {}
     silent = facts.silent
     for view in facts.snapshot.partitions:
@@ -307,7 +306,7 @@ def replicas(facts: Facts) -> Found:
             if held.status is None or not held.status.is_sound:
                 yield Reason(
                     key=f"damaged {name} {held.partition}",
-                    sentence=f"{name} does not vouch for its replica of {held.story}",
+                    sentence=f"{name} does not serve its damaged replica of {held.story}",
                     next_step=f"bring it back from the others: `waltzctl storage recover {name}`",
                     partitions=(held.partition,),
                     names=(name,),
@@ -325,7 +324,7 @@ def replicas(facts: Facts) -> Found:
                 partitions=tuple(offline),
                 names=(name,),
             )
-    return "every replica vouches for what it holds"
+    return "no replica reports damage"
 
 
 def moves(facts: Facts) -> Found:
@@ -338,8 +337,7 @@ def moves(facts: Facts) -> Found:
         yield Reason(
             key=f"move {spell_numbers(numbers)}",
             grade=Grade.WARN,
-            sentence=f"replicas of {spell(numbers)} are on their way: now on {', '.join(there)}, in the end on "
-            f"{', '.join(sorted(wanted))}",
+            sentence=f"replicas of {spell(numbers)} are being moved from {', '.join(there)} to {', '.join(sorted(wanted))}",
             partitions=tuple(numbers),
             names=tuple(sorted({*there, *wanted})),
         )
@@ -348,44 +346,44 @@ def moves(facts: Facts) -> Found:
 
 def documents(facts: Facts) -> Found:
     for trouble, numbers in facts.snapshot.spoiled.items():
-        who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
+        who = f"; the owners of {spell(numbers)} continue with the last version they read" if numbers else ""
         yield Reason(key=f"documents {trouble}", sentence=trouble + who, partitions=tuple(numbers))
-    return "every document of the coordinator can be understood"
+    return "every document in ZooKeeper can be read"
 
 
 # -- consumer groups ----------------------------------------------------------------------------------------------------
 
 
 def consumer_groups(facts: Facts) -> Found:
-    """Those that do not go on, and those that have put something aside. The cluster is well all the same: mostly it is an
-    application that is in the way."""
+    """Find consumer groups that are stuck or have parked transactions. They do not make the cluster DEGRADED, because
+    the cause is usually an application."""
     found = facts.snapshot.groups
     for view in facts.snapshot.servers:
         if view.reported is not None and view.reported.groups is not None and view.reported.groups.trouble:
             yield Reason(
-                sentence=f"{view.meta.name} may not know the newest of consumer groups: {view.reported.groups.trouble}",
-                next_step="groups give nothing new out there before that is over: see the group log in `waltzctl partition "
+                sentence=f"{view.meta.name} may lack the newest state of consumer groups: {view.reported.groups.trouble}",
+                next_step="groups deliver nothing new there until this ends: see the group log in `waltzctl partition "
                 "list`, and `waltzctl events --level warning`",
             )
     if found is None:
         return "there are none"
     if found.foreign:
         yield warn(
-            f"{found.foreign:,} entries of the group log were written by no server, and are passed over: `audit.log` of "
-            "the servers says who mounted it"
+            f"{found.foreign:,} entries of the group log were written by no server, and are skipped: `audit.log` of "
+            "the servers names who mounted it"
         )
     for one in found.troubles:
         where = f"the group {one.name} in partition {one.partition}"
         if one.stopped:
             yield warn(f"{where} has stopped: {one.stopped}; {one.lag:,} transactions are not done")
         elif one.paused:
-            yield warn(f"{where} gives nothing out: {one.paused}")
+            yield warn(f"{where} is paused: {one.paused}")
         elif one.is_unattended:
             yield warn(f"{where} has {one.lag:,} transactions that are not done, and no member")
         if one.parked:
-            yield warn(f"{where} has put {one.parked:,} transactions aside")
+            yield warn(f"{where} has parked {one.parked:,} transactions")
     told = sum(bool(one.stopped or one.paused or one.is_unattended) for one in found.troubles)
     left = found.stopped + found.paused + found.unattended - told
     if left > 0:
-        yield warn(f"and at least {left:,} more do not go on: `waltzctl group list` has all of them")
-    return f"{found.groups:,} go on" if found.groups else "there are none"
+        yield warn(f"and at least {left:,} more are stuck: `waltzctl group list` shows all")
+    return f"all {found.groups:,} advance" if found.groups else "there are none"

@@ -632,7 +632,7 @@ def _opened(found: ClusterSnapshot) -> str:
     total = found.meta.partitions
     opened = total - sum(not view.is_group_log for view in found.closed)
     is_log_closed = found.group_log is not None and not found.group_log.is_open
-    return f"{opened} of {total} are open{', the log of groups is not' if is_log_closed else ''}"
+    return f"{opened} of {total} are open{', the group log is not' if is_log_closed else ''}"
 
 
 def is_even(found: ClusterSnapshot) -> bool:

@@ -95,7 +95,7 @@ class PartitionView:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the partition takes transactions: its owner reports so, and most of its replicas are served."""
+        """Return whether the partition takes transactions: its owner says so, and most of its replicas are served."""
         return self.owner_says_open and not self._lacks_majority
 
     @property
@@ -147,7 +147,7 @@ class PartitionView:
         if self.owner is None:
             return "no server owns it"
         if self.reported is None:
-            return f"its owner {self.owner} does not say how it is"
+            return f"its owner {self.owner} does not report its state"
         return "" if self.owner_says_open else self.reported.waiting or f"{self.owner} is recovering it"
 
     @property

@@ -123,21 +123,21 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (holding(free_bytes=9 << 20), "free space", Grade.WARN, "s1 has 0.0 GB free in data/s1, 8% of what it can use"),
         (holding(free_bytes=1 << 20), "free space", Grade.FAIL, "s1 has"),
         (holding(free_bytes=1 << 30, free_bytes_min=1 << 30), "free space", Grade.FAIL, "s1 has"),
-        (filling(hours=30), "free space", Grade.WARN, "which lasts for 30 hours as it is written to"),
-        (filling(hours=3), "free space", Grade.FAIL, "which lasts for 3 hours"),
+        (filling(hours=30), "free space", Grade.WARN, "enough for 30 hours at the present rate"),
+        (filling(hours=3), "free space", Grade.FAIL, "enough for 3 hours"),
         (with_storage(assigned=(held(0, is_full=True),)), "free space", Grade.FAIL, "the disk of s1 is full"),
         (with_storage(statistics=flushing(0.1)), "flush latency", Grade.WARN, "s1 takes"),
         (with_storage(statistics=flushing(*[0.001] * 9, 5.0)), "flush latency", Grade.FAIL, "ms (p99) to write and flush"),
         (with_storage(statistics=Statistics()), "flush latency", Grade.UNKNOWN, "s1 has written nothing"),
         (with_storage(assigned=(held(0, is_available=False),)), "damaged replicas", Grade.WARN, "0 on s1 offline"),
-        (with_storage(assigned=(replace(held(0), status=None),)), "damaged replicas", Grade.FAIL, "s1 does not vouch"),
-        (with_storage(scrub=scrub(period_seconds=0)), "scrub", Grade.WARN, "s1 does not look for rot"),
+        (with_storage(assigned=(replace(held(0), status=None),)), "damaged replicas", Grade.FAIL, "s1 does not serve its damaged"),
+        (with_storage(scrub=scrub(period_seconds=0)), "scrub", Grade.WARN, "s1 does not scrub its sealed segments"),
         (with_storage(scrub=scrub(damaged_segments=2, last_finding="id 7")), "scrub", Grade.WARN, "found 2 damaged"),
-        (with_storage(scrub=scrub(age_ms=22 * 86_400_000)), "scrub", Grade.WARN, "for 22.0 days; they are to be"),
+        (with_storage(scrub=scrub(age_ms=22 * 86_400_000)), "scrub", Grade.WARN, "for 22.0 days; the period is"),
         (with_storage(scrub=scrub(), uptime_ms=22 * 86_400_000), "scrub", Grade.WARN, "has not read all its sealed"),
         (with_storage(version="0.9"), "versions", Grade.WARN, "0.9: s1; 1: waltzctl, a, b, s2, s3"),
-        (with_storage(vitals=None), "clocks", Grade.UNKNOWN, "s1 does not tell its time"),
-        (with_storage(vitals=None), "open files", Grade.UNKNOWN, "s1 does not tell"),
+        (with_storage(vitals=None), "clocks", Grade.UNKNOWN, "s1 does not report its clock"),
+        (with_storage(vitals=None), "open files", Grade.UNKNOWN, "s1 does not report its open files"),
         (with_storage(vitals=Vitals(time_ms=NOW_MS, open_files=70, open_files_max=100)), "open files", Grade.WARN, "70 of"),
         (with_storage(vitals=Vitals(time_ms=NOW_MS, open_files=99, open_files_max=100)), "open files", Grade.FAIL, "99 of"),
         (with_storage(vitals=Vitals(time_ms=NOW_MS + 2_000, open_files=1, open_files_max=9)), "clocks", Grade.WARN,
@@ -145,17 +145,17 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (with_storage(vitals=Vitals(time_ms=NOW_MS - 90_000, open_files=1, open_files_max=9)), "clocks", Grade.FAIL,
          "a is 90,000 ms ahead of s1"),
         (with_storage(assigned=tuple(held(number) for number in range(5))), "forgotten replicas", Grade.WARN,
-         "s1 holds partition 4, which no document wants from it"),
+         "s1 holds partition 4, which no document assigns to it"),
         (replace(sound(), moves={1: ("s1",), 2: ("s1",)}), "unfinished moves", Grade.WARN, "partitions 1-2"),
-        (replace(sound(), servers=(server("a"), server("b", is_draining=True))), "drained servers", Grade.WARN, "b takes"),
+        (replace(sound(), servers=(server("a"), server("b", is_draining=True))), "drained servers", Grade.WARN, "b is still"),
         (replace(sound(), servers=()), "processes", Grade.FAIL, "no server is up"),
         (replace(sound(), missing=(server("c").meta,)), "processes", Grade.FAIL, "server c is not up: it was at c:2"),
-        (with_partition(MUTE), "quorum margin", Grade.UNKNOWN, "0 takes no transactions: its owner a does not say"),
-        (with_partition(MUTE), "replica lag", Grade.UNKNOWN, "no owner says how partition 0 is"),
+        (with_partition(MUTE), "quorum margin", Grade.UNKNOWN, "0 takes no transactions: its owner a does not report"),
+        (with_partition(MUTE), "replica lag", Grade.UNKNOWN, "no owner reports the replicas of partition 0"),
         (with_partition(LATE), "replica lag", Grade.WARN, "partition 0 on s2 is 199,995 ids behind (live)"),
-        (with_partition(STUCK), "archive", Grade.WARN, "archive of partition 0 does not go on: s1: W2260 away; how long"),
-        (with_archive(missing="it is gone"), "archived objects", Grade.FAIL, "partition 0 lacks what was in it: it is"),
-        (with_archive(age_ms=60 * 3_600_000), "archived objects", Grade.WARN, "was looked for 60 hours ago"),
+        (with_partition(STUCK), "archive", Grade.WARN, "archive of partition 0 does not advance: s1: W2260 away; how long"),
+        (with_archive(missing="it is gone"), "archived objects", Grade.FAIL, "partition 0 lost an object: it is"),
+        (with_archive(age_ms=60 * 3_600_000), "archived objects", Grade.WARN, "began 60 hours ago"),
         (with_partition(BEHIND), "backup", Grade.WARN, "the backup of partition 0 is more than 2 minutes behind"),
         (replace(sound(), unreadable={"/storages/s9": GONE}), "documents", Grade.FAIL, GONE.message),
     ],
@@ -215,7 +215,7 @@ def test_most_replicas_in_one_group_where_there_are_groups_enough() -> None:
     assert grades(facts(replace(sound(), storages=three))) == {}, "two groups are all that there are"
     four = (*three, storage("s4", group="east", statistics=flushing(0.002), partitions=0))
     found = finding(facts(replace(sound(), storages=four)), "failure domains")
-    assert found == "most replicas of partitions 0-3 are in the group north, and stop with it"
+    assert found == "most replicas of partitions 0-3 are in the group north, whose failure would stop them"
 
 
 def test_what_could_not_be_looked_at_is_unknown() -> None:
@@ -238,10 +238,10 @@ def test_a_small_disk_that_is_mostly_free_is_well() -> None:
 def test_how_long_disks_last_is_said_where_nothing_leaves_them() -> None:
     """And on what that is based."""
     stuck = replace(filling(hours=100), partitions=(STUCK,))
-    words = "the disk of s1 is full first, in 100 hours, if it goes on as in the 1.0 since it started"
+    words = "the disk of s1 fills up first, in 100 hours at the rate of the 1.0 hours since its storage started"
     assert words in finding(facts(stuck), "archive")
     filled = filling(hours=3)
-    assert "3 hours as it is written to (on average of the 1.0 hours since" in finding(facts(filled), "free space")
+    assert "3 hours at the present rate (average of the 1.0 hours since" in finding(facts(filled), "free space")
     trimmed = replace(filled, meta=replace(filled.meta, keep_local="7d"))
     assert "free space" not in grades(facts(trimmed)), "what is archived leaves it"
     assert "free space" in grades(facts(replace(trimmed, partitions=(STUCK,))))
@@ -264,14 +264,14 @@ def test_an_archived_object_that_is_lost_makes_a_cluster_degraded(trouble: dict[
     lost = verdict(**trouble)
     (reason,) = lost.reasons
     assert lost.health is Health.DEGRADED
-    assert reason.sentence.startswith("the archive of partition 0 lacks what was in it")
+    assert reason.sentence.startswith("the archive of partition 0 lost an object")
     assert "waltzctl archive heal" in reason.next_step
     assert not reason.stops
 
 
 def test_what_is_archived_was_there_not_long_ago() -> None:
     assert "not looked" not in finding(facts(), "archived objects")
-    assert finding(facts(with_archive(age_ms=3 * 3_600_000)), "archived objects").endswith("3 hours ago, or later")
+    assert finding(facts(with_archive(age_ms=3 * 3_600_000)), "archived objects").endswith("at most 3 hours ago")
 
 
 def with_groups(*troubles: GroupTrouble, **totals: Any) -> ClusterSnapshot:
@@ -290,13 +290,13 @@ def test_consumer_groups_that_do_not_go_on() -> None:
         "the group mailer in partition 3 has stopped: id 6: no such address",
         "94 transactions are not done",
         "the group index in partition 0 has 7 transactions that are not done, and no member",
-        "the group index in partition 1 has put 5 transactions aside",
-        "and at least 3 more do not go on: `waltzctl group list` has all of them",
+        "the group index in partition 1 has parked 5 transactions",
+        "and at least 3 more are stuck: `waltzctl group list` shows all",
     ]
     assert judge(found).is_healthy, "the cluster is well"
     behind = facts(with_groups(trouble="the group log is away"))
     assert grades(behind) == {"consumer groups": Grade.FAIL}
-    assert "a may not know the newest of consumer groups: the group log is away" in finding(behind, "consumer groups")
+    assert "a may lack the newest state of consumer groups: the group log is away" in finding(behind, "consumer groups")
 
 
 def test_all_groups_in_one_line() -> None:

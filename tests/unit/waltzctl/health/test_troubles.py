@@ -55,7 +55,7 @@ def test_the_group_log_is_no_partition_of_applications(is_open: bool) -> None:
     last = found.partitions[-1]
     log = replace(last, partition=found.meta.partitions, is_group_log=True, reported=last.reported if is_open else None)
     verdict = judge(replace(found, partitions=(*found.partitions, log)))
-    more = "" if is_open else ", the log of groups is not"
+    more = "" if is_open else ", the group log is not"
     assert verdict.sentence == f"all 4 partitions are open{more}; 2 servers and 3 storages answer"
     assert verdict.is_healthy == is_open
 
@@ -74,7 +74,7 @@ def test_a_storage_is_gone() -> None:
         UP,
     )
     assert one(judge(without(snapshot, "s3"), repair=UP))[1] == (
-        "its process runs: see what it says with `waltzctl logs --daemon s3`"
+        "its process runs: read its log with `waltzctl logs --daemon s3`"
     )
 
 
@@ -92,7 +92,7 @@ def test_documents_that_were_deleted_or_spoiled() -> None:
     assert found.health is Health.DEGRADED
     assert [reason.sentence for reason in found.reasons] == [
         "/storages/s9 is no JSON",
-        "/storages/s1 is gone; the owners of partitions 0-1 go on with what is known",
+        "/storages/s1 is gone; the owners of partitions 0-1 continue with the last version they read",
     ]
     assert all("waltzctl storage add" in reason.next_step for reason in found.reasons)
     assert not snapshot.is_healthy
@@ -106,7 +106,7 @@ def test_a_server_that_should_be_there_is_missed() -> None:
     assert found.health is Health.DEGRADED
     assert found.sentence == "all 4 partitions are open; 1 of 2 servers and 3 storages answer"
     reported, step = one(found)
-    assert reported == "server b is not up: it was at b:2, and ZooKeeper has lost it"
+    assert reported == "server b is not up: it was at b:2, and is not registered"
     assert "`waltzctl server remove b`" in step
     assert one(judge(snapshot, down=["b"], repair=UP)) == ("b does not run", UP)
     assert not snapshot.is_healthy
@@ -194,7 +194,7 @@ def test_nobody_owns_a_partition() -> None:
     assert one(several)[0] == "partitions 1-2 take no transactions: no server owns them"
     mute = tuple(replace(partition(number, owner="a"), reported=None) for number in (0, 1))
     assert one(judge(well(partitions=mute)))[0] == (
-        "partitions 0-1 take no transactions: their owner a does not say how they are"
+        "partitions 0-1 take no transactions: their owner a does not report their state"
     )
     found = judge(well(servers=(), leader=None, partitions=(nobody,)))
     assert [reason.next_step.partition(";")[0] for reason in found.reasons] == ["start a server", "start a server"]
@@ -252,7 +252,7 @@ def test_zookeeper_is_gone() -> None:
     lost = Lost(cause=GONE, seen="2026-01-01T00:00:00Z")
     reported, step = one(judge(apart, lost=lost))
     assert reported.startswith(
-        "ZooKeeper does not answer: nobody listens there; it was last seen from here at 2026-01-01T00:0"
+        "ZooKeeper does not answer: nobody listens there; its last answer to this machine was at 2026-01-01T00:0"
     )
     assert step == "bring ZooKeeper back"
     assert one(judge(apart, lost=lost, down=["zookeeper"], repair=UP)) == (reported, UP)
@@ -272,7 +272,7 @@ def test_who_is_slow_is_noted_and_is_no_trouble() -> None:
     late = well(storages=(replace(view, call=replace(view.call, milliseconds=1234.0)), storage("s2"), storage("s3")))
     found = judge(late)
     assert (found.health, found.reasons) == (Health.HEALTHY, ())
-    assert found.notes == ("s1 took 1,234 ms to say how it is",)
+    assert found.notes == ("s1 took 1,234 ms to report its state",)
     assert judge(well()).notes == ()
 
 
@@ -282,7 +282,7 @@ def test_what_storages_say_of_their_replicas() -> None:
     found = judge(well(storages=(bad, storage("s2", assigned=(refused,)), storage("s3"))))
     assert [reason.sentence for reason in found.reasons] == [
         "an operator took partition 2 on s1 offline",
-        "s2 does not vouch for its replica of partition 3: refused, a gap",
+        "s2 does not serve its damaged replica of partition 3: refused, a gap",
         "the disk of s1 is full (data/s1): partitions 0-1 cannot be written there",
     ]
 
@@ -297,7 +297,7 @@ def test_the_way_back_online_can_be_typed() -> None:
 
 def test_unfinished_moves() -> None:
     found = judge(well(moves={2: ("s1", "s2", "s4"), 3: ("s1", "s2", "s4")}))
-    assert one(found)[0] == "replicas of partitions 2-3 are on their way: now on s1, s2, s3, in the end on s1, s2, s4"
+    assert one(found)[0] == "replicas of partitions 2-3 are being moved from s1, s2, s3 to s1, s2, s4"
 
 
 def test_a_process_that_nobody_registered() -> None:
@@ -309,9 +309,9 @@ def test_a_server_that_runs_and_is_in_no_list() -> None:
     found = judge(well(), unlisted={"c": 4711}, repair=UP)
     assert found.health is Health.DEGRADED
     assert one(found) == (
-        "server c runs (process 4711), and ZooKeeper does not have it: it stands still, has lost contact, or has only just "
+        "server c runs (process 4711), and ZooKeeper does not have it: it is frozen, has lost contact, or has only just "
         "been started",
-        f"wait a moment; a process that stands still is ended with `kill -9 4711` and comes back with `{UP}`",
+        f"wait a moment; end a frozen process with `kill -9 4711`, and start it again with `{UP}`",
     )
 
 
@@ -333,7 +333,7 @@ def test_documents_that_are_gone_are_no_invitation_to_make_others() -> None:
     lost = Lost(cause=NodeMissing("the coordinator has no cluster at this root"), seen="2026-01-01T00:00:00Z")
     reason = next(reason for reason in judge(well(), lost=lost).reasons if reason.key == "documents")
     assert "ZooKeeper answers" in reason.sentence
-    assert "last seen from here at 2026-01-01" in reason.sentence
+    assert "last answer to this machine was at 2026-01-01" in reason.sentence
     assert "put the newest copy" in reason.next_step
     assert "Make no second cluster over this one" in reason.next_step
     assert "create the cluster" not in NodeMissing("x").detail_next_step
