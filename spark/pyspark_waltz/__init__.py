@@ -1,8 +1,8 @@
-"""What makes `spark.read.format("waltz")` work without a word before it.
+"""The registration of `spark.read.format("waltz")`, without any code of the user.
 
-Spark looks for modules whose names begin with `pyspark_`, and registers the `DefaultSource` of each, when a session first
-meets a format that it does not know. It imports all of them in one go, and gives up on every one when one cannot be
-imported. So without PyArrow or the rest of `waltzd[spark]` this one offers nothing, and other data sources work.
+When a session first gets an unknown format, Spark imports all modules whose names begin with `pyspark_`, and registers the
+`DefaultSource` of each. If one of them cannot be imported, it registers none. So without the packages of `waltzd[spark]`,
+this module defines nothing, and other data sources still work.
 """
 
 from __future__ import annotations

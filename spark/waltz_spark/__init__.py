@@ -1,1 +1,1 @@
-"""What analysts import. It needs the `spark` extra (pyarrow); no daemon and no tool of operators imports it."""
+"""The Spark data source and exports. They need the `spark` extra; no daemon imports this package."""

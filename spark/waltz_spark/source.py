@@ -1,8 +1,8 @@
-"""`spark.read.format("waltz")` and `spark.readStream.format("waltz")`.
+"""The Spark data source: `spark.read.format("waltz")` and `spark.readStream.format("waltz")`.
 
 Spark calls these classes in short-lived processes beside the driver, one for each step of planning, and sends the reader to
-the executors. So nothing is kept from one step to the next, and what a user hands over is checked by whichever step meets
-it first. Options are named as the sources of Kafka and Delta name theirs; docs/spark.md lists them.
+the executors. So no state survives a step, and each step checks the options that it uses. Options are named as in the Kafka
+and Delta sources; docs/spark.md lists them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WaltzDataSource(DataSource):
         return "waltz"
 
     def schema(self) -> StructType:
-        """The first thing that Spark asks for, and the one place where a stream's options can be refused before it runs."""
+        """Return the schema, and check all options: a stream's options can only be refused here before it runs."""
         with telling():
             given = given_options(self.options)
             sizing_of(given)
@@ -50,7 +50,7 @@ class WaltzDataSource(DataSource):
 
 
 class WaltzReader(DataSourceReader):
-    """One reading of what the log holds at the moment of planning."""
+    """A batch read of the log as it is at the time of planning."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         with telling():
@@ -63,7 +63,7 @@ class WaltzReader(DataSourceReader):
         self.pushFilters = _OptionalPushdown(self)  # type: ignore[method-assign]
 
     def narrow(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Yields the filters that Spark has to apply itself."""
+        """Apply filters; yield those that Spark has to apply itself."""
         for each in filters:
             narrowed = self._filters.narrowed(each)
             if narrowed is None:
@@ -84,8 +84,10 @@ class WaltzReader(DataSourceReader):
 
 
 class _OptionalPushdown:
-    """Spark refuses every reading by a reader that overrides `pushFilters` while `spark.sql.python.filterPushdown.enabled`
-    is off, which is the default. This looks as if nothing were overridden, and works when it is called."""
+    """A `pushFilters` that Spark does not recognise as an override.
+
+    Spark refuses a reader that overrides `pushFilters` while `spark.sql.python.filterPushdown.enabled` is off, which is the
+    default."""
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 

@@ -1,8 +1,8 @@
-"""The log as a stream: what has been read is a position in Spark's checkpoint, and nowhere else.
+"""The log as a stream: the progress is a position in Spark's checkpoint, and nowhere else.
 
-Spark keeps one reader in a process beside the driver for as long as the query runs, and sends a second one, made of the
-same options, to the executors: the two share nothing. The last `commit` and `stop` may never come. So a batch follows from
-its two positions alone (`waltz_spark.table.position`), and nothing is remembered here but what can be asked for again.
+Spark keeps one reader in a process beside the driver while the query runs, and sends a second one with the same options to
+the executors; the two share no state. The last calls of `commit` and `stop` may never come. So a batch depends on its two
+positions only (`waltz_spark.table.position`), and the reader only caches values that it can read again.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._catalog: Catalog | None = None
         self._bound: Position | None = None
         self._told: set[str] = set()
-        """What was passed over and said: Spark asks again and again."""
+        """Losses that were logged: Spark plans again and again."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Only a new query asks for it: `startingTxnIds` and `startingTime` mean nothing to one that has a checkpoint."""
+        """Return the start of a new query; `startingTxnIds` and `startingTime` are ignored by one with a checkpoint."""
         with telling():
             catalog = self._look()
             selection = timed(self._selection, self._origin, catalog)
@@ -71,7 +71,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return beginning_at(catalog, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark has no limit of both kinds; it hands this one back, and `latestOffset` keeps both."""
+        """Return one of the limits, because Spark has no limit of both kinds; `latestOffset` applies both."""
         if self._limit.txns is not None:
             return ReadMaxRows(self._limit.txns)
         return ReadAllAvailable() if self._limit.bytes is None else ReadMaxBytes(self._limit.bytes)
@@ -91,7 +91,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._catalog is None else end_of(self._catalog).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """After a restart this is asked for a batch that an earlier process planned."""
+        """Return the tasks of a batch. After a restart, an earlier process may have planned it."""
         with telling():
             begin, behind = Position.from_json(start), Position.from_json(end)
             spans = between(begin, behind)
@@ -107,7 +107,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Reading(self._origin, self._projection).batches(partition)
 
     def _look(self) -> Catalog:
-        if self._end:  # said here, because PySpark falls over itself where a reader cannot be made, and tells that instead
+        if self._end:  # not in __init__: PySpark hides errors of a reader's constructor behind its own
             raise BadArgument(
                 f"{self._end} makes no sense for a stream, which has no end", next_step=f"leave {self._end} out"
             )
@@ -126,7 +126,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def limit_of(options: Mapping[str, str]) -> Limit:
-    """From options whose names are in lower case."""
+    """Parse the options about the size of batches; names are in lower case."""
     txns, size = options.get(MAX_TXNS.lower()), options.get(MAX_BYTES.lower())
     return Limit(
         txns=None if txns is None else number_of(MAX_TXNS, txns), bytes=None if size is None else size_of(MAX_BYTES, size)

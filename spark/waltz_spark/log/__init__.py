@@ -1,1 +1,1 @@
-"""Logs: what there is to read, which part of it, and bytes to columns and back."""
+"""Reading of logs: origins, the selection of ids, and the conversion between records and Arrow columns."""

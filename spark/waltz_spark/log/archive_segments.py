@@ -40,12 +40,13 @@ from waltzd.format.record import Run
 from waltzd.protocol.timelines import FIRST, Lineage
 
 READ_BYTES = 16 << 20
-"""Of one request of a reading. It is in memory beside what is made of it."""
+"""Bytes of one request of a read; they are in memory beside the rows that are made of them."""
 REMEMBERED_SECONDS = 10.0
-"""What there is: a stream asks a hundred times a second, and a list of objects costs money."""
+"""Seconds for which the list of segments is cached: a stream asks a hundred times a second, and listing costs money."""
 INDEX_BYTES = 1 << 20
+"""Bytes of one request for an index."""
 LOOK_BYTES = 64 << 10
-"""Of one request of who looks at heads, footers or an index."""
+"""Bytes of one request of a search for a time."""
 _NOT_READ = "nothing was read"
 T = TypeVar("T")
 
@@ -56,8 +57,7 @@ def _opened(place: str, _process: int) -> Store:
 
 
 class ObjectFile:
-    """A stretch of an object as a file that is only read. What was fetched last is kept, and some of what comes behind it
-    is fetched along."""
+    """A range of an object as a read-only file, with a buffer and read-ahead."""
 
     def __init__(self, store: Store, name: str, start: int, size: int, ahead: int) -> None:
         self._store, self._name, self._start, self._size, self._ahead = store, name, start, size, ahead
@@ -71,7 +71,7 @@ class ObjectFile:
         return self._size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end."""
+        """Return `size` bytes; fewer only at the end."""
         size = max(0, min(size, self._size - offset))
         if not self._offset <= offset <= offset + size <= self._offset + len(self._kept):
             goes_on = self._offset <= offset <= self._offset + len(self._kept)
@@ -92,14 +92,14 @@ class ObjectFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive has at one moment."""
+    """The segments in an archive at one moment."""
 
     key: UUID
-    """Of the cluster."""
+    """Key of the cluster."""
     pieces: dict[int, list[Entry]]
-    """Of each partition that has any, in the order of ids."""
+    """Archived segments of each partition, in the order of ids."""
     lineages: dict[int, Lineage] = field(default_factory=dict)
-    """Timelines of these partitions; the pieces are of the last one."""
+    """Timelines of these partitions; the segments belong to the last one."""
 
     @property
     def timelines(self) -> dict[int, UUID]:
@@ -175,7 +175,7 @@ class ArchiveSegments:
         return first_at(extents, catalog.spans[partition].first, time, self._asked)
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Of the segment. None where it cannot be read: that is said when its records are."""
+        """Return the header of a segment; None if it cannot be read, which the read of its records reports."""
         try:
             return FileHeader.decode(self._header_of(extent), self._path(extent))
         except (ArchiveDamaged, HeaderDamaged):
@@ -232,7 +232,7 @@ class ArchiveSegments:
 
 
 def is_piece(extent: Extent) -> bool:
-    """Whether it is of an archive."""
+    """Return whether an extent is a segment in an archive."""
     return extent.place.startswith("[")
 
 
@@ -251,7 +251,7 @@ def _not_returned(next_id: int) -> str:
 
 @contextmanager
 def _asking(not_done: str) -> Iterator[None]:
-    """The errors of a store speak of writing."""
+    """Replace the advice in errors of a store, which is for writers."""
     try:
         yield
     except (StoreRefused, StoreUnavailable) as error:

@@ -1,9 +1,9 @@
-"""Segments of format 1 as records: many batches at a time.
+"""Segments of format 1 as records, many batches at a time.
 
-A log that is quiet has a batch for each transaction, so the heads of many batches are checked as columns: for each batch
-alone there is a native pass over its records, and little else. What is given was proven by the checksums of its batch,
-which imply those of its records; a batch is read whole even where only a part of it was asked for. The twin is
-`waltzd.format.batch.why_wrong`, which looks at one batch.
+A quiet log has one batch for each transaction, so the heads of several batches are checked as columns: each batch costs
+one native pass over its records, and little else. Returned records are proven by the checksum of their batch, which implies
+those of the records; a batch is read whole even if only a part of it is needed. The slow twin, for one batch, is
+`waltzd.format.batch.why_wrong`.
 
 As in format 0, the index is a hint: without it, the lengths of records are followed.
 """
@@ -26,12 +26,12 @@ from waltzd.format.record import LockColumns, Run
 from waltzd.format.span import BatchSpan, whole_batches
 
 _ONE_BYTES = 5
-"""In front of the ids of locks, where all records have as many: the form of the counts, and the count."""
+"""Bytes before the ids of locks if all records have the same number of locks: the form of the counts, and the count."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """Where no sound batch with the next id stands."""
+    """The offset at which there is no valid batch with the next id."""
 
     offset: int
     next_id: int
@@ -49,7 +49,7 @@ class Batches:
     # -- reading
 
     def runs(self, span: Span, *, bytes_max: int, with_locks: bool) -> Iterator[Run | Bad]:
-        """The records of the span, a `Bad` at the end where they cannot be proven."""
+        """Yield the records of the span; yield a `Bad` last if some cannot be proven."""
         bytes_max = max(bytes_max, HEAD_BYTES)
         found = self._start(span.first, bytes_max)
         if isinstance(found, Bad):
@@ -64,7 +64,7 @@ class Batches:
                 if size_of_next <= window or offset + size_of_next > self._size:
                     yield Bad(offset, max(next_id, span.first))
                     return
-                if Head.decode(raw) is None:  # nothing so large is allocated on the word of a damaged one
+                if Head.decode(raw) is None:  # do not allocate the size in a damaged head
                     yield Bad(offset, max(next_id, span.first))
                     return
                 window = size_of_next
@@ -87,11 +87,11 @@ class Batches:
                 return
 
     def _run(self, batches: _BatchSpan, offset: int, *, with_locks: bool) -> Run | None:
-        """The records of the sound batches of a span, of fewer where lengths or ids show that an owner was wrong."""
+        """Return the records of the valid batches of a span, of fewer where lengths or ids show that an owner was wrong."""
         return batches.columns(with_locks=with_locks) if batches.find_starts(self._hint(batches, offset)) else None
 
     def _hint(self, batches: BatchSpan, offset: int) -> I64 | None:
-        """Where each record starts in the span, as the index says."""
+        """Return the offsets of records in the span, according to the index."""
         if self._index is None:
             return None
         entries = read_index(self._index, batches.first_id - self._first_id, batches.next_id - batches.first_id)
@@ -100,7 +100,7 @@ class Batches:
     # -- finding
 
     def _start(self, id_: int, bytes_max: int) -> int | Bad:
-        """The offset of the batch that has the id."""
+        """Return the offset of the batch with the id, or a `Bad`."""
         if id_ == self._first_id:
             return HEADER_BYTES
         if self._index is not None:
@@ -123,7 +123,7 @@ class Batches:
         return Head.decode(self._file.read(offset, HEAD_BYTES)) if HEADER_BYTES <= offset < self._size else None
 
     def heads(self, offset: int, bytes_max: int) -> Iterator[tuple[int, Head]]:
-        """Each with its offset, from that of a batch on, as far as they are sound."""
+        """Yield the heads of batches with their offsets, starting at a batch, up to the first invalid one."""
         raw, start = b"", 0
         while True:
             if offset + HEAD_BYTES > start + len(raw):
@@ -135,12 +135,13 @@ class Batches:
             offset += head.size
 
     def first_time(self) -> int | None:
-        """Of its first batch."""
+        """Return the time of the first batch; None if it is damaged."""
         head = self._head(HEADER_BYTES)
         return None if head is None else head.time
 
     def first_at(self, time: int, bytes_max: int) -> int | None:
-        """The id of the first record of that time or later; None where there is none. By the footer, where there is one."""
+        """Return the id of the first record of that time or later; None if there is none. Use the footer if there is
+        one."""
         footer = read_footer(self._file)
         if footer is None:
             return self._first_by_heads(time, bytes_max)
@@ -159,7 +160,7 @@ class Batches:
 
 
 class _BatchSpan(BatchSpan):
-    """As one run, with what stands beside the records."""
+    """A span of batches that becomes one run with times, groups and locks."""
 
     def columns(self, *, with_locks: bool) -> Run | None:
         head, records = self.head[: self.count], self.records
@@ -185,11 +186,11 @@ class _BatchSpan(BatchSpan):
         return found
 
     def _locks(self, records: I64) -> LockColumns | None:
-        """None where a section is none: its checksum is right, so its owner was wrong."""
+        """Return the locks; None if a section is invalid despite its checksum, because of a faulty owner."""
         head, behind = self.head[: self.count], np.cumsum(records)
         sizes, starts = head["lock_bytes"].astype(np.int64), self.at[: self.count] + HEAD_BYTES
         parts: list[tuple[I64, LockColumns]] = []
-        """Numbers of batches with as many locks each, and what they say."""
+        """Batches with the same number of locks for each record, and their locks."""
         forms = np.frombuffer(self.raw, np.uint8)[starts]
         has_one = (records == 1) & (sizes >= _ONE_BYTES) & (forms == 0)
         for size in np.unique(sizes[has_one]).tolist():
@@ -207,7 +208,7 @@ class _BatchSpan(BatchSpan):
         return _in_order(parts, behind - records, int(behind[-1]))
 
     def _locks_of_ones(self, starts: I64, size: int) -> LockColumns | None:
-        """Of batches of one record whose sections have the same size. As columns: a quiet log has nothing else."""
+        """Return the locks of batches with one record and equal sizes, as columns: a quiet log has no other batches."""
         every = np.ndarray((len(self.raw) - size + 1,), f"V{size}", buffer=self.raw, strides=(1,))
         rows = np.ascontiguousarray(every[starts]).view(np.uint8).reshape(-1, size)
         each = 4 * (size - _ONE_BYTES) // 33  # of 8 bytes and 2 bits
@@ -223,7 +224,7 @@ class _BatchSpan(BatchSpan):
 
 
 def _in_order(parts: Sequence[tuple[I64, LockColumns]], firsts: I64, records: int) -> LockColumns:
-    """`firsts`: of each batch, the number of its first record."""
+    """Merge locks in the order of records. `firsts`: index of the first record of each batch."""
     counts = np.zeros(records, np.int64)
     places = []
     for numbers, found in parts:

@@ -1,8 +1,8 @@
-"""Asynchronous streams for synchronous code, such as a task of Spark: one loop for the process, on its own thread.
+"""Asynchronous streams for synchronous code, such as a Spark task: one event loop for the process, on its own thread.
 
-The thread lives as long as the process and its loop is never closed, because a thread of gRPC may still have something to
-tell it after the last call. What a stream gives next is fetched while its reader works on what came before, and no further
-ahead, so memory stays bounded.
+The thread lives as long as the process and its loop is never closed, because a thread of gRPC may call it after the last
+call has ended. The next item of a stream is fetched while its reader processes the current one, and no further ahead, so
+memory is bounded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from waltzd.client.loop import LoopThread
 
 T = TypeVar("T")
 AHEAD_MAX = 2
-"""Items of one stream that wait for its reader."""
+"""Items of one stream that are fetched ahead at most."""
 
 END_SECONDS = 5.0
-"""No process waits longer for its streams at its end."""
+"""Seconds that the end of the process waits for its streams."""
 
 _lock = threading.Lock()
 _threads: dict[int, LoopThread] = {}
-"""By process."""
+"""Thread of each process id: a forked process needs a new one."""
 
 
 def _thread() -> LoopThread:
@@ -40,7 +40,7 @@ def _thread() -> LoopThread:
 
 
 def _end(process: int) -> None:
-    """Closes streams that were not read to their end, while there is still a thread that can do it."""
+    """Close streams that were not read to their end, before the thread ends with the process."""
     if process == os.getpid():
         wait_for(_cancel_all())
 
@@ -59,7 +59,7 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 def items(stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """The stream is closed when this is, or has come to its end."""
+    """Yield the items of an asynchronous stream; close it at its end, or when this generator is closed."""
     pump = wait_for(_start(stream))
     try:
         while True:
@@ -68,7 +68,7 @@ def items(stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
                 return
             yield found[0]
     finally:
-        if not sys.is_finalizing():  # then the thread does not run any more, and the call would not return
+        if not sys.is_finalizing():  # else the thread has ended, and the call would not return
             wait_for(pump.stop())
 
 
@@ -97,7 +97,7 @@ class _Pump(Generic[T]):
         return task is not None and task.cancelling() > 0
 
     async def next(self) -> tuple[T, ...]:
-        """One item, or none at the end; raises what ended the stream, behind everything that it gave before."""
+        """Return the next item in a tuple, or an empty one at the end; raise an error of the stream after its last item."""
         found = await self._waiting.get()
         if not found:
             await self._task

@@ -1,7 +1,7 @@
-"""Records as Arrow columns, without a Python object per record.
+"""Records as Arrow columns, without a Python object for each record.
 
-The heads are read as one structured array (`waltzd.format.record.heads`, the same decoder that storages use), the payloads
-are cut out of the run by one native call. A batch owns its memory, so the run's buffer may be used again. Only runs whose
+The heads are read as one structured array (`waltzd.format.record.heads`, which storages use as well); the payloads are cut
+out of the run by one native call. A batch owns its memory, so the buffer of the run may be reused. Only runs whose
 checksums were checked become rows.
 """
 
@@ -29,14 +29,14 @@ RECORD = pa.schema(
         ("data", pa.binary()),
     ]
 )
-"""What a record says itself. `crc` is the payload's checksum as stored, as signed 32 bits: Arrow readers on the JVM have no
-unsigned integers."""
+"""Columns from the record itself. `crc` is the stored checksum of the payload as signed 32 bits, because Arrow on the JVM
+has no unsigned integers."""
 
 TIME = pa.timestamp("us", tz="UTC")
 LOCKS = pa.list_(pa.field("element", pa.struct([("lock", pa.int64()), ("mode", pa.string())])))
 BESIDE = pa.schema([("time", TIME), ("locks", LOCKS), ("group", pa.int64())])
-"""What its batch says of it. In format 0, where there is no batch, all of it is null: it is not known. `lock` is the hash
-as signed 64 bits; `group` the id of the first transaction of those that it was appended with, null if it was alone."""
+"""Columns from the record's batch; null in format 0, which has no batches. `lock` is the hash as signed 64 bits; `group` is
+the id of the first transaction of its group, null without a group."""
 
 SCHEMA = pa.schema([*RECORD, *BESIDE])
 NO_GROUP = -1
@@ -54,8 +54,7 @@ _COLUMN = {
 
 
 def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
-    """The records of a run whose checksums were checked, as rows in order of their ids. `groups`: what
-    `waltz_spark.log.groups` found out; None where none is in one."""
+    """Return the records of a checked run as rows. `groups` is from `waltz_spark.log.groups`; None without groups."""
     if len(run.data) > BATCH_BYTES_MAX:
         raise TooLarge(
             f"{len(run.data)} bytes of records do not fit one Arrow batch of {BATCH_BYTES_MAX} bytes",
@@ -90,7 +89,7 @@ assert min(Mode) == 1
 
 
 def lock_column(locks: LockColumns | None, times: I64 | None, count: int) -> pa.Array:
-    """An empty list where a transaction took none; null where that is not known, as without a time."""
+    """Return the column of locks: an empty list for a transaction without locks; null if they are unknown."""
     if locks is None or times is None:
         return pa.nulls(count, LOCKS)
     offsets = np.zeros(count + 1, np.int32)

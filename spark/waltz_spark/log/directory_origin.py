@@ -1,17 +1,16 @@
-"""Directories of storages as an origin, stopped or running, and copies of them.
+"""Directories of storages as an origin: of stopped or running storages, or copies.
 
-A replica may hold records that were never committed and will be cut. So only what the small files vouch for is given: what
-the owner said is committed, and the low-water mark as far as the replica had it on its disk. The last records before a stop
-may be missing here although they are committed; `allowUncommitted` gives all that is there. Where several
-directories hold a partition, the one that vouches for most is read, and where its bytes are damaged, another one. What a
-running storage writes meanwhile does not matter: committed records never change.
+A replica may hold records that were never committed and will be cut. So only records that its small files vouch for are
+returned: those up to the mark that an owner reported as committed, and up to the low-water mark as far as they are on disk.
+The last committed records before a stop may be missing; `allowUncommitted` returns all records. If several directories hold
+a partition, the one that vouches for most is read, and where its bytes are damaged, another one. A running storage may
+write meanwhile: committed records never change.
 
-Old segments may have been moved away: a log begins where its first segment does. That is no damage, because nothing says
-that there ever should be more; what is missing behind that is, because ids have no gap. Where several directories begin
-at different ids, the log is what they hold together.
+Old segments may have been moved away: a log begins with its first segment. A gap after that is damage, because ids have no
+gaps. If several directories begin at different ids, the log is the union of their segments.
 
-A log may begin in format 0 and go on in format 1: the header of each segment says which. Where a time begins is found by
-the first batch of each segment, and by the footer of one.
+A log may begin in format 0 and continue in format 1; the header of each segment names its format. A time is found by the
+first batch of each segment, and by the footer of one.
 """
 
 from __future__ import annotations
@@ -70,14 +69,14 @@ from waltzd.storage.replica.promise import floor_of, read_promise
 T = TypeVar("T")
 _log = logging.getLogger("waltz.spark")
 _UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion)
-"""What another directory may make good."""
+"""Errors of one directory after which another one is tried."""
 
 
 def certain_mark(struct: ControlStruct | None, promise: Promise | None) -> int | None:
-    """Up to where a replica's records are committed, and on its disk; None when nothing says so. Pure.
+    """Return the last id that is certainly committed and on the replica's disk; None if unknown. Pure.
 
-    The low-water mark may be above what this replica holds, while it is being brought level: then what it had when the mark
-    was set counts, and what it says is durable since. The original promised nothing, so there only the former."""
+    While a replica catches up, its low-water mark may be above its last id. Then the id that it had when the mark was set
+    counts, and the id that it has reported as durable since; files of the original Waltz have only the former."""
     if promise is None:
         return None if struct is None else min(struct.low_mark, struct.local_low_mark)
     if struct is None:
@@ -87,21 +86,21 @@ def certain_mark(struct: ControlStruct | None, promise: Promise | None) -> int |
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One partition in one directory, by its names and small files."""
+    """One partition in one directory, according to file names and small files."""
 
     directory: str
     partition: int
     key: UUID
     last_id: int
-    """The last one that may be given."""
+    """Last id that may be returned."""
     first_ids: tuple[int, ...] = ()
-    """Of its segments."""
+    """First ids of its segments."""
     bytes: tuple[int, ...] = ()
-    """Of its segments, as far as they may be given."""
+    """Sizes of its segments, without ids that may not be returned."""
     complaint: WaltzError | None = None
-    """Why it cannot be read at all."""
+    """Error if the replica cannot be read at all."""
     lineage: Lineage = NEVER_FORKED
-    """Timelines of its log; it holds the last one."""
+    """Timelines of its log; its records belong to the last one."""
 
     @property
     def span(self) -> Span:
@@ -121,11 +120,10 @@ class Replica:
 
 
 def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
-    """Which replica is read for which ids, in the order of the ids. Pure.
+    """Return the replicas to read, with their ids, in the order of the ids. Pure.
 
-    The one that reaches furthest gives all that it has; of the ids before, the one that begins first. A gap between two of
-    them is given to the one behind it, which reports the ids as missing when they are read: a reading of other ids goes
-    on."""
+    The replica with the highest id is read for all its ids; for lower ids, the one that begins first. A gap between two
+    replicas is assigned to the later one, which reports the ids as missing only if they are read."""
     newest = max(replicas, key=lambda replica: (replica.last_id, -replica.span.first))
     found = [(newest, newest.span)]
     first = newest.span.first
@@ -144,7 +142,7 @@ def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
 @dataclass(frozen=True, kw_only=True)
 class DirectoryOrigin:
     storages: tuple[str, ...]
-    """Directories, of one cluster."""
+    """Directories of storages of one cluster."""
     allows_uncommitted: bool = False
     disk: Disk = field(default_factory=RealDisk, repr=False, compare=False)
 
@@ -170,7 +168,7 @@ class DirectoryOrigin:
             if partitions is None and ledger is not None:
                 wanted.update(ledger.structs)
         if unfit and not (wanted and found.keys() >= wanted):
-            raise unfit[0]  # what it holds is not known
+            raise unfit[0]  # its partitions are unknown
         if not found and not partitions:
             raise NothingHere(f"{', '.join(self.storages)}: no partition is there", not_done="nothing was read")
         if len(keys) > 1:
@@ -199,8 +197,7 @@ class DirectoryOrigin:
         lineage.check(position.timeline, position, what="the reader", partition=partition)
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Of the segment that the extent lies in: where it begins, and when it was made. None where it cannot be read:
-        whether another directory has these records shows when they are read."""
+        """Return the header of an extent's segment; None if it cannot be read, which the read of its records reports."""
         try:
             return FileHeader.decode(read_whole(self.disk, extent.place, HEADER_BYTES), extent.place)
         except _UNFIT:
@@ -211,7 +208,7 @@ class DirectoryOrigin:
         return first_at(extents, catalog.spans[partition].first, time, self._asked)
 
     def _asked(self, extent: Extent, ask: Callable[[Segment], T]) -> T:
-        """Of the segment that the extent lies in, in whichever directory it is readable."""
+        """Call `ask` with the segment of an extent, in the first directory in which it is readable."""
         problem = None
         for place, has in self._places(extent):
             if has.cut(extent.span).count == 0:
@@ -244,10 +241,10 @@ class DirectoryOrigin:
         assert problem is not None
         raise problem
 
-    # -- what there is
+    # -- catalog
 
     def _places(self, extent: Extent) -> Iterator[tuple[Place, Span]]:
-        """The one that was chosen, then all others that have the partition; and which ids each of them has for certain."""
+        """Yield the chosen directory of an extent, then all others with the partition, and the certain ids of each."""
         directory = extent.place.rpartition("/")[0]
         storage = directory.rpartition("/")[0]
         yield Place(directory, extent.partition, self._key(storage)), extent.span
@@ -271,7 +268,8 @@ class DirectoryOrigin:
         return next((replica.lineage for replica in replicas), NEVER_FORKED)
 
     def _key(self, storage: str) -> UUID | None:
-        """What the ledger would say, without the marks of all partitions: those are many, and every extent is asked for."""
+        """Return the key of the cluster without reading the marks of all partitions, because it is needed for every
+        extent."""
         if not self._has_control(storage):
             return None
         path = join(storage, IDENTITY_NAME)
@@ -284,7 +282,7 @@ class DirectoryOrigin:
         return ControlHeader.decode(read_whole(self.disk, path, HEADER_BYTES), path).key
 
     def _has_control(self, storage: str) -> bool:
-        """False for bare partitions."""
+        """Return whether a storage has a control file; False for bare partitions."""
         there = self.disk.exists(join(storage, CONTROL_NAME))
         if not there and not self.allows_uncommitted:
             raise MarkUnknown(f"{storage} has no control file, so nothing says what in it is committed")
@@ -307,7 +305,7 @@ class DirectoryOrigin:
         for number in sorted(
             ledger.structs.keys() | {found for name in there if (found := partition_of(name)) is not None}
         ):
-            if number == ledger.group_log:  # it holds nothing of applications
+            if number == ledger.group_log:  # it has no transactions of applications
                 continue
             struct = ledger.structs.get(number)
             if (partitions is not None and number not in partitions) or (struct is not None and not struct.is_assigned):
@@ -335,7 +333,7 @@ class DirectoryOrigin:
         return self._shelved(bare, mark, newest=newest)
 
     def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:
-        """The replica with its segments up to the id."""
+        """Return the replica with its segments up to an id."""
         entries = {entry.name: entry for entry in self.disk.list(bare.directory)}
         first_ids = [first_id for first_id in segment_ids(entries) if first_id <= last_id + 1]
         if last_id >= 0 and not first_ids:
@@ -352,10 +350,10 @@ class DirectoryOrigin:
             lineage=bare.lineage,
         )
 
-    # -- what is not vouched for
+    # -- uncommitted records
 
     def _without_control(self, storage: str, partitions: Collection[int] | None) -> Iterator[Replica]:
-        """Segments alone, as a restored archive has them."""
+        """Yield the partitions of a directory without a control file."""
         for entry in self.disk.list(storage):
             number = partition_of(entry.name)
             if number is None or not entry.is_directory or (partitions is not None and number not in partitions):
@@ -369,7 +367,7 @@ class DirectoryOrigin:
                 yield self._whole(bare, floor=NO_MARK)
 
     def _whole(self, bare: Replica, *, floor: int) -> Replica:
-        """Up to its last sound record. What of it is damaged before that shows when it is read."""
+        """Return the replica up to its last valid record. Damage before that is reported by reads."""
         first_ids = segment_ids(self.disk.names(bare.directory))
         last_id = NO_MARK
         if first_ids:
@@ -413,7 +411,7 @@ def _sound(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _of_newest_timeline(replicas: Sequence[Replica]) -> list[Replica]:
-    """Return those replicas that hold the newest timeline: what the others have above a fork is not the log any more."""
+    """Return the replicas that hold the newest timeline: records of older ones above a fork are not on the log any more."""
 
     def rank(replica: Replica) -> tuple[int, int]:
         later = replica.lineage.later
@@ -430,7 +428,7 @@ def _of_newest_timeline(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _extents(replica: Replica, span: Span) -> Iterator[Extent]:
-    """What one replica is read for; a gap, too, is an extent."""
+    """Yield the extents of a replica for a span; a gap is one extent."""
     if span.first < replica.span.first:
         yield Extent(partition=replica.partition, span=span, bytes=0, place=replica.place(span.first))
     else:
@@ -438,8 +436,7 @@ def _extents(replica: Replica, span: Span) -> Iterator[Extent]:
 
 
 def _bytes(entries: dict[str, Entry], first_id: int, last_id: int) -> int:
-    """Of the segment's file, as much as these ids are of all that it holds. The index, which knows how many, may be wrong:
-    this is only for weighing."""
+    """Estimate the bytes of ids `first_id` to `last_id` in a segment, by its index, which may be wrong."""
     size = entries[segment_name(first_id)].size
     index = entries.get(index_name(first_id))
     count = index_entries(index.size) if index is not None else 0

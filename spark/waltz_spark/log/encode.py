@@ -1,10 +1,9 @@
-"""Arrow columns as records again: the exact inverse of `waltz_spark.log.decode`, without a Python object per record.
+"""Arrow columns as records: the exact inverse of `waltz_spark.log.decode`, without a Python object for each record.
 
-The checksum of a record follows from that of its head and that of its payload, which is one of the columns, so no payload
-is read. A payload that was changed on the way therefore makes a record that is visibly damaged. The other way round, a log
-can hold a record whose payload is not what its client's checksum says, and which is sound all the same because its own
-checksum was computed over it; only `resealed`, which reads everything, makes such a record as it was. What it makes is
-believed only where something else proves it, as the checksums in the manifest of an export do.
+The checksum of a record is computed from those of its head and of its payload, which is a column, so payloads are not read.
+A payload that was changed therefore results in a record with a wrong checksum. In the other direction, a log can contain a
+record whose payload does not match its client's checksum, with a correct checksum of its own; only `resealed`, which reads
+all bytes, restores it. Its result has to be proven by something else, as the checksums in the manifest of an export.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _FIELDS = {
 
 
 def encode(batch: pa.RecordBatch) -> Run:
-    """The records that these rows describe: rows of one partition, with ids that follow each other."""
+    """Return the records of rows of one partition with consecutive ids."""
     _check(batch)
     count = batch.num_rows
     if count == 0:
@@ -75,7 +74,7 @@ def encode(batch: pa.RecordBatch) -> Run:
 
 
 def resealed(run: Run) -> Run:
-    """The same records, each with the checksum that its bytes have. One pass over the bytes; a copy only if one differs."""
+    """Return the records with checksums computed from their bytes, in one pass; copy only if a checksum differs."""
     suspects = suspect_blocks(run.data, run.bounds[1:], trailers(run))
     if not suspects:
         return run
@@ -88,7 +87,7 @@ def resealed(run: Run) -> Run:
 
 
 def beside(run: Run, batch: pa.RecordBatch) -> Run:
-    """Return the run that was made of these rows, with their times, groups and locks."""
+    """Return a run with the times, groups and locks of the rows that it was made of."""
     times = _numbers(batch.column("time").cast(pa.int64()).fill_null(NO_TIME)).astype(np.int64)
     if (times == NO_TIME).all():
         return run
@@ -111,14 +110,15 @@ def _locks(column: pa.ListArray) -> LockColumns:
 
 
 class Beside:
-    """CRC-32 of what stands beside records, the same however they are cut into runs. `times` are the first and the last."""
+    """CRC-32 of times, groups and locks, independent of how records are cut into runs. `times` are the first and the
+    last."""
 
     def __init__(self) -> None:
         self.times: tuple[int, int] | None = None
         self._crcs = [0] * 5
 
     def add(self, run: Run) -> None:
-        """The next records, with their locks."""
+        """Add the next records, with their locks."""
         count = len(run)
         times = np.full(count, NO_TIME, np.int64) if run.times is None else run.times
         follows = np.zeros(count, np.bool_) if run.follows is None else run.follows
@@ -131,7 +131,7 @@ class Beside:
 
     @property
     def crc(self) -> int | None:
-        """None where no record has a time: there is nothing beside records of format 0."""
+        """The CRC-32; None if no record has a time, as in format 0."""
         return None if self.times is None else crc32(struct.pack(">5I", *self._crcs))
 
 
@@ -160,6 +160,6 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
 
 
 def _fixed(values: NDArray[Any], width: int) -> pa.Array:
-    """Each row's bytes as an Arrow value."""
+    """Return the bytes of each row as an Arrow value."""
     offsets = np.arange(0, (len(values) + 1) * width, width, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values.tobytes())])

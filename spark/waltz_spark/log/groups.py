@@ -1,8 +1,8 @@
-"""Which group each transaction is in: the id of the first of those that were appended together.
+"""The group of each transaction: the id of the first transaction that it was appended with.
 
-A run says of each record only whether it goes on with the one before, and of its last one whether it goes on behind it.
-Readers may ask for any ids, so a reading may begin within a group; then the records in front of it are looked at. An extent
-does not begin there, because no batch is ever split.
+A run has a flag for each record that continues the group of the one before, and one flag for the record after its end. A
+read may begin within a group; then earlier records are read to find its first one. An extent never begins within a group,
+because batches are not split.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from waltzd.format.checksum import I64
 from waltzd.format.record import Run
 
 LOOK_BACK = 64
-"""So many records are asked for in front of the first one, and twice as many each time after that."""
+"""Records that are read before the first one to find the start of its group; doubled with each further read."""
 
 
 class Grouped(NamedTuple):
     run: Run
     groups: I64 | None
-    """The id of the first of its group for each record, or `NO_GROUP`; None where all are alone."""
+    """First id of each record's group, or `NO_GROUP`; None if no record is in a group."""
 
 
 def read_grouped(origin: Origin, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool) -> Iterator[Grouped]:
-    """What `origin.read` gives, with groups."""
+    """Yield the runs of `origin.read`, with groups."""
 
     def read(some: Span) -> Iterator[Run]:
         return origin.read(extent, some, batch_bytes=batch_bytes, with_locks=with_locks)
@@ -38,7 +38,7 @@ def read_grouped(origin: Origin, extent: Extent, span: Span, *, batch_bytes: int
 
 
 def grouped(read: Callable[[Span], Iterator[Run]], whole: Span, span: Span) -> Iterator[Grouped]:
-    """What `read` gives of a span, which lies within `whole`."""
+    """Yield the runs of `read` for a span within `whole`, with groups."""
     begin: int | None = None
     for run in read(span):
         if begin is None:
@@ -49,7 +49,7 @@ def grouped(read: Callable[[Span], Iterator[Run]], whole: Span, span: Span) -> I
 
 
 def _begin(read: Callable[[Span], Iterator[Run]], first_id: int, id_: int) -> int:
-    """The first of the group that goes on at `id_`, from `first_id` on."""
+    """Return the first id, at or above `first_id`, of the group that continues at `id_`."""
     count, last = LOOK_BACK, id_ - 1
     while last >= first_id:
         start, found = max(first_id, last - count + 1), NO_GROUP
@@ -64,7 +64,9 @@ def _begin(read: Callable[[Span], Iterator[Run]], first_id: int, id_: int) -> in
 
 
 def groups_of(run: Run, begin: int) -> tuple[I64 | None, int]:
-    """Of each record, and of the one behind if it goes on. `begin`: of the group that goes on at the first record. Pure."""
+    """Return the group of each record, and the group that a following record would continue. Pure.
+
+    `begin` is the first id of the group that the first record continues."""
     follows: Flags | None = run.follows
     if follows is None or not follows.any():
         if not run.goes_on:

@@ -1,7 +1,7 @@
-"""A running cluster and its archive as one origin: what is archived comes out of the store, and the rest from the cluster.
+"""A running cluster with its archive as one origin: archived segments come from the store, later records from the cluster.
 
-So a reading of old ids costs the cluster nothing, and ids that have left its storages are there all the same. How far a
-partition goes is what the cluster says: what an archive has above that is not given.
+Reading old ids costs the cluster nothing, and ids that have left its storages are available. The cluster determines the end
+of each partition: ids that the archive has above it are not returned.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class JoinedOrigin:
         return replace(live, extents=tuple(_joined(live, pieces)))
 
     def _shared(self, live: Catalog, archived: Contents, partition: int) -> Span:
-        """Return the ids of the archive that are on the log of the cluster: the archive may still end with a timeline that
-        the cluster has left."""
+        """Return the ids of the archive that are on the log of the cluster; the archive may end with an older timeline."""
         pieces = archived.pieces[partition]
         if not pieces:
             return Span(0, EMPTY)
@@ -64,7 +63,7 @@ class JoinedOrigin:
         yield from origin.read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks)
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """By the archive, and by the cluster where the archive has nothing so late."""
+        """Search the archive first, and then the cluster for later times."""
         own = [extent for extent in catalog.extents if extent.partition == partition]
         archived = [extent for extent in own if is_piece(extent)]
         rest = [extent for extent in own if not is_piece(extent)]
@@ -76,12 +75,12 @@ class JoinedOrigin:
         return self.live.first_at(_of(catalog, partition, rest), partition, time)
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Of the segment, of what is archived."""
+        """Return the header of an archived segment; None for extents of the cluster."""
         return self.archive.header(extent) if is_piece(extent) else None
 
 
 def _joined(live: Catalog, archived: Iterable[Extent]) -> Iterator[Extent]:
-    """In order of partition and id: pieces, then what lies behind them."""
+    """Yield extents in order of partition and id: archived segments, then the later ids of the cluster."""
     pieces, rest = _by_partition(archived), _by_partition(live.extents)
     for number, span in live.spans.items():
         own = pieces.get(number, [])
@@ -98,7 +97,7 @@ def _by_partition(extents: Iterable[Extent]) -> dict[int, list[Extent]]:
 
 
 def _of(catalog: Catalog, partition: int, extents: Sequence[Extent]) -> Catalog:
-    """As if nothing else were there."""
+    """Return the catalog with only these extents of a partition."""
     span = Span(extents[0].span.first, extents[-1].span.last) if extents else catalog.spans[partition]
     return replace(catalog, spans={partition: span}, extents=tuple(extents))
 

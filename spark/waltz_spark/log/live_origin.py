@@ -1,11 +1,10 @@
-"""A running cluster as an origin: marks from the owners of partitions, bytes from the storages that hold replicas.
+"""A running cluster as an origin: high-water marks from the owners of partitions, records from replicas.
 
-An owner says up to where its partition is committed, and nothing above that is asked for. It is asked for a confirmed
-mark, in which no earlier append is missing. Where no majority of the storages confirms one, the mark that the owner
-knows is taken with a warning: it may be an old one, and what is below it is committed all the same. The bytes come from
-replicas, which give a reader without a session only what they know to be committed, so reading costs the owners
-nothing. A replica that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked
-at last. Tasks get the addresses from the catalog; only the catalog asks ZooKeeper.
+The owner of a partition reports its committed mark, and no id above it is read. The mark is confirmed: it includes every
+append that was acknowledged before. If no majority of the storages confirms it, the mark that the owner knows is used, with
+a warning: it may be old, but all ids below it are committed. Records are read from replicas, which return only committed
+ids to readers without a session, so reading does not load the owners. If a replica fails or is behind, the next one is
+read, and at last the owner. Tasks get all addresses from the catalog; only the catalog connects to ZooKeeper.
 """
 
 from __future__ import annotations
@@ -55,25 +54,25 @@ from waltzd.wire.tls import Tls
 _log = logging.getLogger("waltz.spark")
 CALL_SECONDS = 5.0
 FRAME_SECONDS = 30.0
-"""How long to wait for the next records of a replica, before another one is asked."""
+"""Time-out for the next records of a replica, after which another one is read."""
 PATIENCE_SECONDS = 30.0
-"""How long to wait for an owner of a partition, through a fail-over."""
+"""Time-out for finding an owner of a partition, which covers a fail-over."""
 CONFIRM_SECONDS = 3.0
-"""How long a confirmed mark is asked for: an owner without a majority says so after two seconds."""
+"""Time for which a confirmed mark is requested: an owner without a majority fails after two seconds."""
 CALLS_MAX = 64
-"""So many partitions are asked about at once."""
+"""Concurrent calls about partitions."""
 REMEMBERED_SECONDS = 10.0
-"""Which servers, storages and segments there are."""
+"""Seconds for which the lists of servers, storages and segments are cached."""
 FRAME_BYTES = 1 << 20
-"""Of records in one message: smaller and larger ones were slower."""
+"""Bytes of records in one message: smaller and larger messages were slower."""
 RECORD_BYTES_LIKELY = 256
-"""Where nothing is known about the size of records yet."""
+"""Assumed size of a record while no segment is known."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Three files, which have to be there wherever something is read."""
+    """Paths of three files, which have to exist on all machines that read."""
 
     certificate: str
     key: str
@@ -82,7 +81,7 @@ class Certificate:
 
 @functools.lru_cache(maxsize=8)
 def _tls(certificate: Certificate) -> Tls:
-    """One for the process: it notices by itself when the files are replaced."""
+    """Return the TLS of the process, which reloads replaced files."""
     try:
         return Tls(certificate.certificate, certificate.key, certificate.ca, role=None)
     except BadConfig as error:
@@ -95,12 +94,12 @@ def _tls(certificate: Certificate) -> Tls:
 
 @dataclass(frozen=True)
 class Route:
-    """Whom to ask for the records of a partition; it travels with each extent."""
+    """The addresses for reading a partition, which are sent with each extent."""
 
     key: UUID
     servers: tuple[str, ...]
     replicas: tuple[tuple[str | None, str], ...]
-    """Name, where it is known, and address of each storage, those first that certainly have everything."""
+    """Name, if known, and address of each storage; members of the replica set come first."""
 
     def encode(self) -> str:
         return json.dumps({"key": str(self.key), "servers": self.servers, "replicas": self.replicas})
@@ -112,7 +111,7 @@ class Route:
         return Route(UUID(found["key"]), tuple(found["servers"]), replicas)
 
     def in_turn(self, partition: int, first_id: int) -> Sequence[tuple[str | None, str]]:
-        """Readers of different ids begin with different replicas."""
+        """Return the storages in an order that depends on the ids, to spread readers over replicas."""
         if not self.replicas:
             return ()
         start = crc32(b"%d %d" % (partition, first_id)) % len(self.replicas)
@@ -120,14 +119,16 @@ class Route:
 
 
 _Storages: TypeAlias = Callable[[int], Sequence[tuple[str | None, str]]]
-"""Of a partition: name and address of each."""
+"""Function from a partition to the names and addresses of its storages."""
 _Sealed: TypeAlias = Sequence[tuple[int, int, int]]
-"""First id, last id and size of each segment."""
+"""First id, last id and size of each sealed segment."""
 
 
 class _Memory:
-    """For streams, which look again and again: what changes seldom need not be asked every time. And a mark that was seen
-    once stays, on its timeline: an owner that was replaced and does not know it yet may say less."""
+    """A cache for streams, which read the catalog repeatedly.
+
+    It also keeps the highest mark of each timeline, because an owner that was replaced without noticing may report a lower
+    one."""
 
     def __init__(self) -> None:
         self.until = 0.0
@@ -137,7 +138,7 @@ class _Memory:
         self.key: UUID | None = None
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
-        """A pickled copy begins empty."""
+        """Pickle as an empty cache."""
         return _Memory, ()
 
     def refresh(self, now: float) -> None:
@@ -161,21 +162,21 @@ class _Memory:
 @dataclass(frozen=True, kw_only=True)
 class LiveOrigin:
     servers: tuple[str, ...] = ()
-    """Addresses of some of them, for applications; the coordinator, where one is given, knows more."""
+    """Addresses of some servers; with a coordinator, its servers are added."""
     storages: tuple[str, ...] = ()
-    """Addresses for readers, where no coordinator is given. Without any, owners give all records."""
+    """Addresses of storages, if there is no coordinator. Without any, records are read from owners."""
     coordinator: str | None = None
     root: str = "/waltz"
     coordinator_tls: str | None = None
-    """How it is spoken to; these are for the driver only, which asks it."""
+    """TLS to ZooKeeper. It and the following settings are only used by the driver."""
     coordinator_tls_certificate: str | None = None
     coordinator_tls_key: str | None = None
     coordinator_tls_ca: str | None = None
     coordinator_credentials: str | None = None
-    """A file."""
+    """File with the credentials for ZooKeeper."""
     certificate: Certificate | None = None
     bytes_per_second: int | None = None
-    """Of what one task reads."""
+    """Rate limit of one task; None for no limit."""
     seconds: float = PATIENCE_SECONDS
     _throttle: Throttle = field(init=False, repr=False, compare=False)
     _memory: _Memory = field(init=False, repr=False, compare=False)
@@ -197,7 +198,7 @@ class LiveOrigin:
                 yield from _gathered(runs, batch_bytes)
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """Owners know it, but for a log that is of format 0 to its end."""
+        """Ask the owner; a log that ends in format 0 has no times."""
         span = catalog.spans[partition]
         route = next((Route.decode(extent.place) for extent in catalog.extents if extent.partition == partition), None)
         if route is None:
@@ -230,10 +231,10 @@ class LiveOrigin:
         finally:
             await where.close()
 
-    # -- what there is
+    # -- catalog
 
     async def _catalog(self, partitions: Collection[int] | None) -> Catalog:
-        _ = self._identity  # what is wrong with its files is said before the first call
+        _ = self._identity  # report errors of the files before the first call
         memory = self._memory
         memory.refresh(asyncio.get_running_loop().time())
         try:
@@ -273,8 +274,9 @@ class LiveOrigin:
         )
 
     async def _mark(self, where: Routes, number: int) -> Position:
-        """An owner without a majority is asked for what it knows: reading what is committed needs no majority. An owner
-        that is still recovering says neither."""
+        """Return the mark of a partition: a confirmed one, or the one that an owner without a majority knows.
+
+        Reading committed records needs no majority. An owner that is recovering reports no mark."""
         clock = asyncio.get_running_loop().time
         until = clock() + CONFIRM_SECONDS
 
@@ -304,13 +306,13 @@ class LiveOrigin:
         await coordinator.start()
         try:
             cluster = Cluster(coordinator)
-            await cluster.meta()  # whether there is one at all
+            await cluster.meta()  # raises if there is no cluster
             servers, storages, (sets, _) = await asyncio.gather(cluster.servers(), cluster.storages(), cluster.replicas())
         finally:
             await coordinator.close()
         addresses = tuple(dict.fromkeys([*self.servers, *(server.listen for server in servers.values())]))
         if not addresses:
-            raise NoServerUp(f"{self.describe()} has no server that is up, so nobody says what is committed")
+            raise NoServerUp(f"{self.describe()} has no server that is up, so its committed marks are unknown")
 
         def of(number: int) -> list[tuple[str | None, str]]:
             replicas = sorted(sets.partitions.get(number, {}).items(), key=lambda each: each[1] is not Membership.MEMBER)
@@ -336,7 +338,7 @@ class LiveOrigin:
             raise BadArgument(error.message, not_done="nothing was asked of the cluster") from error
 
     async def _sealed(self, routes: Mapping[int, Route]) -> dict[int, _Sealed]:
-        """Segments that storages name: good places for cuts, and what they weigh."""
+        """Ask storages for their sealed segments, at which reads are split, and for their sizes."""
         silent: set[str] = set()
         replicas: dict[str, ReplicaClient] = {}
 
@@ -387,8 +389,7 @@ class LiveOrigin:
             except WaltzError as error:
                 said.append(f"{who}: {error.message}")
                 has_left = has_left or isinstance(error, Trimmed | OnlyInArchive)
-                # That a replica does not know yet what has just been committed, or has no more what is archived, is nothing
-                # to worry about.
+                # A replica that is slightly behind, or has trimmed archived records, is normal.
                 level = logging.DEBUG if isinstance(error, BeyondLog | Trimmed) else logging.WARNING
                 _log.log(level, "ids from %d of partition %d are asked of another one. %s", next_id, number, said[-1])
         raise LogUnreadable(
@@ -415,7 +416,7 @@ class LiveOrigin:
                 yield run
 
     async def _of_owner(self, route: Route, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
-        """Through a fail-over, as long as something comes."""
+        """Read from the owner, through fail-overs, while there is progress."""
         where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
         next_id, attempt, loop = span.first, 0, asyncio.get_running_loop()
         try:
@@ -459,7 +460,7 @@ class LiveOrigin:
 
     @property
     def _may_read_replicas(self) -> bool:
-        """An application may not; its owners give it what it may read."""
+        """False for applications, which may read from owners only."""
         tls = self._identity
         return tls is None or tls.identity.role in READ.roles
 
@@ -481,7 +482,7 @@ async def _each(numbers: Collection[int], ask: Callable[[int], Awaitable[T]]) ->
 
 
 def extents_of(partition: int, mark: int, sealed: _Sealed, place: str) -> Iterator[Extent]:
-    """Ids 0 to `mark`, cut where segments are. Pure. What they weigh is taken from those segments whose size is known."""
+    """Yield ids 0 to `mark`, split at segments, with sizes estimated from the known segments. Pure."""
     known = [(last_id - first_id + 1, size) for first_id, last_id, size in sealed if size and last_id >= first_id]
     records = sum(count for count, _ in known)
     likely = sum(size for _, size in known) / records if records else RECORD_BYTES_LIKELY
@@ -495,7 +496,7 @@ def extents_of(partition: int, mark: int, sealed: _Sealed, place: str) -> Iterat
 
 
 def _gathered(runs: Iterator[Run], batch_bytes: int) -> Iterator[Run]:
-    """Joins small runs."""
+    """Join small runs into runs of about `batch_bytes`."""
     waiting: list[Run] = []
     size = 0
     for run in runs:

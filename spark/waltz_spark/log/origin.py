@@ -1,8 +1,8 @@
-"""Where a log is read from: a live cluster with its archive, an archive alone, or directories of storages.
+"""The interface of origins: a live cluster, alone or with its archive, or directories of storages.
 
-Each of them tells what there is (`catalog`) and gives it, as runs of whole records whose checksums were checked (`read`).
-Everything above, the data source, the export, the verification, sees only this. An origin is a value: it is pickled and
-sent to the tasks, and opens what it needs there.
+An origin has a catalog of what can be read, and reads it as runs of whole records with checked checksums. The data source,
+exports and verification depend only on this interface. An origin is a value: it is pickled, sent to the tasks, and opens
+files and connections there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
 BATCH_BYTES = 4 << 20
-"""What to read at once. Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the processor's caches."""
+"""Bytes of a batch. Smaller batches cost more (1 MiB: a fifth); larger ones do not fit into the processor's caches."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,28 +39,28 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """A stretch of one partition that lies in one place and is best read in one go: a segment, a file, a range of ids."""
+    """A range of ids of one partition that is best read at once, such as a segment."""
 
     partition: int
     span: Span
     bytes: int
-    """On the disk, as far as it is known; for weighing, not for allocating."""
+    """Estimated size on disk, for balancing tasks only."""
     place: str
-    """What only its origin understands: a path, or nothing."""
+    """Text that only its origin interprets, such as a path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """What there was to read at one moment. Only what is committed: a replica may hold more, which may yet be cut."""
+    """The committed records that could be read at one moment."""
 
     key: UUID
-    """Of the cluster."""
+    """Key of the cluster."""
     spans: Mapping[int, Span]
-    """For each partition, the ids that can be read."""
+    """Ids of each partition that can be read."""
     extents: tuple[Extent, ...]
-    """Together they cover the spans, without overlap; in order of partition and id."""
+    """Extents that cover the spans without overlap, in order of partition and id."""
     timelines: Mapping[int, UUID] = field(default_factory=dict)
-    """Of each partition whose log has forked, the identity of the timeline that is read."""
+    """Identity of the timeline that is read, for each partition whose log has forked."""
 
     def position(self, partition: int, id_: int) -> Position:
         """Return this id as a position of the timeline that is read."""
@@ -69,40 +69,41 @@ class Catalog:
 
 class Origin(Protocol):
     def describe(self) -> str:
-        """For people: what is read, in a few words."""
+        """Return a short description for people."""
         ...
 
     def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
-        """Of these partitions, or of all."""
+        """Return the catalog of these partitions, or of all."""
         ...
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
-        """The records of `span`, which lies within the extent, in order and without a gap, each run about so large. What is
-        missing, damaged or not committed raises an error that names the partition and the ids. Locks are made only where
-        they are asked for, times and groups always."""
+        """Yield the records of `span`, which lies within the extent, in order and without a gap, in runs of `batch_bytes`.
+
+        Missing, damaged or uncommitted records raise an error with the partition and the ids. Runs have times and groups,
+        and locks on request."""
         ...
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """The id of the first record in the catalog whose time is `time` (µs since 1970) or later; the one behind the last
-        where there is none. Records of format 0 have no time, and lie in front of all that have one."""
+        """Return the first id in the catalog with time `time` (µs since 1970) or later; the id after the last if there is
+        none. Records of format 0 have no time, and come before all others."""
         ...
 
     def check(self, partition: int, position: Position) -> None:
-        """Raise `OtherTimeline` where the position, which is of another timeline than the log, is not on the log."""
+        """Raise `OtherTimeline` if a position of another timeline is not on the log."""
         ...
 
 
 def check_reached(
     origin: Origin, catalog: Catalog, reached: Mapping[int, Position], *, what: str, next_step: Callable[[int, int], str]
 ) -> None:
-    """Raise `OtherTimeline` where a last id that was read is not on the log any more. A position at or below the fork is.
+    """Raise `OtherTimeline` if a last id that was read is not on the log any more; ids up to the fork are.
 
     Args:
         origin: Where the log is read from.
         catalog: What it has.
         reached: Last id that was read of each partition.
-        what: Which remembers the ids, for the message.
-        next_step: Makes the next step of a partition and of the last id that both timelines share.
+        what: The thing that stores the ids, for the message.
+        next_step: Function from a partition and the last shared id to the advice in the error.
     """
     for number, position in sorted(reached.items()):
         if number not in catalog.spans or position == EMPTY:

@@ -1,8 +1,8 @@
-"""How a reading is cut into tasks. Pure: extents and wishes in, splits out; nothing is read.
+"""The division of a read into tasks. Pure.
 
-A split is a stretch of one partition: ids without a gap, perhaps over several extents. One extent is one split, unless it
-is so small that starting a task would cost more than reading it: then neighbours go together. Cuts inside an extent are
-made only when smaller or more splits were asked for. Together the splits cover exactly what was selected, each id once.
+A split is a range of ids of one partition, perhaps over several extents, and is read by one task. One extent is one split,
+unless it is so small that starting a task would cost more than reading it: then neighbours are joined. Extents are cut only
+if smaller or more splits were requested. The splits cover exactly the selected ids, each once.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from waltzd.format.record import OVERHEAD_BYTES, Run
 MIN_PARTITIONS, MAX_RECORDS, SPLIT_BYTES = "minPartitions", "maxRecordsPerPartition", "splitBytes"
 OPTIONS = (MIN_PARTITIONS, MAX_RECORDS, SPLIT_BYTES)
 TASK_BYTES_MIN = 64 << 20
-"""A task costs 60 to 100 ms by itself, in which this much is read: below it, most of the time would be spent on tasks."""
+"""Bytes below which splits are joined: a task costs 60 to 100 ms, in which about this amount is read."""
 SPLITS_MAX = 1_000_000
-"""The driver needs 3.4 KB for each."""
+"""Limit of splits; the driver needs 3.4 KB of memory for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
     splits_min: int = 1
-    """If there are so many records."""
+    """Lowest number of splits, if there are enough records."""
     records_max: int | None = None
     bytes_max: int | None = None
-    """As far as sizes are known; a single record may be larger."""
+    """Largest estimated size of a split; a single record may be larger."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The piece of an extent that one task reads."""
+    """The part of an extent that one task reads."""
 
     extent: Extent
     span: Span
 
     @property
     def bytes(self) -> int:
-        """As far as it is known; a record has at least its head and trailer."""
+        """Estimated size: at least head and trailer of each record."""
         share = self.extent.bytes * self.span.count // max(1, self.extent.span.count)
         return max(share, OVERHEAD_BYTES * self.span.count)
 
     def cut(self, pieces: int) -> list[Part]:
-        """Nearly equal in records."""
+        """Cut into pieces with nearly equal numbers of records."""
         count, first = self.span.count, self.span.first
         at = [first + count * number // pieces for number in range(pieces + 1)]
         return [Part(self.extent, Span(start, stop - 1)) for start, stop in pairwise(at)]
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """What one task reads, in this order: ids of one partition without a gap."""
+    """The parts that one task reads, in this order: ids of one partition without a gap."""
 
     parts: tuple[Part, ...]
 
@@ -77,19 +77,19 @@ class Split:
         return sum(part.bytes for part in self.parts)
 
     def cut(self, pieces: int) -> list[Split]:
-        """Nearly equal in records."""
+        """Cut into splits with nearly equal numbers of records."""
         whole = Part(self.parts[0].extent, self.span)
         return [Split(tuple(_parts(piece.span, (part.extent for part in self.parts)))) for piece in whole.cut(pieces)]
 
 
 def runs(origin: Origin, split: Split, *, batch_bytes: int) -> Iterator[Run]:
-    """With all that stands beside the records."""
+    """Yield the records of a split with times, groups and locks."""
     for part in split.parts:
         yield from origin.read(part.extent, part.span, batch_bytes=batch_bytes, with_locks=True)
 
 
 def sizing_of(options: Mapping[str, str]) -> Sizing:
-    """From options whose names are in lower case."""
+    """Parse the options about splits; names are in lower case."""
 
     def number(name: str) -> int | None:
         text = options.get(name.lower())
@@ -105,7 +105,7 @@ def sizing_of(options: Mapping[str, str]) -> Sizing:
 
 
 def size_of(name: str, text: str) -> int:
-    """A number of bytes above 0, as 64MiB or 67108864."""
+    """Parse a size above 0, as 64MiB or 67108864; raise `BadArgument` for anything else."""
     try:
         size = parse_size(text.strip())
     except ValueError as error:
@@ -116,7 +116,7 @@ def size_of(name: str, text: str) -> int:
 
 
 def plan(catalog: Catalog, spans: Mapping[int, Span], sizing: Sizing | None = None) -> list[Split]:
-    """Round robin over the partitions, so that the first wave of tasks does not meet in one place."""
+    """Return the splits, round-robin over the partitions, so that concurrent tasks read different partitions."""
     sizing = sizing or Sizing()
     extents: dict[int, list[Extent]] = {}
     for extent in catalog.extents:
@@ -145,7 +145,7 @@ def _parts(span: Span, extents: Iterable[Extent]) -> list[Part]:
 
 
 def _apart(parts: Sequence[Part], sizing: Sizing) -> Iterator[Part]:
-    """Cuts parts that are too large."""
+    """Cut parts that are too large."""
     for part in parts:
         by_bytes = -(-part.bytes // sizing.bytes_max) if sizing.bytes_max is not None else 1
         by_records = -(-part.span.count // sizing.records_max) if sizing.records_max is not None else 1
@@ -156,7 +156,7 @@ def _apart(parts: Sequence[Part], sizing: Sizing) -> Iterator[Part]:
 
 
 def _together(parts: Iterable[Part], sizing: Sizing) -> list[Split]:
-    """Neighbours that are too small to be worth a task, as far as they stay small enough together."""
+    """Join neighbours that are too small for a task of their own, up to the limits."""
     found: list[Split] = []
     current: list[Part] = []
     size = records = 0
@@ -177,7 +177,7 @@ def _together(parts: Iterable[Part], sizing: Sizing) -> list[Split]:
 
 
 def _at_least(splits: list[Split], wanted: int) -> list[Split]:
-    """More of them by cutting those whose pieces are the largest, as far as there are records."""
+    """Cut the largest splits until there are at least `wanted`, as far as there are records."""
     missing = wanted - len(splits)
     if missing <= 0:
         return splits

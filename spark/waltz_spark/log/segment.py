@@ -1,8 +1,8 @@
-"""The records of one segment out of its file: what a reader of copies believes, and what it calls damage.
+"""The records of one segment from its file, and the detection of damage.
 
-The index says where records are, and is never believed: what stands there has to prove itself by id, length and checksum.
-Where it does not, or where there is no index, the records are walked from the last place that was proven. Only that walk
-decides that something is damaged, because an index that is wrong is no damage of a record.
+The index gives the offsets of records as a hint only: each record is checked by id, length and checksum. If the check
+fails, or there is no index, the records are scanned from the last valid one. Only the scan reports damage, because a wrong
+index is no damage of records.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Ask: TypeAlias = "Callable[[Extent, Callable[[Segment], int | None]], int | None
 @dataclass(frozen=True)
 class Place:
     directory: str
-    """Of the partition; where segments lie elsewhere, nothing."""
+    """Directory of the partition; empty if its segments are in an archive."""
     partition: int
     key: UUID | None
-    """Of the cluster, as its files must say; None where nothing else says it."""
+    """Key of the cluster that the headers must have; None if it is unknown."""
 
 
 def read_segment_runs(
     disk: Disk, place: Place, span: Span, *, batch_bytes: int, with_locks: bool = False
 ) -> Generator[Run, None, None]:
-    """Every record of the span, in order; each run owns its memory. What cannot be proven is `PartitionDamaged`."""
+    """Yield every record of the span in order; raise `PartitionDamaged` for invalid ones. Each run owns its memory."""
     first_ids = segment_ids(disk.names(place.directory))
     next_id = span.first
     while next_id <= span.last:
@@ -57,8 +57,9 @@ def read_segment_runs(
 
 
 def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
-    """The first id of this time or a later one, among extents that follow each other; `start` where all are as late. By
-    halves: times never fall, and records without one lie in front. `ask` opens the segment of an extent."""
+    """Return the first id of this time or a later one among consecutive extents; `start` if all are later.
+
+    A binary search: times never fall, and records without a time come first. `ask` opens the segment of an extent."""
     low, high = 0, len(extents)
     while low < high:
         middle = (low + high) // 2
@@ -72,7 +73,7 @@ def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
 
 
 def _in_front(disk: Disk, place: Place, span: Span) -> WaltzError:
-    """Of the first segment: what is missing there, or was trimmed."""
+    """Return the error for ids before the first segment, which are missing or were trimmed."""
     promise, _ = read_promise(disk, place.directory, place.partition, place.key, is_expected=False)
     if promise is None or span.first >= promise.floor:
         return _missing(place, place.directory, span)
@@ -95,7 +96,7 @@ def _missing(place: Place, path: str, span: Span) -> PartitionDamaged:
 
 class Segment:
     def __init__(self, file: File, index: File | None, place: Place, first_id: int, following: int | None) -> None:
-        """`following`: the first id of the segment behind, where there is one. The files are closed with this one."""
+        """`following`: first id of the next segment, if there is one. `close` closes the files."""
         self._place = place
         self._first_id = first_id
         self._following = following
@@ -117,7 +118,7 @@ class Segment:
 
     @staticmethod
     def at(disk: Disk, place: Place, id_: int) -> Segment:
-        """The one with the id."""
+        """Open the segment with the id."""
         first_ids = segment_ids(disk.names(place.directory))
         position = bisect_right(first_ids, id_) - 1
         if position < 0:
@@ -140,7 +141,7 @@ class Segment:
         return None if self._batches is None else self._batches.first_at(time, BATCH_BYTES)
 
     def _check_header(self) -> int:
-        """Returns its version."""
+        """Check the header and return its version."""
         path = self._file.path
         found = FileHeader.decode(self._file.read(0, HEADER_BYTES), path)
         key = self._place.key or found.key
@@ -174,17 +175,17 @@ class Segment:
             next_id = run.last_id + 1
             yield run
 
-    # -- the fast way
+    # -- by the index
 
     def _by_index(self, next_id: int, offset: int | None, last_id: int, bytes_max: int) -> tuple[int, Run] | None:
-        """Records where the index says that they are, and the bytes prove that it is so; at least one."""
+        """Read records at the offsets of the index, at least one; return None if the bytes do not confirm them."""
         if self._index is None:
             return None
         count = min(last_id - next_id + 1, bytes_max // self._record_bytes + ENTRIES_MIN)
         starts = read_index(self._index, next_id - self._first_id, count + 1)
         if len(starts) == 0 or starts[0] < HEADER_BYTES or (offset is not None and starts[0] != offset):
             return None
-        if len(starts) <= count:  # the last record says itself where it ends
+        if len(starts) <= count:  # the end of the last record follows from its head
             starts = np.append(starts, self._end_by_head(next_id + len(starts) - 1, int(starts[-1])))
         sizes = np.diff(starts)
         impossible = np.flatnonzero((sizes < OVERHEAD_BYTES) | (starts[1:] > self._size))
@@ -196,7 +197,7 @@ class Segment:
         taken = max(1, int(np.searchsorted(starts, start + bytes_max, "right")) - 1)
         bounds = starts[: taken + 1] - start
         if bounds[-1] > bytes_max and self._end_by_head(next_id, start) != starts[1]:
-            return None  # nothing so large is allocated on the word of an index
+            return None  # do not allocate the size in an index
         raw = self._file.read(start, int(bounds[-1]))
         if len(raw) != bounds[-1]:
             return None
@@ -205,17 +206,17 @@ class Segment:
         return None if bad == 0 else (start, run if bad is None else run.part(0, bad))
 
     def _end_by_head(self, id_: int, start: int) -> int:
-        """Where the record ends by its own account; -1 when it is not that record."""
+        """Return the end of a record according to its head; -1 if it is not the record of this id."""
         head = self._file.read(start, HEAD_BYTES) if 0 < start < self._size else b""
         if len(head) < HEAD_BYTES:
             return -1
         found, length = id_and_length(head)
         return start + OVERHEAD_BYTES + length if found == id_ and length >= 0 else -1
 
-    # -- the slow way
+    # -- by a scan
 
     def _offset_of(self, id_: int, batch_bytes: int) -> int:
-        """Found by walking all records before it."""
+        """Return the offset of a record by scanning all records before it."""
         next_id, offset = self._first_id, HEADER_BYTES
         while next_id < id_:
             run = self._by_walk(next_id, offset, batch_bytes)
@@ -225,7 +226,7 @@ class Segment:
         return offset
 
     def _by_walk(self, next_id: int, offset: int, bytes_max: int) -> Run:
-        """The records from here on, at least one: the caller knows that they are here, so anything else is damage."""
+        """Scan records from an offset, at least one. The caller knows that they are there, so a failure is damage."""
         window = max(bytes_max, OVERHEAD_BYTES)
         found: list[Run] = []
         while True:

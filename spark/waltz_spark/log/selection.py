@@ -1,11 +1,8 @@
-"""Which ids of which partitions a user asked for: options in, spans out. Pure.
+"""The selection of ids and partitions of a read: options in, spans out. Pure.
 
-The words are those of the Kafka source, because users know them: `startingTxnIds` is included, `endingTxnIds` is not, and
-in JSON -2 stands for the earliest id and -1 for the latest. What a user names and the log does not have is an error, never
-fewer rows in silence, unless `failOnDataLoss` is off. An option that makes no sense is refused with its name.
-
-Times are ids that only the log knows: `timed` puts these in their place.
-"""
+Options are named as in Spark's Kafka source, which users know: `startingTxnIds` is included, `endingTxnIds` is excluded,
+and in JSON -2 stands for the earliest id and -1 for the latest. Selected ids that the log does not have are an error,
+never fewer rows, unless `failOnDataLoss` is off. Times depend on the log: `timed` replaces them by ids."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """An id for each partition that was named, and `EARLIEST` or `LATEST` for all others."""
+    """A bound for each partition: an id, or `EARLIEST` or `LATEST` for those that are not named."""
 
     others: int
     named: Mapping[int, int] = field(default_factory=dict)
@@ -47,14 +44,15 @@ class Selection:
     starting: Bound = Bound(others=EARLIEST)
     ending: Bound = Bound(others=LATEST)
     starting_time: int | None = None
-    """µs since 1970; then `starting` says nothing."""
+    """Start in µs since 1970, in place of `starting`; None for none."""
     ending_time: int | None = None
     partitions: tuple[int, ...] | None = None
-    """None: all that there are."""
+    """Selected partitions; None for all."""
     fails_on_loss: bool = True
 
     def timed(self, there: Iterable[int], first_at: Callable[[int, int], int]) -> Selection:
-        """With ids in place of times. `first_at`: of a partition, the first id of a time or later."""
+        """Return the selection with ids in place of times. `first_at` returns the first id of a partition at a time or
+        later."""
         wanted = [number for number in there if self.partitions is None or number in self.partitions]
 
         def ids(time: int | None, bound: Bound) -> Bound:
@@ -66,7 +64,7 @@ class Selection:
         return replace(self, starting=starting, ending=ending, starting_time=None, ending_time=None)
 
     def spans(self, there: Mapping[int, Span]) -> dict[int, Span]:
-        """Of what can be read, what was asked for, in the order of the partitions; a span can be empty."""
+        """Return the selected ids of each partition, in order; raise if ids are missing, unless losses are permitted."""
         wanted = sorted(there) if self.partitions is None else self.partitions
         missing = [number for number in wanted if number not in there]
         if missing:
@@ -82,8 +80,7 @@ class Selection:
         return {number: self._span(number, there[number]) for number in wanted}
 
     def passed_over(self, there: Mapping[int, Span]) -> list[str]:
-        """What was asked for and is not there, in words: with `failOnDataLoss=false` it is no error, and is said all the
-        same. For what `spans` accepts."""
+        """Return a sentence for each partition with missing ids, for a warning with `failOnDataLoss=false`."""
         wanted = sorted(there) if self.partitions is None else self.partitions
         losses = (self._loss(number, there[number], *self._bounds(number, there[number])) for number in wanted)
         return [loss.message for loss in losses if loss is not None]
@@ -131,7 +128,7 @@ class Selection:
 
 
 def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Selection:
-    """From options whose names are in lower case, as Spark gives them. What is not about the selection is left alone."""
+    """Parse the options about the selection and ignore others; names are in lower case, as Spark passes them."""
 
     def said(name: str) -> str | None:
         return options.get(name.lower())
@@ -159,7 +156,7 @@ def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Sele
 
 
 def _time(name: str, text: str | None, ids: str | None) -> int | None:
-    """No length of time from now: Spark asks more than once, and it would be another moment each time."""
+    """Parse a time; relative times are not accepted, because Spark evaluates options more than once."""
     if text is None:
         return None
     if ids is not None:
@@ -177,7 +174,7 @@ def _time(name: str, text: str | None, ids: str | None) -> int | None:
 
 
 def partitions_of(text: str) -> tuple[int, ...]:
-    """`0-3,7` as (0, 1, 2, 3, 7): each once, in order."""
+    """Parse `0-3,7` as (0, 1, 2, 3, 7): each number once, in order."""
     found: set[int] = set()
     for part in text.split(","):
         given = _RANGE.fullmatch(part.strip())

@@ -1,12 +1,10 @@
-"""A rate limit in bytes a second, shared by all readers, so that an export leaves the disks and the network to appends.
+"""A rate limit in bytes a second, shared by all readers, so that an export leaves disks and network to appends.
 
-A reader sleeps before or after each batch for as long as that batch takes at the agreed rate; the sender feels
-backpressure. What was not used within the last quarter of a second may be caught up with: a task that begins, or one slow
-answer, costs no rate.
+A reader sleeps after each batch for the time that the batch takes at the agreed rate; the sender feels backpressure. Unused
+rate of the last quarter of a second may be caught up: the start of a task, or one slow response, does not lower the rate.
 
-All tasks of one machine can draw from one bucket: a number in a file, the moment from which the next bytes may be read. So
-the rate is kept however many tasks there are and whenever they begin. Tasks on several machines cannot share a file: each
-of them gets an equal part instead.
+All tasks of one machine can share one bucket: a number in a file, the time from which the next bytes may be read. The rate
+then holds for any number of tasks. Tasks on several machines cannot share a file: each of them gets an equal part.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ _MOMENT = struct.Struct("=d")
 
 class Throttle:
     def __init__(self, bytes_per_second: float | None, bucket: str = "") -> None:
-        """None: no bound. `bucket`: the file, on this machine; empty for a rate that is kept alone."""
+        """`bytes_per_second`: None for no limit. `bucket`: file that tasks of this machine share; empty for none."""
         assert bytes_per_second is None or bytes_per_second > 0
         self._rate = bytes_per_second
         self._bucket = bucket
         self._free_at: float | None = None
 
     def __reduce__(self) -> tuple[type[Throttle], tuple[float | None, str]]:
-        """Elsewhere it begins anew: another process has another clock, unless both are on one machine and share a file."""
+        """Pickle without state: clocks differ between processes, except for a file that is shared on one machine."""
         return Throttle, (self._rate, self._bucket)
 
     def shared(self, tasks: int, bucket: Path | None) -> Throttle:
-        """The share of each task. `bucket`: a file for all of them, on this machine."""
+        """Return the limit for each task: its share, or the whole rate with a file for all tasks on this machine."""
         if self._rate is None:
             return self
         return Throttle(self._rate / tasks) if bucket is None else Throttle(self._rate, str(bucket))
@@ -49,11 +47,11 @@ class Throttle:
 
     @property
     def batch_bytes(self) -> int:
-        """To read at once: little at a time, and often, is felt less than the same in gulps."""
+        """Bytes of a batch: small batches disturb other work less."""
         return BATCH_BYTES if self._rate is None else int(min(BATCH_BYTES, max(_LEAST_BYTES, self._rate * _BATCH_SECONDS)))
 
     def delay(self, size: int, now: float) -> float:
-        """Seconds to wait after so many bytes."""
+        """Return the seconds to wait after reading `size` bytes."""
         if self._rate is None:
             return 0.0
         if self._bucket:
@@ -80,7 +78,7 @@ def _next(before: float | None, now: float, seconds: float) -> float:
 
 
 def _drawn(path: str, now: float, seconds: float) -> float:
-    """Monotonic clocks are the same for all processes of a machine."""
+    """Reserve time in the shared bucket; return its end. All processes of a machine share the monotonic clock."""
     number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)

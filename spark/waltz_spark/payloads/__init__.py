@@ -1,1 +1,1 @@
-"""Columns out of payloads."""
+"""Decoders, which make columns of payloads."""

@@ -1,15 +1,14 @@
-"""Which decoder a user means, and those that need nothing but Arrow.
+"""The decoders of `--decode`.
 
     json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
     text                       UTF-8
     binary                     the payload as it is
-    module:function            a function from an Arrow array of payloads to a record batch of as many rows
+    module:function            a function from an Arrow array of payloads to a record batch with as many rows
 
-JSON is read by PyArrow's own reader of blocks. The reader wants lines and gets all payloads of a batch at once, so what
-keeps the rows in step with the payloads matters. Each payload has to begin with `{` and end with `}`, with no zero byte in
-it, which ends a text for this reader. Two objects never touch without something between them inside a third, so an object
-never goes on from one payload to the next: each payload gives one object or more, and as many rows as payloads means one
-object each.
+JSON is parsed by PyArrow's block reader, which reads lines and gets all payloads of a batch at once, so rows must stay
+aligned with payloads. Each payload must begin with `{`, end with `}`, and contain no zero byte, which ends a text for this
+reader. An object cannot continue from one payload to the next, because two objects inside a third are never adjacent. So
+each payload has one object or more, and as many rows as payloads means that each has exactly one.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _REMOVED = {
 
 
 def is_function(text: str) -> bool:
-    """Whether it names a function, which is imported and called."""
+    """Return whether a decoder is a function, which is imported and called."""
     return text.partition(":")[0] not in _KINDS
 
 
@@ -125,7 +124,7 @@ TYPES = {
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-"""As Spark calls them. A timestamp is text as in ISO 8601."""
+"""Types by their names in Spark. A timestamp is text as in ISO 8601."""
 _OF_JSON_SCHEMA = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 _COLUMN = re.compile(r"\s*(?:`([^`]+)`|([^\s`,:]+))\s*[\s:]\s*(\w+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*")
 _OBJECT = r"^[ \t\r\n]*\{[^\x00]*\}[ \t\r\n]*$"
@@ -165,7 +164,7 @@ class Json:
 
 
 def json_method(schema: str) -> Json:
-    """`schema`: a list of `name type`, or the path of a JSON schema."""
+    """Return the JSON decoder for a list of `name type`, or for the path of a JSON schema."""
     if not schema.strip():
         raise BadDecoder("json needs the columns to make: json:'id bigint, name string', or json:SCHEMA.json")
     columns = _of_file(schema) if schema.endswith(".json") else [_column(part) for part in _parts(schema)]
@@ -197,7 +196,7 @@ def _column(text: str) -> tuple[str, pa.DataType]:
 
 
 def _of_file(path: str) -> list[tuple[str, pa.DataType]]:
-    """The properties of an object; those that nest are left out of the columns and stay in `data`."""
+    """Return the columns for the properties of an object in a JSON schema; nested ones are left out."""
     try:
         found = json.loads(read_file(path, "the JSON schema"))
         properties = found["properties"].items()
@@ -227,7 +226,7 @@ _FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class Function:
-    """It is found by its name on each executor: what `--py-files` ships, or what is installed there."""
+    """A function of the user, which executors import by name, from `--py-files` or an installed package."""
 
     module: str
     name: str
@@ -246,7 +245,7 @@ class Function:
 def _called(function: Any, payloads: pa.Array) -> pa.RecordBatch:
     try:
         found = function(payloads)
-    except Exception as error:  # the user's code: whatever it is, it is why a payload has no row
+    except Exception as error:  # any error of the user's code is the reason why a payload has no row
         raise Undecodable(f"{type(error).__name__}: {error}") from error
     if isinstance(found, pa.StructArray):
         return pa.RecordBatch.from_struct_array(found)
@@ -261,7 +260,7 @@ def _function(text: str) -> Function:
         raise BadDecoder(f"there is no decoder {text!r}")
     module_name, name = given[1], given[2]
     try:
-        with redirect_stdout(sys.stderr):  # where results go is no place for what a module says when it is imported
+        with redirect_stdout(sys.stderr):  # output of the module must not mix with results
             module = importlib.import_module(module_name)
     except ImportError as error:
         raise BadDecoder(

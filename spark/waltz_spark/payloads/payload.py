@@ -1,11 +1,10 @@
-"""Payloads as columns: what a log holds is bytes, and only its application knows what they mean.
+"""Decoding of payloads to columns: a log contains bytes, and only its application knows their meaning.
 
-A decoder turns an array of payloads into columns, a batch at a time. A payload that does not decode is never dropped and
-never becomes a row of nulls in silence: its row has the reason in `_decode_error`, and the payload itself stays in `data`,
-as it does in all rows. Whether a payload decodes depends on nothing but the payload: a batch in which one does not is cut
-in pieces until that one is alone, so that the rest of it takes the same way as ever. That is slow where many do not, so
-a decoder may tell at a glance which ones are hopeless. A decoder is a value with a fingerprint, so that an export can
-refuse to go on with another one; its files are in it, and travel with it.
+A decoder converts an array of payloads to columns, a batch at a time. A payload that cannot be decoded keeps its row, with
+the reason in `_decode_error`, and with the payload in `data`. Whether a payload can be decoded depends on nothing but the
+payload: a batch with a failure is cut into pieces until the payload is alone, and the others are decoded as usual. That is
+slow for many failures, so a decoder may detect common ones at once (`Sieve`). A decoder is a value with a fingerprint, so
+that an export can refuse to continue with another decoder; its files are part of it, and are sent with it.
 """
 
 from __future__ import annotations
@@ -24,51 +23,51 @@ from waltzd.errors import BadDecoder
 
 ERROR_COLUMN = "_decode_error"
 PREFIX = "payload_"
-"""In front of columns whose names a log has already."""
+"""Prefix of columns whose names are columns of the log."""
 FILE_BYTES_MAX = 16 << 20
 _REASON_CHARACTERS = 300
 _PIECES = 8
-"""A batch with a payload that does not decode is cut in so many."""
+"""Pieces into which a batch is cut after a failure."""
 
 
 class Undecodable(ValueError):
-    """Some payload of a batch; the text is the reason if it is the only one."""
+    """A payload of a batch cannot be decoded. If the batch has one payload, the text is the reason."""
 
 
 _UNDECODABLE = (Undecodable, pa.ArrowException, UnicodeDecodeError)
 
 
 class Method(Protocol):
-    """A way to decode. A value: it is pickled and sent to the executors."""
+    """A method of decoding. It is a value that is pickled and sent to the executors."""
 
     @property
     def columns(self) -> pa.Schema: ...
     @property
     def identity(self) -> bytes:
-        """Changes when the same payload may give other columns."""
+        """Bytes that change if equal payloads may be decoded to other columns."""
         ...
 
     def parse(self, payloads: pa.Array) -> Sequence[pa.Array]:
-        """The columns, each as long as `payloads`. Raises when one payload does not decode."""
+        """Return the columns, each as long as `payloads`; raise if a payload cannot be decoded."""
         ...
 
 
 @runtime_checkable
 class Sieve(Protocol):
-    """A method that sees of many payloads at once that they do not decode."""
+    """A method that detects failures of many payloads at once."""
 
     def refused(self, payloads: pa.Array) -> pa.Array:
-        """For each payload the reason, the same that `parse` has for it alone; null where it has to be tried."""
+        """Return for each payload the reason that `parse` would give; null if `parse` has to be tried."""
         ...
 
 
 @dataclass(frozen=True)
 class Decoder:
     text: str
-    """As the user asked for it."""
+    """Argument of `--decode`."""
     method: Method
     names: tuple[str, ...]
-    """Of the columns that it adds, without the one for errors."""
+    """Names of the columns that it adds, without the one for errors."""
 
     @property
     def fingerprint(self) -> str:
@@ -85,7 +84,7 @@ class Decoder:
         return pa.schema([*before, *self.columns])
 
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows with the decoder's columns behind those that are there; `data` has to be one of them."""
+        """Return the rows with the columns of the decoder added; `data` has to be one of the existing columns."""
         payloads = batch.column("data")
         try:
             columns, errors = self.method.parse(payloads), pa.nulls(len(payloads), pa.string())
@@ -94,7 +93,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays([*batch.columns, *columns, errors], schema=self.schema(batch.schema))
 
     def _sieved(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
-        """The columns, and the reason for each payload that was not decoded."""
+        """Decode after a failure; return the columns, and the reason for each payload that was not decoded."""
         if not isinstance(self.method, Sieve):
             return self._apart(payloads)
         reasons = self.method.refused(payloads)
@@ -135,7 +134,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_file(path: str, what: str) -> bytes:
-    """A small file that a decoder is described by. Its content goes to the executors, not its path."""
+    """Read a small file of a decoder. Its content is sent to the executors, not its path."""
     try:
         with open(path, "rb") as file:
             found = file.read(FILE_BYTES_MAX + 1)
@@ -155,7 +154,7 @@ _UTF8 = (
     r"^(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
     r"|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*$"
 )
-"""Of bytes: neither longer than needed, nor a half of a pair, nor above the last character."""
+"""Pattern of valid UTF-8: no overlong forms, no surrogates, no code point above the last."""
 
 
 def utf8(payloads: pa.Array) -> pa.Array:
@@ -166,7 +165,7 @@ def utf8(payloads: pa.Array) -> pa.Array:
 
 
 def not_utf8(payloads: pa.Array) -> pa.Array:
-    """A reason for each payload that is not UTF-8, null for all others."""
+    """Return a reason for each payload that is not UTF-8, and null for all others."""
     return reason_where(pc.invert(pc.match_substring_regex(payloads, _UTF8)), _NOT_UTF8)
 
 

@@ -1,1 +1,1 @@
-"""The log as a table of Spark: what a task reads, and how a query narrows it."""
+"""The log as a Spark table: columns, filters, tasks, and positions of streams."""

@@ -1,8 +1,8 @@
-"""Which columns a reader wants, and runs of records as Arrow batches of exactly these.
+"""The selected columns of a reader, and runs of records as Arrow batches with exactly these columns.
 
-Spark passes the columns that a query needs to no Python source, but it passes the schema that the user asked for: that is
-the projection. A column costs only when it is wanted, and a filter on the header is decided before a row is made. The twin
-in the tests is `waltz_spark.log.decode.record_batch`, which makes all columns of all records.
+Spark does not pass the columns that a query needs to a Python source, only the schema that the user asked for: that is the
+projection. A column is computed only if it is selected, and filters are applied before rows are made. The slow twin for
+tests is `waltz_spark.log.decode.record_batch`, which makes all columns of all records.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, HeadArray, 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a record does not say itself: it is the same for all records of one run."""
+    """The values that are equal for all records of a run and not in the records."""
 
     partition: int
     source: str
-    """What is read, for people: the description of the origin."""
+    """Description of the origin, for people."""
     segment: FileHeader | None = None
-    """The header of the segment that they lie in, where the origin knows segments."""
+    """Header of the segment; None if the origin does not know segments."""
 
 
 class _Rows:
-    """A run, or some of its records. What several columns need is made once, and only when it is needed."""
+    """A run, or some of its records, with lazily computed values that several columns share."""
 
     def __init__(self, run: Run, groups: I64 | None, around: Surroundings, chosen: I64 | None) -> None:
         self.run = run
@@ -57,7 +57,7 @@ class _Rows:
 
     @property
     def ids(self) -> I64:
-        """Of a run whose checksums were checked, no record has to be asked for its id."""
+        """Ids of the rows; in a checked run they are consecutive."""
         if self.chosen is None:
             return np.arange(self.run.first_id, self.run.first_id + self.count, dtype=np.int64)
         return self.chosen + self.run.first_id
@@ -90,7 +90,7 @@ def _field(name: str) -> Callable[[_Rows], pa.Array]:
 
 
 def _bits(values: NDArray[Any]) -> pa.Array:
-    """A checksum as signed 32 bits: Arrow readers on the JVM have no unsigned integers."""
+    """Return checksums as signed 32 bits, because Arrow on the JVM has no unsigned integers."""
     return pa.array(values.astype(np.uint32).view(np.int32))
 
 
@@ -139,7 +139,7 @@ assert set(EVERY.names) == set(_MAKERS)
 
 
 def wanted(names: str | None, *, metadata: bool) -> pa.Schema:
-    """The columns of the option `columns`, a list with commas; or all that there are without being asked for by name."""
+    """Return the columns of the option `columns`; without it, all columns, with or without metadata."""
     if names is None:
         return EVERY if metadata else SCHEMA
     listed = [name.strip() for name in names.split(",")]
@@ -167,7 +167,8 @@ def _known(name: str, asked_by: str) -> pa.Field:
 
 
 class Projection:
-    """Runs as batches of the columns of one schema, in its order and under its names, which may differ in case."""
+    """Converts runs to batches with the columns of one schema, in its order and with its names, which may differ in
+    case."""
 
     def __init__(self, schema: pa.Schema) -> None:
         if not schema.names:
@@ -199,8 +200,7 @@ class Projection:
     def batch(
         self, run: Run, around: Surroundings, filters: Filters = UNFILTERED, groups: I64 | None = None
     ) -> pa.RecordBatch:
-        """The records of a checked run, or those of them that the filters let through; of which partition they are is not
-        asked again."""
+        """Return the records of a checked run that pass the filters. The filter on partitions was applied before."""
         if len(run.data) > BATCH_BYTES_MAX:
             raise TooLarge(
                 f"{len(run.data)} bytes of records from id {run.first_id} of partition {around.partition} on do not fit one"
@@ -213,7 +213,7 @@ class Projection:
 
 
 def _chosen(run: Run, filters: Filters) -> I64 | None:
-    """The numbers of the records that the filters let through; None for all."""
+    """Return the indexes of the records that pass the filters; None for all records."""
     if filters.txid == filters.header == filters.time == EVERYTHING:
         return None
     is_in = filters.txid.hold(np.arange(run.first_id, run.first_id + len(run), dtype=np.int64))

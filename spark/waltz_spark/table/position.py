@@ -1,8 +1,8 @@
-"""How far a stream has come, and how much of what lies ahead one batch takes.
+"""The position of a stream, and the size of its next batch. Pure.
 
-A position says for each partition which id comes next. Spark writes it into its checkpoint before it reads a batch, and
-asks for the same batch again after a crash: all that a batch is must follow from its two positions alone. A partition that
-is new therefore enters a position first, with nothing read, and is read from there by the batch after. Pure.
+A position has the next id of each partition. Spark writes it into its checkpoint before it reads a batch, and requests the
+same batch again after a crash: a batch must depend on its two positions only. A new partition is therefore first added to
+a position with nothing read, and is read by the following batch.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST
 
 VERSION, FORKED_VERSION = 1, 2
-"""The second one names timelines. Programs that know none refuse it; a log that never forked is written as ever."""
+"""Versions of the JSON. The second one has timelines, and is refused by older programs; it is used only for forked logs."""
 
 
 @dataclass(frozen=True)
 class Position:
     key: UUID
-    """Of the cluster: ids of another one mean other transactions."""
+    """Key of the cluster; ids of another cluster name other transactions."""
     next: Mapping[int, int]
     timelines: Mapping[int, UUID] = field(default_factory=dict)
-    """Of each partition whose log has forked, the timeline in which the id in front of `next` was seen."""
+    """Timeline of the id before `next`, for each partition whose log has forked."""
 
     @property
     def reached(self) -> Mapping[int, positions.Position]:
-        """For each partition the last id in front of `next`, and its timeline."""
+        """Last id that was read in each partition, with its timeline."""
         return {each: positions.Position(id_ - 1, self.timelines.get(each)) for each, id_ in self.next.items()}
 
     def to_json(self) -> dict[str, object]:
-        """As Spark keeps it. Spark compares positions as texts, so the order of the partitions matters."""
+        """Return the JSON for the checkpoint. Spark compares positions as text, so the order of partitions matters."""
         timelines = {str(each): str(self.timelines[each]) for each in sorted(self.timelines)}
         return {
             "v": FORKED_VERSION if timelines else VERSION,
@@ -63,12 +63,12 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Of one batch. Neither starves a partition."""
+    """The limits of one batch. They starve no partition."""
 
     txns: int | None = None
-    """Never exceeded."""
+    """Largest number of transactions, which is never exceeded."""
     bytes: int | None = None
-    """By what records weigh on the average; every partition that lags gets at least one."""
+    """Bytes by average sizes; every partition with a lag gets at least one transaction."""
 
 
 NO_LIMIT = Limit()
@@ -79,12 +79,12 @@ def end_of(catalog: Catalog) -> Position:
 
 
 def beginning_at(catalog: Catalog, next_: Mapping[int, int]) -> Position:
-    """A position in the log as it is."""
+    """Return the position of these ids on the current timelines."""
     return Position(catalog.key, next_, {each: catalog.timelines[each] for each in next_ if each in catalog.timelines})
 
 
 def _moved(start: Position, catalog: Catalog, next_: Mapping[int, int]) -> Position:
-    """`start` with other ids. A partition that stays where it was keeps its timeline: there is nothing new to read."""
+    """Return `start` with other ids; a partition whose id does not change keeps its timeline."""
     timelines = {
         each: start.timelines.get(each, FIRST)
         if each not in catalog.spans or start.next.get(each) == id_
@@ -95,7 +95,7 @@ def _moved(start: Position, catalog: Catalog, next_: Mapping[int, int]) -> Posit
 
 
 def check_timelines(position: Position, origin: Origin, catalog: Catalog) -> None:
-    """Raise `OtherTimeline` where ids that the position counts as read are not on the log any more."""
+    """Raise `OtherTimeline` if ids before the position are not on the log any more."""
     check_reached(
         origin, catalog, position.reached, what="the checkpoint",
         next_step=lambda number, fork: (
@@ -106,8 +106,9 @@ def check_timelines(position: Position, origin: Origin, catalog: Catalog) -> Non
 
 
 def advanced(start: Position, catalog: Catalog, *, limit: Limit = NO_LIMIT, bound: Position | None = None) -> Position:
-    """Where a batch from `start` ends: not beyond the bound, and nothing of a partition that it does not have. What `start`
-    says was compared with the catalog before (`reconciled`)."""
+    """Return the end of a batch that begins at `start`, within the bound and its partitions.
+
+    `start` has been compared with the catalog before (`reconciled`)."""
     end = end_of(catalog).next
     if bound is not None:
         end = {each: min(id_, bound.next[each]) for each, id_ in end.items() if each in bound.next}
@@ -122,7 +123,7 @@ def advanced(start: Position, catalog: Catalog, *, limit: Limit = NO_LIMIT, boun
 
 
 def weights(catalog: Catalog, start: Position, lags: Mapping[int, int]) -> dict[int, int]:
-    """How many bytes lie ahead in each partition, by the average of each extent."""
+    """Estimate the unread bytes of each partition, by the average size of each extent."""
     ahead = dict.fromkeys(lags, 0)
     for extent in catalog.extents:
         if extent.partition in lags and extent.span.count:
@@ -133,7 +134,7 @@ def weights(catalog: Catalog, start: Position, lags: Mapping[int, int]) -> dict[
 
 
 def by_bytes(lags: Mapping[int, int], weights: Mapping[int, int], limit: int) -> dict[int, int]:
-    """The same share of every lag, such that it weighs about `limit`; at least one id of each."""
+    """Return an equal share of every lag with about `limit` bytes in total; at least one id of each partition."""
     total = sum(weights.values())
     if total <= limit:
         return dict(lags)
@@ -141,8 +142,10 @@ def by_bytes(lags: Mapping[int, int], weights: Mapping[int, int], limit: int) ->
 
 
 def by_txns(lags: Mapping[int, int], limit: int, *, turn: int) -> dict[int, int]:
-    """`limit` ids in proportion to the lags, at least one of each; where the limit does not reach for that, one of as many
-    as it reaches for, beginning at another one after each batch (`turn` grows by what was read)."""
+    """Return `limit` ids in proportion to the lags, at least one of each partition.
+
+    If the limit is lower than the number of partitions, some get one id each; the first of them changes from batch to batch
+    (`turn` grows with every id that is read)."""
     waiting = sorted(lags)
     if sum(lags.values()) <= limit:
         return dict(lags)
@@ -158,8 +161,9 @@ def by_txns(lags: Mapping[int, int], limit: int, *, turn: int) -> dict[int, int]
 
 
 def reconciled(start: Position, catalog: Catalog, *, among: Iterable[int] | None, fail_on_loss: bool) -> Position:
-    """`start` as it can be read now. What was there and is there no longer is an error, or is passed over where the user
-    said so; `among` are the partitions that the stream follows, or all."""
+    """Return `start` adjusted to the catalog. Lost ids raise an error, or are skipped without `fail_on_loss`.
+
+    `among` are the partitions that the stream follows; None for all."""
     if start.key != catalog.key:
         raise ForeignCluster(
             f"the checkpoint is of cluster {start.key}, the log is of cluster {catalog.key}",
@@ -169,13 +173,15 @@ def reconciled(start: Position, catalog: Catalog, *, among: Iterable[int] | None
     if gone and fail_on_loss:
         raise TransactionsGone(next(iter(gone.values())))
     next_ = dict(start.next)
-    for partition in gone.keys() & catalog.spans.keys():  # where the log ends before, wait until it has come so far
+    for partition in (
+        gone.keys() & catalog.spans.keys()
+    ):  # if the log ends before the position, wait until it has reached it
         next_[partition] = max(next_[partition], catalog.spans[partition].first)
     return _moved(start, catalog, next_)
 
 
 def lost(start: Position, catalog: Catalog, *, among: Iterable[int] | None) -> dict[int, str]:
-    """In words, for each partition of which something is gone that was there when `start` was reached."""
+    """Return a sentence for each partition that has lost ids since `start` was reached."""
     followed = start.next.keys() if among is None else start.next.keys() & set(among)
     said = ((each, _what_is_lost(each, start.next[each], catalog.spans.get(each))) for each in sorted(followed))
     return {partition: what for partition, what in said if what is not None}
@@ -193,7 +199,7 @@ def _what_is_lost(partition: int, id_: int, span: Span | None) -> str | None:
 
 
 def between(start: Position, end: Position) -> dict[int, Span]:
-    """What the batch from one position to the other is."""
+    """Return the ids of the batch between two positions."""
     if start.key != end.key:
         raise PositionUnknown(f"a batch begins in cluster {start.key} and ends in cluster {end.key}")
     return {
@@ -208,7 +214,7 @@ def covers(catalog: Catalog, spans: Mapping[int, Span]) -> bool:
 
 
 def readable(spans: Mapping[int, Span], catalog: Catalog, *, fail_on_loss: bool) -> dict[int, Span]:
-    """Of a batch that was planned before, what is still there: all of it, or an error that names what is not."""
+    """Return the ids of a planned batch that can still be read; raise if some are missing and `fail_on_loss`."""
     out = {}
     for partition, span in spans.items():
         there = catalog.spans.get(partition, Span(0, -1)).cut(span)

@@ -1,12 +1,12 @@
-"""What the filters of a query leave of a log: whole ranges of partitions, ids and headers that need not be read.
+"""Filters of a query as ranges of partitions, ids, headers and times that need not be read. Pure.
 
-Spark hands over conditions of one column and a constant, all of which must hold. Those on `partition`, `txid` and `header`
-are sets of integers, and a set of integers is a few ranges: intersect them, and what is left over is exact. Whatever is
-understood here Spark does not check again, so what is not understood entirely must be given back. Pure.
+Spark passes conditions on one column and a constant, all of which must hold. Conditions on `partition`, `txid` and
+`header` are sets of integers, which are a few ranges; their intersection is exact. Spark does not check accepted
+conditions again, so a condition that is not fully understood must be returned to it.
 
-So is a time, in microseconds. That a record has none is a number of its own, below all times: only `IS NULL`, and what says
-something of null, lets it through. Times never fall within a partition, so ranges of times are ranges of ids there: where
-those begin, an origin finds out (`Origin.first_at`).
+Times are microseconds. A record without a time has a special number below all times, which only `IS NULL` and null-safe
+conditions match. Times never fall within a partition, so ranges of times are ranges of ids there; the origin finds their
+bounds (`Origin.first_at`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 
 
 class Ranges:
-    """A set of integers of 64 bits, as ranges in order that neither overlap nor touch. A value."""
+    """A set of 64-bit integers, as sorted ranges that neither overlap nor touch. A value."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         joined: list[tuple[int, int]] = []
@@ -62,7 +62,7 @@ class Ranges:
         return np.array(self._ranges, np.int64).reshape(-1, 2)
 
     def hold(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """For each value, whether it is in here."""
+        """Return for each value whether it is in the set."""
         first, last = self._bounds.T
         if not len(first):
             return np.zeros(len(values), np.bool_)
@@ -90,7 +90,7 @@ class Ranges:
         return Ranges([*out, (next_, HIGHEST)])
 
     def within(self, span: Span, *, nearer: int) -> tuple[Span, ...]:
-        """What of a span is worth reading: pieces that are nearer to each other than so many ids are read as one."""
+        """Return the parts of a span to read; parts that are at most `nearer` ids apart are joined."""
         pieces: list[Span] = []
         for first, last in self & Ranges([(span.first, span.last)]):
             if pieces and first - pieces[-1].last <= nearer:
@@ -107,7 +107,7 @@ WITHOUT_TIME, TIMES = Ranges([(NO_TIME, NO_TIME)]), Ranges([(0, HIGHEST)])
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """Which records a query can see at all."""
+    """The conditions that all rows of a query must meet."""
 
     partition: Ranges = field(default=EVERYTHING)
     txid: Ranges = field(default=EVERYTHING)
@@ -115,7 +115,7 @@ class Filters:
     time: Ranges = field(default=EVERYTHING)
 
     def narrowed(self, condition: object) -> Filters | None:
-        """With one more condition, an object of a class of `pyspark.sql.datasource`; None when it is not understood."""
+        """Return the filters with one more condition of `pyspark.sql.datasource`; None if it is not understood."""
         column = _column(condition)
         values = _times(condition) if column == "time" else _values(condition)
         if not column or values is None:
@@ -128,15 +128,14 @@ UNFILTERED = Filters()
 
 
 def _column(condition: object) -> str:
-    """Of which of our columns the condition speaks; empty for another one. Names come as the user wrote the schema, in any
-    case."""
+    """Return the filterable column of a condition, in lower case; empty for any other column."""
     path: tuple[str, ...] = getattr(getattr(condition, "child", condition), "attribute", ())
     name = path[0].lower() if len(path) == 1 else ""
     return name if name in (*NUMBERS, "time") else ""
 
 
 def _times(condition: object) -> Ranges | None:
-    """For which times it holds."""
+    """Return the times for which a condition holds; None if it is not understood."""
     kind, child = type(condition).__name__, getattr(condition, "child", None)
     inner = type(child).__name__ if kind == "Not" else kind
     if inner == "IsNull":
@@ -144,12 +143,13 @@ def _times(condition: object) -> Ranges | None:
     if inner == "IsNotNull":
         return TIMES if kind == inner else WITHOUT_TIME
     found = _values(condition, _microseconds)
-    return found if found is None or inner == "EqualNullSafe" else found & TIMES  # nothing else holds for null
+    return found if found is None or inner == "EqualNullSafe" else found & TIMES  # other conditions do not hold for null
 
 
 def _values(condition: object, number: Callable[[object], int | None] | None = None) -> Ranges | None:
-    """For which numbers of its column it holds, where that is never null. `number`: of a constant; None for one that is
-    none."""
+    """Return the numbers for which a condition on a column without nulls holds; None if it is not understood.
+
+    `number` converts a constant to a number; None if it is not one."""
     number = number or _whole
     kind, value = type(condition).__name__, getattr(condition, "value", None)
     if kind == "Not":
@@ -183,5 +183,5 @@ def _whole(value: object) -> int | None:
 
 
 def _microseconds(value: object) -> int | None:
-    """Of a moment; a time of day and a date in no zone is none."""
+    """Return microseconds since 1970; None for anything but a datetime with a zone."""
     return (value - _EPOCH) // _MICROSECOND if isinstance(value, datetime) and value.tzinfo is not None else None

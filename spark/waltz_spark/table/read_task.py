@@ -1,7 +1,7 @@
-"""What one task of Spark reads, and how: batches of Arrow columns, with checksums checked on the way.
+"""The tasks of a read: they yield batches of Arrow columns, with checksums checked.
 
-The batch reader and the stream reader differ in how they choose what is read; a task is the same for both. It is pickled,
-sent to an executor, and may run twice there.
+The batch reader and the stream reader select ids in different ways; tasks are the same for both. A task is pickled, sent to
+an executor, and may run twice.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from waltzd.format.record import NO_TIME
 
 _log = logging.getLogger("waltz.spark")
 READ_TOGETHER = 10_000
-"""Ids that are not wanted between two that are: to read past so many costs less than to start reading anew."""
+"""Unwanted ids between two wanted ones that are read and dropped, because that is faster than a new read."""
 TIMES_MAX = 16
-"""More ranges of times than these are looked up as one."""
+"""Ranges of times that are looked up; more are replaced by one range that covers them."""
 
 
 @runtime_checkable
 class KnowsSegments(Protocol):
-    """An origin whose extents are segments says what stands in their headers."""
+    """An origin whose extents are segments, with access to their headers."""
 
     def header(self, extent: Extent) -> FileHeader | None: ...
 
 
 class Task(InputPartition):
-    """A split, of which a filter may have left only some pieces."""
+    """A split, without the parts that filters exclude."""
 
     def __init__(self, split: Split) -> None:
         super().__init__(None)
@@ -51,7 +51,7 @@ class Task(InputPartition):
 
 @dataclass(frozen=True)
 class Reading:
-    """How tasks read; pickled to the executors."""
+    """The parameters of all tasks of a read, which are pickled to the executors."""
 
     origin: Origin
     projection: Projection
@@ -59,7 +59,7 @@ class Reading:
 
     def batches(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(task, Task):
-            return  # no task at all: Spark makes one of its own then
+            return  # without tasks, Spark makes one of its own
         with telling():
             for part in task.split.parts:
                 around = self._around(part.extent)
@@ -84,14 +84,14 @@ class Reading:
 
 
 def projection_of(schema: StructType) -> Projection:
-    """Spark compares the schema of what it gets with this one, to the letter."""
+    """Return the projection for a schema, with exactly the types that Spark will compare."""
     return Projection(to_arrow_schema(schema, timezone="UTC"))
 
 
 def tasks(
     origin: Origin, catalog: Catalog, spans: Mapping[int, Span], sizing: Sizing, filters: Filters = UNFILTERED
 ) -> list[Task]:
-    """What the filters leave of the spans, each part of it in one task."""
+    """Return the tasks that read the ids in `spans` that pass the filters."""
     ids = {number: ids_of(origin, catalog, number, filters) for number in spans if number in filters.partition}
     hulls: dict[int, Span] = {}
     for partition, wanted in ids.items():
@@ -103,7 +103,7 @@ def tasks(
 
 
 def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -> Ranges:
-    """The ids that can be let through, of which those of other times are none."""
+    """Return the ids of a partition that may pass the filters on ids and times."""
     if filters.time == EVERYTHING:
         return filters.txid
     times = list(filters.time & TIMES)
@@ -125,20 +125,19 @@ def _left(split: Split, ids: Ranges) -> Split | None:
 
 
 def timed(selection: Selection, origin: Origin, catalog: Catalog) -> Selection:
-    """With ids in place of times."""
+    """Return the selection with ids in place of times."""
     return selection.timed(catalog.spans, lambda partition, time: origin.first_at(catalog, partition, time))
 
 
 def tell_losses(losses: Iterable[str]) -> None:
-    """With `failOnDataLoss=false`. Planning has no other output: this is on the standard error of the driver, or in its
-    log."""
+    """Log lost ids that `failOnDataLoss=false` skips, to the standard error of the driver or to its log."""
     for loss in losses:
         _log.warning("%s; passed over, because %s is false", loss, FAIL_ON_DATA_LOSS)
 
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Errors reach a user of Spark as the text of a traceback: all that there is to say has to stand in it."""
+    """Add code and advice to errors: users of Spark only see the text of a traceback."""
     try:
         yield
     except WaltzError as error:
