@@ -317,12 +317,12 @@ def keeps_no_failures(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    right = DeliveryTracker._heard
+    right = DeliveryTracker._match
 
     def heard(self: DeliveryTracker, name: str, epoch: int, tag: int, first: int, last: int) -> tuple[list[int], AckResult]:
         return right(self, name, self.state.epoch, 1 << 40, first, last)
 
-    patch.setattr(DeliveryTracker, "_heard", heard)
+    patch.setattr(DeliveryTracker, "_match", heard)
 
 
 def forgets_what_was_done(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from waltzd.protocol.groups import AckKind
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
-from waltzd.server.subscriptions.consumer_stream import check_said
+from waltzd.server.subscriptions.consumer_stream import check_ack
 from waltzd.wire import calls as declared
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, packed_error, server_frames
@@ -230,7 +230,7 @@ def test_a_frame_costs_no_more_than_its_bytes(
                 try:
                     for number, frame in enumerate(read(found)):
                         if hasattr(frame, "firsts"):
-                            check_said(frame, number)
+                            check_ack(frame, number)
                 except WaltzError:
                     pass
         cost.check(what, len(raw))

@@ -476,7 +476,7 @@ class Removed:
     async def _remove(self) -> None:
         if not self._is_done:
             self._is_done = True
-            data = state_log.gone(self._key.name, self._key.made_at)
+            data = state_log.deletion_entry(self._key.name, self._key.made_at)
             assert isinstance(await self._log.append(data, lock_of(self._key.name), await self._log.end()), Committed)
 
     async def append(self, data: bytes, lock: Lock, position: Position) -> AppendOutcome:
