@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.checker.history import UNTIMED, LogRecord, Observed, Operation, Recording, Seen
-from waltzd.client.follower import call_here, introduce
+from waltzd.client.follower import call_here, call_opened
 from waltzd.client.view import (
     Builder,
     Command,
@@ -218,7 +218,7 @@ class _RecordedView:
         self._marks: dict[int, int] = {}
 
     async def opened(self, cluster: UUID) -> None:
-        await introduce(self._inner, call_here, cluster)
+        await call_opened(self._inner, call_here, cluster)
 
     async def position(self, partition: int) -> int:
         found = self._inner.position(partition)

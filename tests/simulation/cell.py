@@ -29,7 +29,7 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
-from waltzd.testing.storage_port import StorageDoor, StoragePort
+from waltzd.testing.storage_port import StorageEndpoint, StoragePort
 
 P = ParamSpec("P")
 KEY = UUID(int=0xA11CE)
@@ -62,7 +62,7 @@ class SimStorage:
         self.calls: StorageCalls | None = None
         self.log: list[str] = []
         self.fatal: list[BaseException] = []
-        self.door: StorageDoor | None = None
+        self.door: StorageEndpoint | None = None
         self._ports: list[StoragePort] = []
         self.store: Store | None = None
         """Of the archive, from the next start on."""
@@ -91,7 +91,7 @@ class SimStorage:
             store=self.store,
         )  # fmt: skip
         self.calls.start()
-        self.door = StorageDoor(self.name, self.calls, self.fatal.append)
+        self.door = StorageEndpoint(self.name, self.calls, self.fatal.append)
         return self
 
     async def stop(self) -> None:
@@ -154,7 +154,7 @@ class SimPort:
 
     def __init__(self, storage: SimStorage) -> None:
         self._storage = storage
-        self._door: StorageDoor | None = None
+        self._door: StorageEndpoint | None = None
         self._port: StoragePort | None = None
 
     def __getattr__(self, name: str) -> Any:

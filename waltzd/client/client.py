@@ -14,9 +14,9 @@ from typing import Any, Generic, Self
 from uuid import UUID
 
 from waltzd.client.consumer_groups import ConsumerGroups
-from waltzd.client.follower import Call, call_here, introduce
+from waltzd.client.follower import Call, call_here, call_opened
 from waltzd.client.instrument import Instrument, Instruments
-from waltzd.client.iteration import Arrivals, Feeding
+from waltzd.client.iteration import FeedBuffer, IterationMethods
 from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import SeenTime
 from waltzd.client.partition import PartitionClient
@@ -25,7 +25,7 @@ from waltzd.client.reader import Reader
 from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
-from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
+from waltzd.client.submits import IdempotencyKey, Submits, Wait, deadline_of, mark_of, own_position
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import (
     Command,
@@ -40,7 +40,7 @@ from waltzd.client.view import (
     partition_by_hash,
     partition_of,
 )
-from waltzd.client.waits import Waiting
+from waltzd.client.waits import WaitMethods
 from waltzd.errors import BadArgument, ClientClosed, NotMounted, WaltzError
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
@@ -51,7 +51,7 @@ from waltzd.wire.servers import ServerClient
 _NO_TRANSACTION = "an atomic append needs at least one transaction"
 
 
-class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
+class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     A `Client[E]` takes and returns values of type E, which its serializer turns into payloads; a plain `Client` uses
@@ -129,7 +129,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         self._instruments: list[Instrument] = []
         self._clients: dict[int, PartitionClient] = {}
         self._keys: dict[int, Keys] = {}
-        self._feeds: dict[PartitionClient, Arrivals] = {}
+        self._feeds: dict[PartitionClient, FeedBuffer] = {}
         self._subscriptions: dict[Subscription[Any], None] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -288,7 +288,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
                 *[self._clients[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             if coming:
-                await introduce(self._view, self._call, self._routes.topology.cluster_key)
+                await call_opened(self._view, self._call, self._routes.topology.cluster_key)
             for partition in coming:
                 assert self._registration is not None
                 await self._client_of(partition).activate(self._registration)
@@ -316,7 +316,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             instruments=instruments,
         )
 
-    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> PartitionClient:
+    async def _begin_feed(self, partition: int, arrivals: FeedBuffer) -> PartitionClient:
         registration = await self._routes.register(self.settings.submit_seconds)
         self._check_open()
         client = self._new_client(partition, FeedMode.RECORDS, arrivals, call_here)
@@ -691,10 +691,10 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             await client.prove(position, deadline)
         return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
 
-    def _once_of(self, client: PartitionClient, idempotency_key: str | None) -> Once | None:
+    def _once_of(self, client: PartitionClient, idempotency_key: str | None) -> IdempotencyKey | None:
         if idempotency_key is None:
             return None
-        return Once(lambda: self._keys_of(client.partition), key_locks(idempotency_key))
+        return IdempotencyKey(lambda: self._keys_of(client.partition), key_locks(idempotency_key))
 
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)

@@ -40,7 +40,7 @@ _INSIDE: ContextVar[tuple[Follower, int] | None] = ContextVar("waltz call of a v
 
 
 @dataclass(frozen=True)
-class Failing:
+class ViewFailure:
     """Failure of a view that repeats."""
 
     id: int
@@ -84,14 +84,14 @@ async def ask_position(view: View, call: Call, partition: int) -> int:
     return position
 
 
-async def introduce(view: Any, call: Call, cluster: UUID) -> None:
+async def call_opened(view: Any, call: Call, cluster: UUID) -> None:
     """Report the cluster key to a view that has a method for it: the state of the view may come from another cluster."""
     opened = getattr(view, "opened", None)
     if callable(opened):
         await call(opened, cluster)
 
 
-async def tell(partition: int, call: Call, listener: Callable[[Any], object], outcome: object) -> None:
+async def notify(partition: int, call: Call, listener: Callable[[Any], object], outcome: object) -> None:
     """Call a function of a command. Log what it raises; that changes nothing about the transaction."""
     try:
         await call(listener, outcome)
@@ -103,7 +103,7 @@ class Follower:
     def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
         """Create a follower; `consumed` is called with the size given to `put` when that content is applied."""
         self.applied = EMPTY
-        self.failing: Failing | None = None
+        self.failing: ViewFailure | None = None
         self._calls = 0
         self._is_calling = False
         self._handed = EMPTY
@@ -346,9 +346,9 @@ class Follower:
         """Log a failure if it is another error than before, or the number of tries has doubled."""
         before = self.failing
         if before is None or before.id != transaction.id:
-            before = Failing(transaction.id, error, datetime.now(UTC), 0)
+            before = ViewFailure(transaction.id, error, datetime.now(UTC), 0)
         tries = before.tries + 1
-        self.failing = Failing(transaction.id, error, before.since, tries)
+        self.failing = ViewFailure(transaction.id, error, before.since, tries)
         if tries == 1 or type(error) is not type(before.error):
             _log.warning("%s could not be applied; retrying", _names([transaction]), exc_info=error)
         elif tries.bit_count() == 1:

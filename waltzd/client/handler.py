@@ -52,7 +52,7 @@ class Handling(Generic[E]):
         self._call = shielded(call)
         self._concurrency = concurrency
         self._timeout = timeout
-        self._telling: dict[asyncio.Task[None], None] = {}
+        self._acknowledging: dict[asyncio.Task[None], None] = {}
         self._is_stopped = False
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -75,11 +75,11 @@ class Handling(Generic[E]):
             workers = [asyncio.create_task(self._work(), name="waltz handler") for _ in range(self._concurrency)]
             try:
                 await asyncio.gather(*workers)
-                await asyncio.gather(*list(self._telling))
+                await asyncio.gather(*list(self._acknowledging))
             finally:
-                for worker in [*workers, *self._telling]:
+                for worker in [*workers, *self._acknowledging]:
                     worker.cancel()
-                await asyncio.gather(*workers, *list(self._telling), return_exceptions=True)
+                await asyncio.gather(*workers, *list(self._acknowledging), return_exceptions=True)
 
     def stop(self) -> None:
         """Take no more deliveries. Running calls are finished and settled, then `run` returns. Call it on the event
@@ -103,22 +103,22 @@ class Handling(Generic[E]):
                 async with asyncio.timeout(self._timeout) as limit:
                     await self._call(self._handler, one)
             except (Reject, InboxPruned) as error:
-                await self._tell(one.reject(str(error)))
+                await self._settle(one.reject(str(error)))
             except OtherTimeline:  # the inbox belongs to another timeline: a retry does not help
                 raise
             except Exception as error:  # noqa: BLE001  # the application's code
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = TimeoutError(f"the handler took longer than {self._timeout:g} seconds")
                 _log.warning("the handler of group %s failed for %r", one.group, one, exc_info=error)
-                await self._tell(one.nack(reason=f"{type(error).__name__}: {error}"))
+                await self._settle(one.nack(reason=f"{type(error).__name__}: {error}"))
             else:
-                task = asyncio.create_task(self._tell(one.ack()))
-                self._telling[task] = None
-                task.add_done_callback(lambda _: self._telling.pop(task))
+                task = asyncio.create_task(self._settle(one.ack()))
+                self._acknowledging[task] = None
+                task.add_done_callback(lambda _: self._acknowledging.pop(task))
         finally:
             self.subscription.finished(one)
 
-    async def _tell(self, ack: Awaitable[None]) -> None:
+    async def _settle(self, ack: Awaitable[None]) -> None:
         """Wait for the answer, at most `submit_seconds`: an acknowledgement is sent to the next owner in any case."""
         seconds = self.subscription._host.settings.submit_seconds
         try:

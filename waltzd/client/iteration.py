@@ -14,7 +14,7 @@ from copy import copy
 from typing import Any, Generic
 
 from waltzd.client.partition import PartitionClient
-from waltzd.client.reader import Reading
+from waltzd.client.reader import ReadMethods
 from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
 from waltzd.protocol.batches import PROBE_HEADER
@@ -25,7 +25,7 @@ READ_MAX = 1000
 """Transactions that a scan reads at once. Together with the 4 MiB of `read_some` this bounds its memory."""
 
 
-class Arrivals:
+class FeedBuffer:
     """View of a feed: it keeps nothing, and hands over one batch at a time."""
 
     def __init__(self, after: Position) -> None:
@@ -70,12 +70,12 @@ class Arrivals:
         await self._changed.wait()
 
 
-class Feeding(Reading[E], Generic[E]):
+class IterationMethods(ReadMethods[E], Generic[E]):
     """Methods of a client for iteration; `Client` inherits them."""
 
-    _feeds: dict[PartitionClient, Arrivals]
+    _feeds: dict[PartitionClient, FeedBuffer]
 
-    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> PartitionClient:
+    async def _begin_feed(self, partition: int, arrivals: FeedBuffer) -> PartitionClient:
         raise AssertionError("the client class makes partition clients")
 
     def scan(
@@ -174,7 +174,7 @@ class Feeding(Reading[E], Generic[E]):
 
     async def _batches(self, partition: int, after: Position) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)  # the client may have been closed since
-        arrivals = Arrivals(after)
+        arrivals = FeedBuffer(after)
         client = await self._begin_feed(partition, arrivals)
         try:
             while (batch := await arrivals.next()) is not None:

@@ -107,10 +107,10 @@ class Keys:
         if await self.covered(timeout) < through:
             async with self._turn:
                 while self._covered < through:
-                    await self._look(through, timeout)
+                    await self._read_up_to(through, timeout)
         return self._found.get(key, (None, 0))[0]
 
-    async def _look(self, through: int, timeout: float | None) -> None:
+    async def _read_up_to(self, through: int, timeout: float | None) -> None:
         last = min(through, self._covered + READ_MAX)
         found = await self._read(self._covered + 1, last, timeout)
         for transaction in found:

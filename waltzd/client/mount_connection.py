@@ -17,7 +17,7 @@ from waltzd.protocol.batches import ClientFrame, Committals, Feed, HeadFeed, Mou
 from waltzd.protocol.peers import MountPort
 
 LAST_WORD_SECONDS = 2.0
-GOING_ON = (MountState.READY, MountState.ASKING)
+ACTIVE_STATES = (MountState.READY, MountState.ASKING)
 
 
 class MountListener(Protocol):
@@ -55,8 +55,8 @@ class MountConnection:
         """Run the mount; `seconds` is the timeout of the answer to the request."""
         try:
             await self._begin(key, seconds)
-            if self._mount.state in GOING_ON:
-                await self._go_on()
+            if self._mount.state in ACTIVE_STATES:
+                await self._exchange()
         finally:
             self._link.cancel()
 
@@ -76,7 +76,7 @@ class MountConnection:
             self._listener.ready()
         self._take_all(rest)
 
-    async def _go_on(self) -> None:
+    async def _exchange(self) -> None:
         reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
         try:
@@ -93,8 +93,8 @@ class MountConnection:
                 raise error
 
     async def _read(self) -> None:
-        self._link.hear(self._hear)
-        while self._mount.state in GOING_ON:
+        self._link.hear(self._take_pushed)
+        while self._mount.state in ACTIVE_STATES:
             try:
                 frames = await self._receive()
             except _Over:
@@ -103,32 +103,32 @@ class MountConnection:
                 return
             self._take_all(frames)
 
-    def _hear(self, frames: Sequence[ServerFrame]) -> None:
+    def _take_pushed(self, frames: Sequence[ServerFrame]) -> None:
         try:
             self._take_all(frames)
         except Exception as error:
             self._failed = error
             raise _Over from error
-        if self._mount.state not in GOING_ON:
+        if self._mount.state not in ACTIVE_STATES:
             raise _Over
 
     async def _write(self) -> None:
-        while self._mount.state in GOING_ON:
+        while self._mount.state in ACTIVE_STATES:
             self._work.clear()
             if self._failed is not None:
                 raise self._failed
             if frames := self._next():
                 await self._link.send(frames)
-            elif self._mount.state in GOING_ON:
+            elif self._mount.state in ACTIVE_STATES:
                 self._waits = True
                 try:
                     await self._work.wait()
                 finally:
                     self._waits = False
 
-    def go_on(self) -> None:
+    def send_now(self) -> None:
         """Send what may be sent at once, if the link takes it without waiting; else wake the writer."""
-        while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in GOING_ON:
+        while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in ACTIVE_STATES:
             try:
                 frames = self._next()
                 if frames:
@@ -136,7 +136,7 @@ class MountConnection:
             except Exception as error:  # noqa: BLE001  the task raises it
                 self._failed = error
                 break
-            if not frames and self._mount.state in GOING_ON:
+            if not frames and self._mount.state in ACTIVE_STATES:
                 return
         self._work.set()
 
@@ -164,7 +164,7 @@ class MountConnection:
                         refused = frame.error
                         self._mount.ends(frame.untaken)
                         break
-                    if self._mount.state in GOING_ON:  # else everything is decided, and the rest is not needed
+                    if self._mount.state in ACTIVE_STATES:  # else everything is decided, and the rest is not needed
                         self._take(frame)
         finally:
             self._listener.settled()

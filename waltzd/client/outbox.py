@@ -418,7 +418,7 @@ class Outbox:
     def _commit(self, sent: SentFrame, rows: I64, ids: I64) -> None:
         self._close(sent, rows)
         if sent.batch is not None:
-            sent.batch.told_in = self.timeline
+            sent.batch.outcome_timeline = self.timeline
             sent.batch.committed(rows + sent.start, ids)
             return
         requests = sent.requests

@@ -348,7 +348,7 @@ class PartitionClient:
         request.late = late
         request.timeline = position.timeline if isinstance(position, Position) else self.mount.timeline
         self.outbox.add(request)
-        self._go_on()
+        self._schedule_send()
         if self._alarm is not None and request.deadline < self._alarm.when():
             self._alarm.cancel()
             self._alarm = None
@@ -548,9 +548,9 @@ class PartitionClient:
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
         self._budget.admit()
-        self._go_on()
+        self._schedule_send()
 
-    def _go_on(self) -> None:
+    def _schedule_send(self) -> None:
         """Check for something to send when the event loop has served its ready tasks, so that their requests travel
         together."""
         if self._turn is None and self._connection is not None:
@@ -559,7 +559,7 @@ class PartitionClient:
     def _take_turn(self) -> None:
         self._turn = None
         if self._connection is not None:
-            self._connection.go_on()
+            self._connection.send_now()
 
     async def _drain(self) -> None:
         """Wait for outcomes, at most `close_seconds`."""
@@ -662,7 +662,7 @@ class PartitionClient:
                 done.set_result(None)
         self._flushes = [(ticket, done) for ticket, done in self._flushes if not done.done()]
         self._budget.admit()
-        self._go_on()
+        self._schedule_send()
 
     def fed(self, size: int, content: Run | HeadFeed) -> None:
         """Take records or heads that were fed, checked, and follow exactly what was fed before."""

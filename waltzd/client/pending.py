@@ -159,7 +159,7 @@ class BatchRequest:
     """Partition of the outbox that holds the request."""
     timeline: UUID = FIRST
     """Identity of the timeline in which `marks` are ids."""
-    told_in: UUID = FIRST
+    outcome_timeline: UUID = FIRST
     """Identity of the timeline in which the transactions have ids."""
     late: Late | None = None
 
@@ -253,7 +253,7 @@ class BatchRequest:
             self.waiter.set_result(self._result())
 
     def _result(self) -> Outcomes | AppendOutcome:
-        return replace(self._outcomes, partition=self.partition, timeline=self.told_in)
+        return replace(self._outcomes, partition=self.partition, timeline=self.outcome_timeline)
 
     def refuse(self, error: WaltzError) -> None:
         """Refuse what was not sent: raise `error` if nothing was sent, else reject the remaining rows."""
@@ -265,7 +265,7 @@ class BatchRequest:
     def settle_as_it_is(self) -> None:
         """Settle the waiter with the outcomes known now; ignore later ones."""
         if not self.waiter.done():
-            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition, timeline=self.told_in))
+            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition, timeline=self.outcome_timeline))
 
 
 class AtomicRequest(BatchRequest):
@@ -299,7 +299,7 @@ class AtomicRequest(BatchRequest):
         first = self._outcomes[0]
         if not isinstance(first, Committed):
             return first
-        return Committed(first.id, self.rows, self.partition, timeline=self.told_in)
+        return Committed(first.id, self.rows, self.partition, timeline=self.outcome_timeline)
 
     def _decided(self, count: int) -> None:
         super()._decided(count)

@@ -116,7 +116,7 @@ class Reader:
         return await self._ask(partition, "Fetch", ask, timeout)
 
 
-class Reading(Generic[E]):
+class ReadMethods(Generic[E]):
     """Methods of a client that read the log; `Client` inherits them."""
 
     _reader: Reader

@@ -122,7 +122,7 @@ class Routes:
         """Return the owner. Raise `NotReady` if no server owns the partition now, `NotGranted` if the policy hides the
         owner."""
         if self._places[partition].address is None:
-            await self.look()
+            await self.look_up()
         place = self._places[partition]
         if place.is_hidden:
             raise NotGranted(
@@ -189,10 +189,10 @@ class Routes:
         strangers answered at the addresses."""
         is_told = False
 
-        async def look() -> None:
+        async def look_up() -> None:
             nonlocal is_told
             try:
-                await self.look()
+                await self.look_up()
             except CannotConnect as error:
                 if not is_told and not isinstance(error, WrongPeer | TlsMismatch):
                     is_told = True
@@ -200,16 +200,16 @@ class Routes:
                 raise
 
         await _patiently(
-            look,
+            look_up,
             seconds,
             lambda last: f"the cluster was not found in {round(seconds, 2):g} seconds: {last}",
             final=WrongPeer,
         )
 
-    async def look(self) -> None:
+    async def look_up(self) -> None:
         """Ask any server for the owners of all partitions. Callers that come meanwhile share the answer."""
         if self._lookup is None or self._lookup.done():
-            self._lookup = asyncio.create_task(self._look())
+            self._lookup = asyncio.create_task(self._look_up())
             self._lookup.add_done_callback(_take_note)
         try:
             await asyncio.shield(self._lookup)
@@ -229,12 +229,12 @@ class Routes:
         parts = tuple(partitions)
         texts = [part for part in parts if isinstance(part, str)]
         if any(map(named_in, texts)):
-            await self.look()
+            await self.look_up()
         channels = {channel.name: Ranges(channel.partitions) for channel in self.topology.channels}
         each = (numbers_of(part, channels) if isinstance(part, str) else (part,) for part in parts)
         return tuple(dict.fromkeys(number for numbers in each for number in numbers))
 
-    async def _look(self) -> None:
+    async def _look_up(self) -> None:
         failures = []
         mismatch: TlsMismatch | None = None
         wrong: list[WrongPeer] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from waltzd.client.follower import Call, tell
+from waltzd.client.follower import Call, notify
 from waltzd.client.keys import Keys, hashes_of
 from waltzd.client.partition import PartitionClient
 from waltzd.client.pending import atomic_request_of, request_of
@@ -27,7 +27,7 @@ Wait: TypeAlias = Literal["committed", "applied"]
 
 
 @dataclass(frozen=True)
-class Once:
+class IdempotencyKey:
     """Idempotency key of a submit."""
 
     find_keys: Callable[[], Keys]
@@ -52,7 +52,7 @@ class Submits:
         self._serializer = serializer
         self.under_way: dict[asyncio.Future[None], None] = {}
         """Submits without an outcome, also between two attempts; `flush` waits for them."""
-        self._telling: dict[asyncio.Task[None], None] = {}
+        self._notifying: dict[asyncio.Task[None], None] = {}
         self._count = 0
 
     async def submit(
@@ -66,7 +66,7 @@ class Submits:
         fresh: bool | None,
         wait: Wait,
         timeout: float | None,
-        once: Once | None = None,
+        once: IdempotencyKey | None = None,
     ) -> Outcome:
         """Submit commands. `later` calls the functions of commands whose caller was cancelled."""
         if wait not in ("committed", "applied"):
@@ -87,7 +87,7 @@ class Submits:
         finally:
             del self.under_way[done]
             done.set_result(None)
-        await self._tell(client, list(enumerate(commands)), call, later, outcome)
+        await self._notify(client, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
@@ -105,7 +105,7 @@ class Submits:
         later: Call,
         is_atomic: bool,
         deadline: float | None,
-        once: Once | None,
+        once: IdempotencyKey | None,
     ) -> Outcome:
         """Build and send until there is an outcome that another attempt cannot change, or the limits are reached."""
         clock = asyncio.get_running_loop().time
@@ -120,7 +120,7 @@ class Submits:
                 return outcome
             if outcome.reason is not Reason.NOT_IN_LOG:
                 for command in commands:
-                    await tell(client.partition, call, command.on_lock_failure, outcome)
+                    await notify(client.partition, call, command.on_lock_failure, outcome)
                 if not client.has_view:
                     return outcome
             if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
@@ -142,7 +142,7 @@ class Submits:
         later: Call,
         is_atomic: bool,
         deadline: float | None,
-        once: Once | None,
+        once: IdempotencyKey | None,
     ) -> Outcome:
         await client.enter(len(commands), deadline)
         try:
@@ -161,7 +161,7 @@ class Submits:
                 if (id_ := await once.find(highest, self._left(deadline))) is not None:
                     return once.keys.committed(id_, len(commands))
             make = atomic_request_of(positions, builders) if is_atomic else request_of(positions[0], builders[0])
-            told = partial(self._tell_later, client, commands, later)
+            told = partial(self._notify_later, client, commands, later)
             for position in positions:
                 client.check_timeline(position)
             waiter: asyncio.Future[AppendOutcome] = client.add(make, highest, told, deadline)
@@ -171,14 +171,14 @@ class Submits:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._tell_later(client, commands, later, waiter.result())
+                self._notify_later(client, commands, later, waiter.result())
             raise
 
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else deadline - asyncio.get_running_loop().time()
 
     async def _looked_up(
-        self, client: PartitionClient, once: Once, outcome: Outcome, count: int, deadline: float | None
+        self, client: PartitionClient, once: IdempotencyKey, outcome: Outcome, count: int, deadline: float | None
     ) -> Outcome:
         """Look up the key of a rejected or declined request: it may have been appended before, above the position of
         the view."""
@@ -195,7 +195,7 @@ class Submits:
 
     # -- functions of commands
 
-    async def _tell(
+    async def _notify(
         self,
         client: PartitionClient,
         commands: Sequence[tuple[int, Command[Any]]],
@@ -211,30 +211,32 @@ class Submits:
                 number, command = rest.popleft()
                 try:
                     if is_overridden(command, "on_outcome"):
-                        await tell(client.partition, call, command.on_outcome, outcome)
+                        await notify(client.partition, call, command.on_outcome, outcome)
                 finally:
                     if isinstance(outcome, Committed) and is_overridden(command, "on_applied"):
                         client.announce(outcome.id + number, command.on_applied)
         finally:
             if rest:  # the caller was cancelled
-                self._in_background(self._tell(client, list(rest), later, later, outcome))
+                self._in_background(self._notify(client, list(rest), later, later, outcome))
 
-    def _tell_later(self, client: PartitionClient, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
+    def _notify_later(
+        self, client: PartitionClient, commands: Sequence[Command[Any]], later: Call, outcome: Outcome
+    ) -> None:
         """Call the functions of the commands in the background, because their caller was cancelled."""
-        self._in_background(self._tell(client, list(enumerate(commands)), later, later, outcome))
+        self._in_background(self._notify(client, list(enumerate(commands)), later, later, outcome))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="waltz telling")
-        self._telling[task] = None
-        task.add_done_callback(self._telling.pop)
+        self._notifying[task] = None
+        task.add_done_callback(self._notifying.pop)
 
     async def close(self) -> None:
         """Wait up to `close_seconds` for functions of commands that run in the background; then cancel them."""
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=self._settings.close_seconds)
-        for task in list(self._telling):
+        if self._notifying:
+            await asyncio.wait(self._notifying, timeout=self._settings.close_seconds)
+        for task in list(self._notifying):
             task.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*self._notifying, return_exceptions=True)
 
 
 def deadline_of(timeout: float | None) -> float | None:

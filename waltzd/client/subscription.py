@@ -112,7 +112,7 @@ class Subscription(Generic[E]):
             self._made = await host._find_group(self.group)
             self.member = self.member or await host._new_member()
             self._asked = asyncio.get_running_loop().time()
-            await self._look()
+            await self._update_partitions()
         except BaseException:
             host._subscriptions.pop(self, None)
             raise
@@ -369,7 +369,7 @@ class Subscription(Generic[E]):
 
     # -- its partitions
 
-    async def _look(self) -> None:
+    async def _update_partitions(self) -> None:
         """Start consumers for the partitions that the group has now, and stop those it has no more."""
         routes, asked = self._host._routes, self._partitions
         of_group = await routes.numbers(self._group.meta.partitions or EVERYTHING)
@@ -424,7 +424,7 @@ class Subscription(Generic[E]):
                     if error is not None and not (is_named and isinstance(error, NotInGroup)):
                         raise error
                 if is_named:
-                    await self._look_again()
+                    await self._try_update_partitions()
         except WaltzError as error:
             self._error = error
             _log.error("group %s: this member ends: %s", self.group, " ".join(error.lines()))
@@ -436,9 +436,9 @@ class Subscription(Generic[E]):
                 consumer.end(f"the subscription has failed: {self._error.message}")
         self._more.set()
 
-    async def _look_again(self) -> None:
+    async def _try_update_partitions(self) -> None:
         try:
-            await self._look()
+            await self._update_partitions()
         except WaltzError as error:
             _log.info("group %s: its current partitions could not be read: %s", self.group, error.message)
 

@@ -14,7 +14,7 @@ from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.positions import Position
 
 
-class Waiting:
+class WaitMethods:
     """Methods that wait; `Client` inherits them."""
 
     settings: ClientSettings

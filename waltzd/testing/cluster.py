@@ -51,8 +51,8 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
 from waltzd.testing.server import LIMITS, LocalServer
-from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
-from waltzd.testing.storage_port import StorageDoor, StoragePort
+from waltzd.testing.server_port import InjectedFaults, ServerEndpoint, ServerPort
+from waltzd.testing.storage_port import StorageEndpoint, StoragePort
 
 T = TypeVar("T")
 READY_SECONDS = 30.0
@@ -110,7 +110,7 @@ class LocalCluster:
         self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test", format=format)
         self.storage_seconds = storage_seconds
         self._has_groups = groups
-        self.luck = Luck()
+        self.luck = InjectedFaults()
         self._time: int | None = None
         """Time that the clocks of all servers show, in microseconds; None for the clock of this machine."""
         self._policy: Policy | None = None
@@ -119,7 +119,7 @@ class LocalCluster:
         """Event loop of the cluster."""
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
-        self._storages: dict[str, StorageDoor] = {}
+        self._storages: dict[str, StorageEndpoint] = {}
         self._storage_names = [f"storage-{number + 1}" for number in range(storages)]
         self._under_way: set[asyncio.Task[None]] = set()
         self.mistakes: list[BaseException] = []
@@ -255,7 +255,7 @@ class LocalCluster:
     def _on_fatal(self, error: BaseException) -> None:
         self.mistakes.append(error)
 
-    async def _make_storage(self, name: str) -> StorageDoor:
+    async def _make_storage(self, name: str) -> StorageEndpoint:
         disk = SimDisk(zlib.crc32(name.encode()))  # each draws its own random numbers
         disk.make_directory(name)
         config = StorageConfig(directory=name, free_bytes_min=0)
@@ -266,7 +266,7 @@ class LocalCluster:
         calls.start()
         for partition in self._logs:
             await calls.create_partition(partition)
-        return StorageDoor(name, calls, self._on_fatal)
+        return StorageEndpoint(name, calls, self._on_fatal)
 
     # -- for applications
 
@@ -282,7 +282,7 @@ class LocalCluster:
     def _port(self, address: str, key: UUID | None = None, identity: Identity | None = None) -> GroupPort:
         return ServerPort(lambda: self._door(address), key, address, identity, self.loop)
 
-    def _door(self, address: str) -> ServerDoor:
+    def _door(self, address: str) -> ServerEndpoint:
         for server in self._living():
             if _address(server.name) == address:
                 return server.door
@@ -425,7 +425,7 @@ class LocalCluster:
         """Resume a storage: it answers again, also the calls that came while it was paused."""
         self._storage(number).resume()
 
-    def _storage(self, number: int) -> StorageDoor:
+    def _storage(self, number: int) -> StorageEndpoint:
         if not 0 <= number < len(self._storage_names):
             raise BadArgument(f"there is no storage {number}; there are storages 0 to {len(self._storage_names) - 1}")
         return self._storages[self._storage_names[number]]
@@ -597,7 +597,7 @@ class _Server(LocalServer):
             reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name)),
         )
         self.authorizer.adopt(local._policy, local._channels)
-        self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
+        self.door = ServerEndpoint(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:
         await self.owner.close()

@@ -45,7 +45,7 @@ MESSAGES_MAX = 4
 
 
 @dataclass
-class Luck:
+class InjectedFaults:
     """Faults to inject: their number, by partition."""
 
     lock_failures: dict[int, int] = field(default_factory=dict)
@@ -60,10 +60,12 @@ class Luck:
         return left > 0
 
 
-class ServerDoor:
+class ServerEndpoint:
     """Entry to one server while it runs. `slam` breaks every connection at once."""
 
-    def __init__(self, address: str, calls: ServerCalls, luck: Luck, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, address: str, calls: ServerCalls, luck: InjectedFaults, on_fatal: Callable[[BaseException], None]
+    ) -> None:
         self.address = address
         self.luck = luck
         self.is_shut = False
@@ -120,7 +122,7 @@ class ServerPort(LocalTransport, Servers):
 
     def __init__(
         self,
-        find: Callable[[], ServerDoor],
+        find: Callable[[], ServerEndpoint],
         key: UUID | None,
         address: str,
         identity: Identity | None = None,
@@ -179,14 +181,14 @@ class DirectStream(Generic[Up, Down]):
     what = "a stream"
 
     def __init__(
-        self, find: Callable[[], ServerDoor], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
+        self, find: Callable[[], ServerEndpoint], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         """Create a stream; `loop` is that of the server, None for that of the client."""
         self._loop = loop
         self.partition = -1
         self.link: _Link[Up, Down] = _Link(identity)
         self._find = find
-        self._door: ServerDoor | None = None
+        self._door: ServerEndpoint | None = None
         self._broken: WaltzError | None = None
 
     async def serve(self, calls: ServerCalls) -> None:
@@ -283,7 +285,7 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
     what = "the mount"
 
     def __init__(
-        self, find: Callable[[], ServerDoor], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
+        self, find: Callable[[], ServerEndpoint], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(find, identity, loop)
         self._held: deque[ServerFrame] = deque()

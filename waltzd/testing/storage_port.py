@@ -28,7 +28,7 @@ FRAMES_MAX = 4
 """Limit of frames in flight; above it the sender waits."""
 
 
-class StorageDoor:
+class StorageEndpoint:
     """Entry to one storage: open, or paused with every caller waiting."""
 
     def __init__(self, name: str, calls: StorageCalls, on_fatal: Callable[[BaseException], None]) -> None:
@@ -77,7 +77,7 @@ class StorageDoor:
 class StoragePort(LocalTransport, Replicas):
     """Port to the replicas of one storage. `cut` breaks the connection for good."""
 
-    def __init__(self, door: StorageDoor, key: UUID, owner_key: bytes) -> None:
+    def __init__(self, door: StorageEndpoint, key: UUID, owner_key: bytes) -> None:
         LocalTransport.__init__(self)
         Replicas.__init__(self, key, owner_key, number=next(_numbers))
         self._door = door
@@ -134,7 +134,7 @@ class DirectStream:
 
     def __init__(
         self,
-        door: StorageDoor,
+        door: StorageEndpoint,
         enter: Callable[[], Coroutine[Any, Any, StorageCalls]],
         partition: int,
         session: int,
@@ -183,7 +183,7 @@ class DirectStream:
 class _StorageLink:
     """Link between the ends of a stream: frames in one direction, the newest mark and then the end in the other one."""
 
-    def __init__(self, door: StorageDoor) -> None:
+    def __init__(self, door: StorageEndpoint) -> None:
         self.is_over = False
         self._door = door
         self._frames: deque[RecordsFrame] = deque()

@@ -231,7 +231,7 @@ def test_an_owner_that_was_replaced_has_a_last_word() -> None:
             taken = asyncio.create_task(client.append(b"taken", partition=0))
             await until(lambda: len(partition.log) == 2)
             partition.generation, partition.owner = 2, 1
-            await client._routes.look()
+            await client._routes.look_up()
             await asyncio.sleep(0.5)
             assert not taken.done()
             partition.commit()

@@ -84,7 +84,7 @@ def test_what_is_older_than_what_was_known_is_not_taken() -> None:
         await where.open(5)
         assert (await where.find(0)).address == "a:1"
         servers["a:1"].is_silent = True
-        await where.look()
+        await where.look_up()
         place = await where.find(0)
         assert place.address == "b:1"
         where.forget(0, place)
@@ -170,7 +170,7 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
         using = asyncio.create_task(use())
         await asyncio.sleep(0)
         names[:] = ["a"]
-        looking = asyncio.create_task(where.look())
+        looking = asyncio.create_task(where.look_up())
         await asyncio.sleep(0.005)  # b's port is being closed
         left.set()
         await asyncio.gather(using, return_exceptions=True)

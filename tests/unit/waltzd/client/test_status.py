@@ -18,7 +18,7 @@ from waltzd.client.view import Decision, Transaction
 from waltzd.errors import ClientClosed, NotApplied, ViewStopped
 
 
-class Failing(View):
+class ViewFailure(View):
     """A view whose database is away for a while."""
 
     is_mended = False
@@ -31,13 +31,13 @@ class Failing(View):
         await super().apply(transaction)
 
 
-class Poisoned(Failing):
+class Poisoned(ViewFailure):
     def failed(self, transaction: Transaction, error: Exception) -> Decision:
         return Decision.PARK
 
 
 def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_far_it_is_behind() -> None:
-    view, before = Failing(), datetime.now(UTC)
+    view, before = ViewFailure(), datetime.now(UTC)
 
     async def test(client: Client, fake: FakeCluster) -> None:
         await until(lambda: client.status().ready)
@@ -64,7 +64,7 @@ def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_f
 
 def test_a_lag_grows_although_the_feed_stands_still() -> None:
     """What was fed and not applied is bounded; what was committed is not."""
-    view = Failing()
+    view = ViewFailure()
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].write(b"poison")
@@ -80,7 +80,7 @@ def test_a_lag_grows_although_the_feed_stands_still() -> None:
 
 @pytest.mark.slow
 def test_a_failure_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
-    view = Failing()
+    view = ViewFailure()
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].write(b"poison")
@@ -127,7 +127,7 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
 
 
 def test_a_decision_that_was_forgotten_parks(caplog: pytest.LogCaptureFixture) -> None:
-    class Forgets(Failing):
+    class Forgets(ViewFailure):
         def failed(self, transaction: Transaction, error: Exception) -> Decision:
             return None  # type: ignore[return-value]
 
