@@ -204,7 +204,7 @@ def test_what_was_exchanged_cut_short_or_removed_is_named(
     theirs = b"".join((other.directory / "0" / f"{5:019d}.{kind}").read_bytes() for kind in ("seg", "idx"))
     assert len(theirs) == len(ours)
     for data, what in (
-        (theirs, "it holds other records than its manifest says"),
+        (theirs, "it holds other records than its manifest states"),
         (ours[: len(ours) // 2], "ids .* of partition 0"),
         (None, "it is not in the store"),
     ):

@@ -63,7 +63,7 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
             raise UnfitSegment(f"{path} has no sound footer of the ids {expected.first_id} to {last_id}")
     hashing.update(raw[:end])
     if footer is not None and hashing.digest() != footer.digest:
-        raise UnfitSegment(f"{path} has other bytes than its footer says")
+        raise UnfitSegment(f"{path} has other bytes than its footer states")
 
     def add(span: Span) -> None:
         nonlocal crc, record_bytes

@@ -425,7 +425,7 @@ def _describe(coverages: Sequence[Coverage]) -> str:
     known = (
         f"is complete up to {format_time(first.complete_to)} only" if first.complete_to is not None
         else "has nothing in the store" if first.end.mark == NO_MARK
-        else "says of no time that it is complete"
+        else "is not known to be complete up to any time"
     )  # fmt: skip
     more = len(coverages) - 1
     return f"partition {first.partition} {known}" + (f", and so {more} more" if more else "")

@@ -117,4 +117,6 @@ def _below(archive: PartitionArchive, entry: Entry) -> tuple[Entry, ...]:
         return archive.chunk(entry).entries
     except ObjectAbsent as error:
         where = f"{entry.name(archive.partition)}, ids {entry.first} to {entry.last} of partition {archive.partition}"
-        raise ArchiveDamaged(f"{where}: it is not in the store, and nobody else knows the segments of these ids") from error
+        raise ArchiveDamaged(
+            f"{where}: it is not in the store, and no other object names the segments of these ids"
+        ) from error

@@ -348,10 +348,10 @@ def _gap(entries: Sequence[Entry]) -> tuple[str, str] | None:
 def opened(entry: Entry, text: bytes, partition: int, where: str) -> Chunk:
     """Decode the chunk that an entry names; raise `ArchiveDamaged` if it is not that chunk."""
     if sha256_of(text) != entry.sha256:
-        raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+        raise ArchiveDamaged(f"{where} has other bytes than the manifest states")
     found = Chunk.decode(text, where)
     if found.partition != partition or found.entry() != entry:
-        raise ArchiveDamaged(f"{where} holds other ids than the manifest says")
+        raise ArchiveDamaged(f"{where} holds other ids than the manifest states")
     return found
 
 

@@ -199,13 +199,13 @@ class RepairedStore:
         return sorted([*kept, *(self.head(name) for name in self._objects if name.startswith(prefix))])
 
     def put_new(self, name: str, data: Buffer) -> str:
-        raise AssertionError("it is only looked at")
+        raise AssertionError("a repaired store is read-only")
 
     def put_if(self, name: str, data: Buffer, tag: str) -> str:
-        raise AssertionError("it is only looked at")
+        raise AssertionError("a repaired store is read-only")
 
     def remove(self, name: str) -> None:
-        raise AssertionError("it is only looked at")
+        raise AssertionError("a repaired store is read-only")
 
 
 def put_back(store: Store, name: str, data: bytes) -> None:

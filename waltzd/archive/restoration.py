@@ -259,7 +259,7 @@ def _steps(log: ArchivedLog, piece: Entry, where: str) -> Iterator[memoryview]:
             yield step
         at += len(read)
     if at != piece.size or hashing.hexdigest() != piece.sha256:
-        raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+        raise ArchiveDamaged(f"{where} has other bytes than the manifest states")
 
 
 def _header(log: ArchivedLog, piece: Entry, data: memoryview, key: UUID, where: str) -> FileHeader:

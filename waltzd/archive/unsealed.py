@@ -144,7 +144,7 @@ class SlotRecords:
         for run in runs:
             crc = crc32(run.data, crc)
         if not runs or (runs[0].first_id, runs[-1].last_id, crc) != (self.slot.first, self.slot.last, self.slot.crc):
-            raise ArchiveDamaged(f"{self.where} holds other records than tail.json says")
+            raise ArchiveDamaged(f"{self.where} holds other records than tail.json states")
         return found
 
     def _run(self) -> Run:
@@ -227,5 +227,5 @@ def _part(archive: PartitionArchive, slot: Slot) -> tuple[SlotRecords | None, st
     except ObjectAbsent:
         return None, f"{where}, which holds the ids {slot.first} to {slot.last}, is not there"
     if sha256_of(data) != slot.sha256:
-        return None, f"{where}, which holds the ids {slot.first} to {slot.last}, has other bytes than tail.json says"
+        return None, f"{where}, which holds the ids {slot.first} to {slot.last}, has other bytes than tail.json states"
     return SlotRecords(slot=slot, data=memoryview(data)[:-UNIQUE_BYTES], where=where), ""

@@ -215,8 +215,8 @@ class PartitionArchive:
         before = self.manifest(known.number, known.sha256) if known.number else self.start()
         if not before.last == known.last_id == piece.first - 1:
             raise ArchiveDamaged(
-                f"{self._where(before.name)} ends at id {before.last}; the cluster says {known.last_id}, and the next "
-                f"segment begins at id {piece.first}"
+                f"{self._where(before.name)} ends at id {before.last}; by the cluster it ends at {known.last_id}, and the "
+                f"next segment begins at id {piece.first}"
             )
         self._check_chain(before, piece, data)
         following, chunks = before.extended(piece)

@@ -245,4 +245,4 @@ def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_
         return Flaw.of(
             piece, partition, f"has sound records, and its index of {piece.index_bytes} bytes differs from the archived one"
         )
-    return None if again == piece else Flaw.of(piece, partition, "holds other records than its manifest says")
+    return None if again == piece else Flaw.of(piece, partition, "holds other records than its manifest states")

@@ -222,11 +222,11 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise translate(error, f"looking at {path}") from error
+            raise translate(error, f"examining {path}") from error
         return True
 
     def size(self, path: str) -> int:
-        with _translated(f"looking at {path}"):
+        with _translated(f"examining {path}"):
             return os.lstat(path).st_size
 
     def inode(self, path: str) -> Inode:
@@ -274,7 +274,7 @@ class RealDisk:
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        with _translated(f"looking at the file system of {path}"):
+        with _translated(f"examining the file system of {path}"):
             found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 

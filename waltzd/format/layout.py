@@ -175,10 +175,10 @@ def read_header(
     if key is not None and header.key != key:
         findings.find(Code.FOREIGN_KEY, f"belongs to the cluster {header.key}, not to {key}", 12, 16)
     if partition is not None and header.partition != partition:
-        detail = f"the header says partition {header.partition}, the directory {partition}"
+        detail = f"the header states partition {header.partition}, the directory {partition}"
         findings.find(Code.DAMAGED_HEADER, detail, 28, 4)
     if header.first_id != first_id:
-        detail = f"the header says first id {header.first_id}, the file name {first_id}"
+        detail = f"the header states first id {header.first_id}, the file name {first_id}"
         findings.find(Code.DAMAGED_HEADER, detail, 32, 8)
     filled = [at for at in range(_FILE_HEADER.size, HEADER_BYTES) if raw[at]]
     if filled:
@@ -339,7 +339,7 @@ def read_control_info(raw: bytes, partition: int, path: str) -> tuple[ControlInf
         return None, findings
     (number,) = struct.unpack_from(">i", record)
     if number != partition:
-        findings.find(Code.CONTROL_FILE, f"the record of partition {partition} says partition {number}", start, 4)
+        findings.find(Code.CONTROL_FILE, f"the record of partition {partition} states partition {number}", start, 4)
     raws = record[4 : 4 + CONTROL_STRUCT_BYTES], record[4 + CONTROL_STRUCT_BYTES :]
     first, second = structs = ControlStruct.decode(raws[0]), ControlStruct.decode(raws[1])
     for slot in (0, 1):

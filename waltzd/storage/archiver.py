@@ -463,7 +463,7 @@ class ArchivedSource:
         except ObjectAbsent as error:
             raise ArchiveDamaged(f"{where}, which holds the ids {piece.first} to {piece.last}, is not there") from error
         if sha256_of(data) != piece.sha256:
-            raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+            raise ArchiveDamaged(f"{where} has other bytes than the manifest states")
         return content_of(data, piece)
 
 

@@ -168,7 +168,7 @@ class ArchiveSegments:
                 crc, record_bytes = crc32(run.data, crc), record_bytes + len(run.data)
                 yield run
         if span == _span(piece) and (crc, record_bytes) != (piece.crc, piece.record_bytes):
-            raise self._damage(extent, "it holds other records than its manifest says", span.first)
+            raise self._damage(extent, "it holds other records than its manifest states", span.first)
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
         extents = [extent for extent in catalog.extents if extent.partition == partition]

@@ -189,7 +189,7 @@ def _start(file: File, kind: str, sink: Sink) -> tuple[int, int]:
     fields["format"] = fields.pop("version")
     problem = "the reserved part of the header is not zero" if raw != header.encode() else ""
     if named is not None and named != header.first_id:
-        problem = f"the file name says first id {named}"
+        problem = f"the file name states first id {named}"
     sink(FileStart(kind=kind, path=file.path, size=file.size(), fields=fields, problem=problem, raw=raw))
     return header.first_id if named is None else named, header.version
 

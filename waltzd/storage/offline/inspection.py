@@ -215,7 +215,7 @@ class _Inspection:
             return None
         self._version = version_behind(file, header.version, header.first_id)
         if self._version != header.version:
-            detail = f"the header says format {header.version}, and what stands behind it is of format {self._version}"
+            detail = f"the header states format {header.version}, and the data has format {self._version}"
             self._find(Code.DAMAGED_HEADER, detail, first_byte=0, last_byte=3)
         elif not misplaced(findings):
             self._report.header = header
@@ -243,7 +243,7 @@ class _Inspection:
         for finding in findings:
             self._report.findings.append(replace(finding, code=Code.DAMAGED_INDEX))
         if header is not None and self._report.header is not None and header.version != self._version:
-            detail = f"the header says format {header.version}, that of the segment {self._version}"
+            detail = f"the header states format {header.version}, the header of the segment {self._version}"
             self._find(Code.DAMAGED_INDEX, detail, in_index=True, first_byte=0, last_byte=3)
         if len(raw) < HEADER_BYTES:  # it has no entries
             index.close()
@@ -297,7 +297,7 @@ class _Inspection:
         for number in np.flatnonzero(found != here).tolist():
             id_ = first_id + number
             at = index_offset(id_ - self._task.first_id)
-            detail = f"the entry says {self._said(found[number])}, the record starts at {self._said(here[number])}"
+            detail = f"the entry points to {self._said(found[number])}, the record starts at {self._said(here[number])}"
             self._wrong.add(id_, id_, at, at + INDEX_ENTRY_BYTES - 1, detail)
         if len(found) < len(entries):
             first, last = first_id + len(found), first_id + len(entries) - 1
@@ -388,7 +388,7 @@ class _Inspection:
             known_last = None if task.next_first_id is None else last_id
             self._report_damage(file, found.end, last_byte, found.next_id, last_id, known_last)
         elif verdict is Tail.TORN:
-            detail = f"{found.tail_bytes} bytes behind the last whole {self._unit}; nobody was told that they are stored"
+            detail = f"{found.tail_bytes} bytes behind the last whole {self._unit}; they were never acknowledged"
             self._find(
                 Code.TORN_TAIL, detail, first_byte=found.end, last_byte=last_byte,
                 first_id=found.next_id, last_id=found.next_id,
@@ -429,7 +429,7 @@ class _Inspection:
                 detail = f"the {found.footer_bytes} bytes behind the last batch are no sound footer"
                 self._find(Code.DAMAGED_FOOTER, detail, first_byte=found.end, last_byte=last_byte)
             else:
-                detail = "no footer stands behind the last batch"
+                detail = "no footer follows the last batch"
                 self._find(Code.FOOTER_MISSING, detail, first_byte=found.end, last_byte=found.end)
         if footer is not None and is_whole and (wrong := self._differences(footer)):
             detail = f"the footer is not that of this segment: {', '.join(wrong)}"

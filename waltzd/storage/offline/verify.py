@@ -237,7 +237,7 @@ def _partition_directories(disk: Disk, storage: str, ledger: Ledger, report: Rep
             report.storage_findings.append(Finding(Code.NOT_A_FILE, found[number], detail, partition=number))
     for number in ledger.assigned:
         if number not in found:
-            detail = "the control file says that this partition is here, and its directory is missing"
+            detail = "the control file assigns this partition to the storage, and its directory is missing"
             path = join(storage, str(number))
             report.storage_findings.append(Finding(Code.MISSING_PARTITION, path, detail, partition=number))
     broken = {finding.path for finding in report.storage_findings if finding.code is Code.NOT_A_FILE}
@@ -345,7 +345,7 @@ class PartitionCheck:
         if reaches is None:
             return []
         if self.marks.newest > newest and self.marks.newest >= reaches:
-            what = f"the promise file says that a segment starts at id {self.marks.newest}; the last one is missing"
+            what = f"the promise file names a segment that starts at id {self.marks.newest}; the last one is missing"
             return [self._finding(Code.SHORT_LOG, self.directory, what, reaches, self.marks.newest)]
         above = [f"{name} is {mark}" for name, mark in self.marks.named if mark >= reaches]
         if not above:

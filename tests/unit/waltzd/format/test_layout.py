@@ -267,7 +267,7 @@ def test_every_flipped_bit_of_a_control_record_is_survived_or_named() -> None:
         if at < start:
             continue
         if at < start + 4:
-            with pytest.raises(ControlDamaged, match="says partition"):
+            with pytest.raises(ControlDamaged, match="states partition"):
                 decode_control_info(wrong, 1, "it")
         else:
             slot = (at - start - 4) // CONTROL_STRUCT_BYTES
