@@ -1,4 +1,4 @@
-"""Damage in one replica: a wrong index is made again from the data, damaged data is described and never touched.
+"""Damage in one replica: a wrong index is rebuilt from the data, damaged data is reported and never changed.
 
 `examine_segment` reads a whole segment and returns its findings. `DamageReport` keeps the findings of a replica: the ids in
 them are refused, the rest is served, and the replica is healed from the others. Two kinds stand in it: damage in files,
@@ -35,7 +35,7 @@ from waltzd.storage.replica.site import Site
 
 
 class DamageReport:
-    """Findings in the order of their ids; those without ids (bytes too many) first. Truthy when there are any."""
+    """The findings of a replica, in order of their ids; findings without ids come first. It is truthy if there are any."""
 
     def __init__(self, partition: int, in_files: Iterable[Finding], short: Finding | None) -> None:
         self._partition = partition
@@ -52,7 +52,7 @@ class DamageReport:
 
     @property
     def is_only_short(self) -> bool:
-        """Everything here is sound, and only the end is missing: each append brings it nearer."""
+        """Whether all records here are sound, and only the end of the log is missing, which appends bring back."""
         return self.short is not None and not self._in_files
 
     def error(self, findings: Sequence[Finding] = ()) -> PartitionDamaged:
@@ -65,7 +65,7 @@ class DamageReport:
         )
 
     def sound_part(self, first_id: int, last_id: int) -> int:
-        """The last id that can be read from `first_id` on; refused when `first_id` is damaged itself."""
+        """Return the last id that can be read from `first_id` on; raise `PartitionDamaged` if `first_id` is damaged."""
         for finding in self.findings:
             if finding.first_id is None or finding.last_id is None or finding.last_id < first_id:
                 continue
@@ -75,7 +75,7 @@ class DamageReport:
         return last_id
 
     def last_sound(self, first_id: int, last_id: int) -> int:
-        """The highest sound id of the range, or the one in front of the range."""
+        """Return the highest sound id of the range, or `first_id` - 1 if there is none."""
         while last_id >= first_id:
             starts = [
                 finding.first_id
@@ -103,7 +103,7 @@ class DamageReport:
             raise self.error(below)
 
     def replace(self, path: str, found: Sequence[Finding]) -> None:
-        """All findings of one file."""
+        """Replace all findings of one file."""
         self._in_files = (*(finding for finding in self._in_files if finding.path != path), *found)
 
     def heal(self) -> None:
@@ -119,7 +119,7 @@ _HEADER_CODES: dict[type[WaltzError], Code] = {
 
 
 def header_finding(site: Site, error: WaltzError, first_id: int, last_id: int) -> Finding:
-    """A segment whose file is unusable: none of its ids can be served."""
+    """Return the finding about a segment whose file is unusable, with all its ids."""
     return site.finding(
         _HEADER_CODES[type(error)], site.path(first_id), error.message,
         first_byte=0, last_byte=HEADER_BYTES - 1, first_id=first_id, last_id=last_id,
@@ -127,8 +127,8 @@ def header_finding(site: Site, error: WaltzError, first_id: int, last_id: int) -
 
 
 def gap_finding(site: Site, path: str, gap: Gap, next_id: int) -> Finding:
-    """`next_id` is where the segment ends. Bytes too many between two consecutive records were put there later, and the
-    records behind them may have been as well: none of those is believed."""
+    """Return the finding about a gap in a segment that ends in front of `next_id`. Bytes between two consecutive records were
+    inserted later, possibly with the records after them, so the finding covers these records too."""
     ids_missing = gap.last_id >= gap.first_id
     return site.finding(
         Code.DAMAGED_RECORD,
@@ -152,19 +152,19 @@ def tail_finding(site: Site, path: str, found: Survey, last_id: int) -> Finding:
 
 
 def missing_finding(site: Site, first_id: int, last_id: int) -> Finding:
-    """No segment has these ids. The path is that of the one that should start there."""
+    """Return the finding about ids that no segment holds. Its path is that of the segment that should start there."""
     detail = "the segment that should hold these ids is missing"
     return site.finding(Code.SEGMENT_GAP, site.path(first_id), detail, first_id=first_id, last_id=last_id)
 
 
 def short_finding(site: Site, next_id: int, last_id: int) -> Finding:
-    """The log ends in front of `next_id`, and once reached `last_id` at least."""
+    """Return the finding about a log that ends in front of `next_id`, and that once reached `last_id`."""
     detail = f"the log ends at id {next_id - 1}, but this replica had ids up to {last_id} on disk"
     return site.finding(Code.SHORT_LOG, site.directory, detail, first_id=next_id, last_id=last_id)
 
 
 def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
-    """All ids of a sealed segment are sound, and other bytes stand behind them."""
+    """Return the finding about a sealed segment whose records are sound, and are followed by other bytes."""
     return site.finding(
         Code.DAMAGED_RECORD, path, "bytes that are no record stand behind the last one",
         first_byte=found.end, last_byte=found.end + found.tail_bytes - 1,
@@ -173,12 +173,12 @@ def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
 
 @dataclass(frozen=True)
 class PrecedingEnd:
-    """What is known of the segment in front of one of format 1."""
+    """What is known of the segment before a segment of format 1."""
 
     end: End | None = None
-    """Where its last batch ends; None where that is not known."""
+    """End of its last batch; None if unknown."""
     footer: bytes | None = None
-    """The hash of its footer; None where that cannot be read."""
+    """Hash of its footer; None if it cannot be read."""
 
 
 def examine_segment(
@@ -190,11 +190,11 @@ def examine_segment(
     active: Segment | None = None,
     preceding: PrecedingEnd | None = None,
 ) -> list[Finding]:
-    """Read all of a segment that should end in front of `next_id`; damage is returned. Afterwards its index is right, and
-    so is the part of its header that means nothing, and its footer where it has all its batches.
+    """Read a whole segment that should end in front of `next_id`, and return its damage. Repair its index, the reserved
+    part of its header, and its footer if all batches are there.
 
-    Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing.
-    A sealed segment on a sector that cannot be read is damaged as a whole: a copy of it gets other sectors."""
+    If sound records end early and another segment follows, this segment is sound, and one after it is missing. A sealed
+    segment with an unreadable sector is damaged as a whole: a copy of it gets other sectors."""
     try:
         return _examine(site, first_id, next_id, is_last, active, preceding or PrecedingEnd())
     except ReadFailed as error:
@@ -240,8 +240,8 @@ def _examine(
 def _examine_footer(
     site: Site, active: Segment | None, path: str, found: Survey, builder: FooterBuilder, before: bytes | None
 ) -> list[Finding]:
-    """Behind all batches of a segment. A missing or damaged footer is made again from them; a sound one that says something
-    else tells that somebody changed the history."""
+    """Examine the footer of a segment whose batches are all sound. A missing or damaged footer is rebuilt from them. A
+    sound footer with other content shows that the history was changed, and is damage."""
     if found.footer is not None:
         right = builder.footer(found.footer.before if before is None else before)
         if right.encode() == found.footer.encode():
@@ -270,7 +270,7 @@ def _examine_footer(
 
 
 def _survey_active(site: Site, active: Segment, header: FileHeader, before: End | None, builder: FooterBuilder) -> Survey:
-    """Its index is open for writing, and is written over."""
+    """Survey the last segment. Its index is open for writing, and is overwritten."""
     data, index = active.data, active.index
     if not _has_right_header(index, header):
         _write_header(site, active.index, header)
@@ -289,7 +289,7 @@ def _survey_active(site: Site, active: Segment, header: FileHeader, before: End 
 def _survey_sealed(
     site: Site, data: File, header: FileHeader, next_id: int, before: End | None, builder: FooterBuilder
 ) -> Survey:
-    """A right index stays; another one takes the place of a wrong one."""
+    """Survey a sealed segment. A wrong index is replaced."""
     disk, first_id = site.disk, header.first_id
 
     def look(index: File | None, entries: IndexChecker | IndexWriter, builder: FooterBuilder | None = None) -> Survey:
@@ -309,7 +309,7 @@ def _survey_sealed(
     try:
         if index is not None and not _has_right_header(index, header):
             index.close()
-            index = None  # its entries are no hint either
+            index = None  # its entries are not used as hints either
         if index is not None:
             checker = IndexChecker(index, first_id)
             found = look(index, checker, builder)
@@ -318,7 +318,7 @@ def _survey_sealed(
         is_first = index is None
         writer = IndexWriter(disk, site.directory, header)
         found = look(index, writer, builder if is_first else None)
-        # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
+        # It ends where the data ends, even if more was expected: its size then shows the next start that ids are missing.
         writer.finish(found.next_id)
     except (DiskFull, ReadFailed):
         if writer is not None:
@@ -332,14 +332,14 @@ def _survey_sealed(
 
 
 def _has_right_header(index: File, header: FileHeader) -> bool:
-    """In every byte apart from its date."""
+    """Return whether the header of an index is right in all bytes except its date."""
     raw = index.read(0, HEADER_BYTES)
     found, findings = read_header(raw, index.path, header.key, header.partition, header.first_id)
     return not findings and found is not None and found.version == header.version
 
 
 def _write_header(site: Site, file: File, header: FileHeader) -> None:
-    """All its meaning is known, and the rest is zero in every file that was ever written."""
+    """Write the right header: its fields are known, and its reserved part is zero in every file."""
     file.write(0, header.encode())
     file.flush()
     site.settings.say(f"the header of {file.path} was made right again")

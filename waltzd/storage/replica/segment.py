@@ -1,12 +1,10 @@
-"""One segment: a data file of records or batches, and an index that says where each record starts.
+"""One segment: a data file of records or batches, and an index file with the offset of each record.
 
-The index follows the data and can always be made again, so nothing is ever decided from it alone: a record that it points
-to is checked when it is read. A segment is written only at its end. Neither file exists under its final name before its
-header is on the disk.
+The index follows from the data and can be rebuilt, so nothing is decided by it alone: a record that it points to is checked
+when it is read. A segment is written only at its end. Neither file gets its final name before its header is on disk.
 
-A segment of format 1 (`BatchSegment`) takes and gives whole batches, and is full when its owner says so. A footer stands
-behind the last batch then, never before that is on the disk.
-"""
+A segment of format 1 (`BatchSegment`) writes and reads whole batches. It is full when its owner flags a batch as the last.
+A footer is then written after that batch was flushed."""
 
 from __future__ import annotations
 
@@ -56,19 +54,19 @@ from waltzd.format.span import BatchSpan, Span
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
 BATCH_SEGMENT_BYTES_MAX = (1 << 32) - 1
-"""Of the batches of a segment: a footer holds offsets of 32 bits."""
+"""Largest size of the batches of a segment: a footer holds offsets of 32 bits."""
 UNUSABLE = (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing)
-"""The errors of a file that is not the segment, or the index, of its place."""
+"""Errors of a file that is not the segment or index of its place."""
 
 
 def header_of(file: File, expected: FileHeader) -> FileHeader:
-    """The header of a segment or an index; raises one of `UNUSABLE` when it belongs elsewhere."""
+    """Return the header of a segment or an index; raise one of `UNUSABLE` if it belongs elsewhere."""
     return check_header(file.read(0, HEADER_BYTES), file.path, expected)
 
 
 class Suspect(Exception):
-    """Not an error but a question: a read met bytes that are not the expected records. Index or data is wrong, and the lane
-    must find out which."""
+    """A read met bytes that are not the expected records. The caller has to examine the segment, to find out whether index
+    or data is wrong."""
 
     def __init__(self, first_id: int) -> None:
         super().__init__(f"segment {first_id}")
@@ -76,7 +74,7 @@ class Suspect(Exception):
 
 
 class Segment:
-    """An open segment of format 0. `end` and `next_id` say where the next record goes."""
+    """An open segment of format 0. The next record is `next_id`, and is written at `end`."""
 
     def __init__(self, directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int) -> None:
         self.directory = directory
@@ -95,7 +93,7 @@ class Segment:
 
     @staticmethod
     def create(disk: Disk, directory: str, header: FileHeader) -> Segment:
-        """Both files, whole and named durably. A leftover of that name is replaced."""
+        """Create both files with their headers, and flush files and names. Leftovers under these names are replaced."""
         paths = [join(directory, name(header.first_id)) for name in (index_name, segment_name)]
         opened: list[File] = []
         try:
@@ -124,18 +122,19 @@ class Segment:
 
     @staticmethod
     def of(directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int | None = None) -> Segment:
-        """Of the format that its header says."""
+        """Return a segment of the format in its header."""
         kind = BatchSegment if header.version == BATCHES else Segment
         return kind(directory, header, data, index, end=end, next_id=header.first_id if next_id is None else next_id)
 
     def begin(self) -> None:
-        """It was created by this process, and is empty."""
+        """Note that this process has created the segment, which is empty."""
 
     @staticmethod
     def open(disk: Disk, directory: str, *, expected: FileHeader, next_id: int | None, write: bool = False) -> Segment:
-        """`expected` is the header of this place. A sealed segment ends in front of `next_id`, the next segment's first id.
+        """Open a segment. `expected`: the header of this place. `next_id`: the first id of the next segment, None for the
+        last.
 
-        Raises `Suspect` when the index, or the data of a sealed segment, is unusable."""
+        Raise `Suspect` if the index, or the data of a sealed segment, is unusable."""
         try:
             data = disk.open(join(directory, segment_name(expected.first_id)), write=write)
             header = header_of(data, expected)
@@ -154,12 +153,12 @@ class Segment:
         if next_id is not None:
             segment.stands_at(end=segment.end, next_id=next_id)
             if next_id > segment.first_id:
-                with contextlib.suppress(Suspect):  # a read of the last record will ask
+                with contextlib.suppress(Suspect):  # a read of the last record raises it again
                     segment.stands_at(end=segment._last_end(), next_id=next_id)
         return segment
 
     def _last_end(self) -> int:
-        """Where the last record of a sealed segment ends; what stands behind it is no part of the records."""
+        """Return where the last record of a sealed segment ends. Bytes after it are no records."""
         last_id = self.next_id - 1
         return self._end_by_head(last_id, self.offset_of(last_id))
 
@@ -168,13 +167,13 @@ class Segment:
         self.index.close()
 
     def stands_at(self, *, end: int, next_id: int) -> None:
-        """Set the end. Everything in front of it counts as flushed."""
+        """Set the end. All bytes before it count as flushed."""
         self.end, self.next_id = end, next_id
         self._flushed = (end, next_id)
 
     def anchor(self, id_: int) -> tuple[int, int | None]:
-        """Where the index says that the record `id_`, or its batch, begins, and its first id; None where it says nothing
-        that can be."""
+        """Return where the record `id_`, or its batch, begins by the index, and its first id; None as first id if the entry
+        is impossible."""
         found = read_index(self.index, id_ - self.first_id, 1)
         return (int(found[0]), id_) if len(found) == 1 and HEADER_BYTES <= found[0] < self.end else (0, None)
 
@@ -200,7 +199,7 @@ class Segment:
         write_entries(self.index, id_ - self.first_id, offsets)
 
     def flush(self) -> None:
-        """The data is on the disk; the index follows at a checkpoint."""
+        """Flush the data. The index is flushed at a checkpoint."""
         self.data.flush()
         self._flushed = (self.end, self.next_id)
 
@@ -210,7 +209,7 @@ class Segment:
         self.cut(end=end, next_id=next_id)
 
     def cut(self, *, end: int, next_id: int) -> None:
-        """Durably. Data first: an index that is too long is noticed."""
+        """Truncate and flush data and index. The data comes first, because a start notices an index that is too long."""
         self.data.truncate(end)
         self.data.flush()
         self.index.truncate(index_offset(next_id - self.first_id))
@@ -218,8 +217,8 @@ class Segment:
         self.stands_at(end=end, next_id=next_id)
 
     def write_again(self, offset: int) -> None:
-        """Write the bytes from `offset` on once more, and flush: a flush that failed in an earlier process may have left
-        the cache ahead of the disk, marked as clean."""
+        """Write the bytes from `offset` on again, and flush. A failed flush of an earlier process may have left pages in
+        the cache that are marked clean, and are not on the disk."""
         offset, end = max(0, offset // PAGE_BYTES * PAGE_BYTES), self.data.size()
         while offset < end:
             piece = self.data.read(offset, min(WRITE_AGAIN_BYTES, end - offset))
@@ -230,7 +229,7 @@ class Segment:
     # -- reading
 
     def offset_of(self, id_: int) -> int:
-        """Where record `id_` starts, or the next one would."""
+        """Return where record `id_` starts by the index; the end for `next_id`."""
         assert self.first_id <= id_ <= self.next_id
         if id_ == self.next_id:
             return self.end
@@ -240,25 +239,25 @@ class Segment:
         return int(found[0])
 
     def start_of(self, id_: int) -> int:
-        """Where the bytes begin that were written with this record, or will be with the next one."""
+        """Return where the record or batch begins that holds `id_`; the end for `next_id`."""
         return self.offset_of(id_)
 
     def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
-        """Sound records from `first_id` on: up to `last_id`, up to `bytes_max` bytes, at least one."""
+        """Return sound records from `first_id` on, up to `last_id` and up to `bytes_max` bytes, at least one."""
         assert self.first_id <= first_id <= last_id < self.next_id
         count = min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1)
         starts = read_index(self.index, first_id - self.first_id, count + 1)
         if first_id + count == self.next_id:
             starts = np.append(starts[:count], self.end)
         elif len(starts) == count or (len(starts) == count + 1 and starts[count] == 0):
-            # Damage follows: the last record says itself where it ends.
+            # Damage follows, so the length of the last record says where it ends.
             starts = np.append(starts[:count], self._end_by_head(first_id + count - 1, int(starts[count - 1])))
         if len(starts) != count + 1 or not HEADER_BYTES <= starts[0] <= self.end:
             raise Suspect(self.first_id)
         taken = max(1, int(np.searchsorted(starts, starts[0] + bytes_max, "right")) - 1)
         bounds = starts[: taken + 1] - starts[0]
         is_possible = starts[taken] <= self.end and not (np.diff(bounds) < OVERHEAD_BYTES).any()
-        # One record above the limit: its size is believed only when its head says the same.
+        # A single record above the limit: its size by the index counts only if its head agrees.
         if not is_possible or (
             bounds[-1] > bytes_max and self._end_by_head(first_id, int(starts[0])) != starts[1]
         ):  # the entry behind it may be that of a damaged record, which can hold anything
@@ -273,8 +272,8 @@ class Segment:
         return run if bad is None else run.part(0, bad)
 
     def end_of(self, id_: int) -> tuple[int, int]:
-        """Where to cut behind the record `id_`, and the next id there: in front of the batch where that goes on. What it
-        follows is checked: a cut is never decided from the index alone."""
+        """Return where to cut after the record `id_`, and the next id there. If a batch goes beyond `id_`, the cut is
+        before that batch. The record or batch is checked: a cut is never decided by the index alone."""
         start, run = self._sound_record(id_)
         return start + len(run.data), id_ + 1
 
@@ -300,19 +299,20 @@ class Segment:
 
 
 class BatchSegment(Segment):
-    """An open segment of format 1. `end` is where the next batch goes, or the footer."""
+    """An open segment of format 1. The next batch, or the footer, is written at `end`."""
 
     def __init__(self, directory: str, header: FileHeader, data: File, index: File, *, end: int, next_id: int) -> None:
         super().__init__(directory, header, data, index, end=end, next_id=next_id)
         self.log_end: End | None = None
-        """Of the last batch of a segment that is written on; None where it has none."""
+        """End of the last batch of the segment that is being written; None without batches."""
         self.has_footer = False
         self._builder: FooterBuilder | None = None
-        """Of a footer: it has all that is flushed but what is `_unhashed`. None: an earlier process began the segment."""
+        """Builder of the footer, which has all flushed batches except `_unhashed`; None if an earlier process began the
+        segment."""
         self._unflushed: list[Batch] = []
         self._unhashed: deque[Batch] = deque()
         self._hashed_to = end
-        """Where the last of these ends."""
+        """End of the last batch in `_unhashed`."""
 
     @property
     def is_full(self) -> bool:
@@ -330,7 +330,7 @@ class BatchSegment(Segment):
         return place + head.size
 
     def goes_on(self, log_end: End | None, *, has_footer: bool) -> None:
-        """It is written on, behind this batch."""
+        """Continue the segment after the batch that ends at `log_end`."""
         self.log_end, self.has_footer = log_end, has_footer
 
     def anchor(self, id_: int) -> tuple[int, int | None]:
@@ -378,15 +378,15 @@ class BatchSegment(Segment):
         return 0 if self._builder is None else self._hashed_to - self._builder.offset
 
     def hash_flushed(self) -> None:
-        """Bring the footer to be up to what is flushed. It may run beside the next append, which costs less then: only one
-        that fills the segment, and a cut, must wait for its end."""
+        """Add all flushed batches to the footer. This may run in parallel with the next append. Only an append that fills
+        the segment, and a cut, must wait for it."""
         builder, batches = self._builder, self._unhashed
         while batches and builder is not None:
             batch = batches.popleft()
             builder.add(batch.head, batch.pieces)
 
     def cut(self, *, end: int, next_id: int) -> None:
-        """With the footer, which belongs to all of its batches."""
+        """Truncate batches, and with them the footer, which covers all batches."""
         self.has_footer = False
         super().cut(end=end, next_id=next_id)
         self._unflushed = []
@@ -395,7 +395,7 @@ class BatchSegment(Segment):
         self.log_end = self.found_log_end()
 
     def write_footer(self, before: bytes) -> None:
-        """Behind the last batch, which is on the disk. `before`: the hash of the footer in front."""
+        """Write the footer after the last batch, which has been flushed. `before`: the hash of the footer before."""
         assert self.is_full
         assert self._flushed == (self.end, self.next_id), "a footer never goes to the disk before its data"
         self.hash_flushed()
@@ -430,7 +430,7 @@ class BatchSegment(Segment):
         return builder
 
     def footer_hash(self) -> bytes | None:
-        """Of the footer that stands in the file; None where no sound one does."""
+        """Return the hash of the footer in the file; None without a sound footer."""
         footer = read_footer(self.data)
         return None if footer is None or footer.last_id != self.next_id - 1 else footer.hash
 
@@ -443,9 +443,10 @@ class BatchSegment(Segment):
         return self.end if id_ == self.next_id else int(self._places(id_, 1)[0][0])
 
     def _places(self, first_id: int, count: int) -> tuple[I64, I64]:
-        """Where records start, and the heads of their batches: of at least one, as far as the index says what can be."""
+        """Return where records and their batches start by the index, up to the first impossible entry, for one record at
+        least."""
         end, next_id = self._flushed
-        if not self.first_id <= first_id < next_id:  # it was cut meanwhile
+        if not self.first_id <= first_id < next_id:  # it was truncated meanwhile
             raise Suspect(self.first_id)
         starts, places = places_of(read_index(self.index, first_id - self.first_id, min(count, next_id - first_id)))
         is_possible = (places >= HEADER_BYTES) & (starts >= places + BATCH_HEAD_BYTES) & (starts < end)
@@ -458,7 +459,7 @@ class BatchSegment(Segment):
         return starts, places
 
     def _head_of(self, id_: int) -> tuple[int, Head]:
-        """Of the batch that holds this record, and where it stands. What it says of itself is proven, not its content."""
+        """Return offset and head of the batch that holds a record. The head is checked, the rest of the batch is not."""
         place = int(self._places(id_, 1)[1][0])
         head = Head.decode(self.data.read(place, BATCH_HEAD_BYTES))
         if head is None or not head.first_id <= id_ <= head.last_id or head.size > self._flushed[0] - place:
@@ -466,8 +467,8 @@ class BatchSegment(Segment):
         return place, head
 
     def _batches(self, first_id: int, last_id: int, bytes_max: int) -> list[Batch]:
-        """Sound batches from the one on that holds `first_id`: up to `last_id` or beyond, up to `bytes_max`, at least
-        one."""
+        """Return sound batches from the one that holds `first_id`, to the one that holds `last_id` or a later one, up to
+        `bytes_max`, at least one."""
         end, next_id = self._flushed
         starts, places = self._places(first_id, min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1) + 1)
         place = int(places[0])
@@ -487,7 +488,7 @@ class BatchSegment(Segment):
         return records_of(found, first_id, last_id, bytes_max, with_locks=with_locks)
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Sound batches from `first_id` on, where one begins, up to the one that holds `last_id`."""
+        """Return sound batches from `first_id`, where a batch must begin, to the one that holds `last_id`."""
         found = self._batches(first_id, last_id, bytes_max)
         begin, end = found[0].first_id, found[0].last_id
         if begin != first_id:
@@ -502,11 +503,11 @@ class BatchSegment(Segment):
         return (place + batch.size, id_ + 1) if batch.last_id == id_ else (place, batch.first_id)
 
     def locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
-        """Of each batch, backwards. No record is read."""
+        """Yield head and locks of each batch, backwards from `last_id`, without reading records."""
         size = BATCH_HEAD_BYTES
         while last_id >= self.first_id:
             place = int(self._places(last_id, 1)[1][0])
-            raw = self.data.read(place, size)  # as much as the one behind it had
+            raw = self.data.read(place, size)  # the size that the batch after it had
             head = Head.decode(raw)
             if head is None or not head.first_id <= last_id <= head.last_id:
                 raise Suspect(self.first_id)
@@ -524,7 +525,7 @@ class BatchSegment(Segment):
         return self._head_of(id_)[1].time
 
     def first_since(self, time: int, last_id: int) -> int:
-        """The first id whose time is `time` or later; the one behind `last_id` where none up to there is."""
+        """Return the first id up to `last_id` whose time is `time` or later; `last_id` + 1 if there is none."""
         low, high = self.first_id, last_id + 1
         while low < high:
             head = self._head_of((low + high) // 2)[1]
