@@ -1,4 +1,6 @@
-"""The gRPC service of a server for operators: what it owns and how that is, and draining. It decides nothing."""
+"""The gRPC service of a server for operators: descriptions of its partitions and clients, draining, and groups. It
+decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from waltzd.wire.servicer import Host, Origin, add_service
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
 Explain: TypeAlias = Callable[[int, int], LockExplanation]
-"""Of a partition that is owned here, and the 64 bits of a lock."""
+"""Explains a lock, given the number of a partition that is owned here and the 64 bits of the lock."""
 
 
 class ServerAdminService(Host):

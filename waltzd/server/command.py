@@ -1,8 +1,8 @@
-"""The server as a process: from a configuration to two listening services, and to a clean end.
+"""The server as a process: from a configuration to two listening services, and to an orderly end.
 
-It ends with 0 after SIGTERM or SIGINT, when its partitions are with other servers or closed in order. It ends with the exit
-code of the error that kept it from starting or going on (another process has its name), and with `EXIT_BUG` at once when it
-meets a mistake of ours, because a server that is half alive is worse than none.
+It exits with 0 after SIGTERM or SIGINT, when its partitions are with other servers or closed in order. It exits with the
+exit code of the error that kept it from starting or continuing (for example, another process has its name). It exits with
+`EXIT_BUG` at once after an internal error, because a server that is half alive is worse than none.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for
 
 ALIVE_SECONDS = 2.0
-"""How long a process that has our name may take to answer before it is taken for dead."""
+"""Time for a process that has our name to answer before it is treated as dead."""
 STOP_SECONDS = 2.0
-"""How long calls that are under way may take when the partitions are closed already."""
+"""Time for running calls to finish after the partitions are closed."""
 GROUP_LOG_SECONDS = 5.0
-"""The deadline of one call to the owner of the group log."""
+"""Deadline of one call to the owner of the group log."""
 OPEN_SHOWN = 3
 ARCHIVE_THREADS = 4
-"""So many segments are brought from the archive at a time, and so many readers are served from those that are here."""
+"""Segments that are fetched from the archive at a time, and readers that are served from the cache at a time."""
 log = logging.getLogger("waltz.server")
 
 
 def run(config: ServerConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     logs.configure(config.log_format, config.log_level)
     # A server has no files of its own; a service manager may give it a place.
     home = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
@@ -100,13 +100,13 @@ def run(config: ServerConfig) -> None:
     faulthandler.enable()
     allow_open_files()
     share_arena()
-    # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
+    # The loop stays open until the process ends: a thread of gRPC may still call it.
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     runner.run(_serve(config, audit))
 
 
 def end_at_once(error: BaseException) -> NoReturn:
-    """What this program does now is not known: log it, and end before anything else is decided."""
+    """Log an internal error and exit at once, before anything else is decided in an unknown state."""
     log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_BUG)
@@ -160,7 +160,8 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
 
 
 async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
-    """With certificates, documents that everybody may change are refused, or accepted by name and said."""
+    """Raise `CoordinatorOpen` if certificates are configured and their ACLs let every client change the documents. Log a
+    warning instead if that is allowed by name."""
     if config.tls_certificate is None and not cluster.coordinator.has_credentials:
         return
     if cluster.coordinator.has_credentials and (above := await cluster.coordinator.open_above()):
@@ -191,7 +192,7 @@ async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, 
 
 
 def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack) -> ArchiveLane | None:
-    """Nothing is asked of the store yet."""
+    """Return the reader of the archive, or None if there is no archive. The store is not contacted yet."""
     if config.archive is None:
         return None
     cache = SegmentCache(config.archive_cache_bytes, config.archive_cache)
@@ -208,7 +209,7 @@ async def _stop(*listeners: Listener) -> None:
 
 
 async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: Tls | None) -> None:
-    """The port for metrics and health. What it needs is loaded only where there is one."""
+    """Start the port for metrics and health. Its modules are loaded only if there is such a port."""
     from waltzd.daemon import metrics
     from waltzd.daemon.http import watch_port
 
@@ -269,7 +270,7 @@ class _Daemon:
         self.all_counters = AllCounters()
         self._storages: dict[tuple[str, str], ReplicaClient] = {}
         self._owner_key = secrets.token_bytes(SECRET_BYTES)
-        """What the secrets of its sessions are made of; it leaves this process never."""
+        """Key from which the secrets of this server's sessions are derived. It never leaves this process."""
         self._timer = PeriodicTimer(TICK_SECONDS)
         self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
         self.archive = archive
@@ -334,7 +335,7 @@ class _Daemon:
         self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
-        """Until told to stop, or not to go on."""
+        """Run until stopped, or until an error forbids to continue."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -375,7 +376,7 @@ class _Daemon:
             _end(group)
 
     def _group_log_client(self) -> GroupLogClient[bytes]:
-        """Of this server's own: whoever owns the group log."""
+        """Return a client of the group log, wherever its owner is."""
         addresses = [server.address for server in self.owner.topology().servers if server.address]
         return GroupLogClient(
             addresses or [self._server.listen],
@@ -400,7 +401,7 @@ class _Daemon:
         await self.owner.close()
 
     def _story(self) -> str:
-        """What this server does, in a sentence for the service manager."""
+        """Return the state of this server in a sentence for the service manager."""
         return story(
             self.owner.describe(), is_draining=self.registration.server.is_draining, is_alone=self.owner.is_degraded
         )
@@ -430,7 +431,7 @@ class _Daemon:
         ours = readiness.of_server(self.describe(), is_announced=self.registration.is_announced)
         return ours + shut + self.expiry.reasons() + readiness.of_policy(self.authorizer.why_closed)
 
-    # -- what the parts are given --------------------------------------------------------------------------------------
+    # -- what the parts need          --------------------------------------------------------------------------------------
 
     def _make_owned_log(
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
@@ -457,7 +458,7 @@ class _Daemon:
         )
 
     def _connect(self, storage: StorageMeta) -> ReplicaPort:
-        """All partitions share one connection to a storage."""
+        """Return the client of a storage. All partitions share one connection to a storage."""
         place = storage.name, storage.listen  # another storage at the address has another certificate
         if place not in self._storages:
             self._storages[place] = ReplicaClient(
@@ -475,7 +476,7 @@ class _Daemon:
             await client.close()
 
     async def _is_alive(self, server: ServerMeta) -> bool:
-        """Only the process itself can say so: its address may belong to another one by now, or to us."""
+        """Return whether this very process answers. Its address may belong to another process by now, or to us."""
         asked = ServerAdminClient(
             server.admin_listen, self._meta.key, seconds=ALIVE_SECONDS, tls=self._tls, name=server.name
         )
@@ -501,7 +502,7 @@ def story(partitions: Sequence[OwnedPartition], *, is_draining: bool, is_alone: 
 
 
 def _end(group: BaseExceptionGroup[BaseException]) -> NoReturn:
-    """The reason for which the process must not go on."""
+    """Exit with the cause for which the process must not continue."""
     causes = list(_leaves(group))
     for cause in causes:
         if not isinstance(cause, WaltzError):

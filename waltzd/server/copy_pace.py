@@ -1,6 +1,7 @@
-"""How fast a replica may copy: by the configuration, or slower while a command of an operator says so.
+"""The rate at which a replica may copy: that of the configuration, or less while a command of an operator limits it.
 
-The command's bound is an ephemeral document. While the coordinator cannot be asked, what was read last counts.
+The limit of the command is an ephemeral document. While the coordinator cannot be asked, the last value that was read
+counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from waltzd.server.reconcile import Reconciler
 
 class CopyPace:
     def __init__(self, cluster: Cluster, most: int) -> None:
-        """`most`: of each replica that copies, in bytes a second, by the configuration; 0 sets no bound."""
+        """`most`: limit of the configuration for each replica that copies, in bytes a second; 0 for no limit."""
         self._cluster = cluster
         self._most = most
         self._said = 0
@@ -19,7 +20,7 @@ class CopyPace:
 
     @property
     def bytes_per_second(self) -> int:
-        """Now; 0 for no bound."""
+        """Rate that is in force now; 0 for no limit."""
         return min((bound for bound in (self._most, self._said) if bound), default=0)
 
     async def _wait(self, seen: object | None) -> object:

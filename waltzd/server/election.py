@@ -1,8 +1,8 @@
 """The leader among the servers, which assigns partitions to them.
 
-The leader is the server whose ephemeral document stands at the place for it. It looks at the servers that are up, at what
-operators prefer and at the assignment, plans, and saves by compare-and-set. That alone makes it safe: of two servers that
-both believe they lead, neither can undo the other's work without having read it. It acts when a document changes.
+The leader is the server whose ephemeral document is at the leader's path. It reads the list of servers, the preferences
+of operators and the assignment, makes a plan, and saves it by compare-and-set. That alone makes it safe: of two servers
+that both believe to lead, neither overwrites an assignment that it has not read. It acts when a document changes.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
 TURN_SECONDS = 0.1
-"""Before it takes the place of a suspected leader, each server waits so much longer than the one before it by name."""
+"""Time that each server waits longer than the server before it by name, before it replaces a suspected leader."""
 
 
 class Election:
     def __init__(self, cluster: Cluster, name: str, partitions: int, detector: FailureDetector | None = None) -> None:
-        """`name` must be announced already, which proves that no other living process has it. With a `detector`, servers
-        that it suspects are left out before the coordinator has noticed that they are gone."""
+        """`name` must be announced already, which proves that no other living process has it. With a `detector`,
+        suspected servers are left out before their coordinator sessions end."""
         self._detector = detector
         self._suspicions_seen = 0
-        """Of the lookout, when it was looked at last."""
+        """Version of the detector's signal when its suspicions were last used."""
         self._cluster = cluster
         self._name = name
         self._partitions = partitions
         self._led_in: int | None = None
-        """The coordinator session in which this server is the leader."""
+        """Coordinator session in which this server is the leader; None if it is not."""
         self._known: Mapping[str, ServerMeta] | None = None
-        """The servers that the last plan was made for."""
+        """Servers that the last plan was made for; None before the first plan."""
         self._preferences = NO_PREFERENCES
-        """Of operators, as they were read last."""
+        """Preferences of operators as last read."""
         self._displaced: dict[str, None] = {}
-        """Suspected servers whose place as the leader this one has taken."""
+        """Suspected servers that this server has replaced as leader."""
         self.reconciler = Reconciler(
             "assignment",
             wait=self._wait,
@@ -53,7 +53,7 @@ class Election:
         return coordinator.is_connected and self._led_in == coordinator.session
 
     async def _wait(self, seen: object | None) -> object:
-        """Until a document changes, or the lookout sees something else."""
+        """Wait until a document changes, or a suspicion begins or ends."""
         changing = self._cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen)
         if self._detector is None or seen is None:
             return await changing
@@ -67,7 +67,7 @@ class Election:
                 task.cancel()
 
     async def take_part(self) -> None:
-        """Become the leader if there is none, and do the leader's work if we are it."""
+        """Become the leader if there is none, and do the leader's work while leading."""
         if self._detector is not None:
             self._suspicions_seen = self._detector.changed.version
         session = self._cluster.coordinator.session
@@ -99,7 +99,7 @@ class Election:
         return {} if self._detector is None else self._detector.suspected
 
     async def _take_the_place(self, found: Leadership) -> bool:
-        """Of a leader that is suspected. One server after the other tries, so that not all do it at once."""
+        """Replace a suspected leader; return whether this server leads now. The servers try in turn, by name."""
         others = sorted(name for name in await self._cluster.servers() if name not in self._suspected)
         await asyncio.sleep(TURN_SECONDS * (others.index(self._name) if self._name in others else len(others)))
         why = self._suspected.get(found.name)
@@ -129,13 +129,13 @@ class Election:
         self._known, self._preferences = servers, preferences
 
     def _without_suspects(self, servers: Mapping[str, ServerMeta]) -> Mapping[str, ServerMeta]:
-        """Who is suspected keeps what it has when nobody could take it over."""
+        """Leave out suspected servers, unless no other server could take over their partitions."""
         rest = {name: server for name, server in servers.items() if name not in self._suspected}
         return rest if any(not server.is_draining for server in rest.values()) else servers
 
     async def _read_preferences(self) -> Preferences:
-        """A document of preferences that cannot be understood must not leave the partitions of a lost server without an
-        owner."""
+        """Read the preferences. Keep the last ones if the document cannot be read, so that the partitions of a lost
+        server get an owner nevertheless."""
         try:
             preferences, _ = await self._cluster.preferences()
         except BadMetadata as error:
@@ -145,7 +145,8 @@ class Election:
 
 
 def check_length(assignment: Assignment, partitions: int) -> None:
-    """The group log, once there is one, comes behind the partitions."""
+    """Raise `BadMetadata` if the assignment has a wrong number of partitions. The group log, once there is one, follows
+    the partitions."""
     if len(assignment.owners) not in (partitions, partitions + 1):
         raise BadMetadata(
             f"{ASSIGNMENT}: it has {len(assignment.owners)} partitions; the cluster has {partitions}",
@@ -155,7 +156,7 @@ def check_length(assignment: Assignment, partitions: int) -> None:
 
 
 def _difference(before: Mapping[str, ServerMeta] | None, now: Mapping[str, ServerMeta]) -> str:
-    """Which servers came, went or changed, as a sentence; empty for none."""
+    """Return a sentence about the servers that came, went or changed; empty if none did."""
     if before is None:
         return f"servers that are up: {', '.join(now) or 'none'}"
     parts = [f"server {name} came" for name in now if name not in before]

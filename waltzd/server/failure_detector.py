@@ -1,8 +1,9 @@
-"""Looks out for servers that have died: a silent connection to each of them, whose end is noticed at once.
+"""Detection of dead servers: an idle connection to each other server, whose end is noticed at once.
 
-When a connection ends, it is made again. When that is refused, the storages of what that server owns are asked, and the
-core decides (`waltzd.server.core.suspicion`). Whether anything follows from a suspicion is for `election` to say. Every
-server looks out, because each may have to lead. While the coordinator is silent nobody is suspected: nothing could begin.
+When a connection ends, it is opened again. If that is refused, the storages of that server's partitions are asked, and
+the core decides (`waltzd.server.core.suspicion`). The consequences of a suspicion are decided by `election`. Every server
+detects failures, because each may have to lead. While the coordinator does not answer there are no suspicions, because no
+assignment could follow.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ log = logging.getLogger("waltz.server")
 DIAL_SECONDS = 1.0
 ASK_SECONDS = 0.5
 AGAIN_SECONDS = 0.1
-"""Before a server whose port refused is looked at again; and the least between two connections."""
+"""Pause before a server whose port refused is tried again, and shortest interval between two connections."""
 UNREACHABLE_SECONDS = 1.0
-"""The same after silence, which proves nothing."""
+"""Pause after a connection attempt without an answer, which proves nothing."""
 
 
 class LivenessProbe(Protocol):
-    """A connection on which nothing is said."""
+    """A connection without traffic."""
 
     async def ended(self) -> None:
         """Return when the other side has ended it."""
@@ -42,9 +43,9 @@ class LivenessProbe(Protocol):
 
 
 OpenProbe: TypeAlias = Callable[[ServerMeta], Awaitable[LivenessProbe]]
-"""Raises `ConnectionRefusedError` where nothing listens, and `CannotConnect` where that is not known."""
+"""Opens a probe. Raises `ConnectionRefusedError` if nothing listens, and `CannotConnect` if that is unknown."""
 AskStorage: TypeAlias = Callable[[StorageMeta, Sequence[int]], Awaitable[Sequence[int]]]
-"""Of which of these partitions no append stream stands at the storage."""
+"""Asks a storage for which of these partitions it has no append stream."""
 
 
 class FailureDetector:
@@ -57,7 +58,7 @@ class FailureDetector:
         ask_storage: AskStorage,
         is_alive: Callable[[ServerMeta], Awaitable[bool]],
     ) -> None:
-        """`is_alive`: whether this very process answers; another one may listen at its address by now."""
+        """`is_alive`: whether this very process answers; another process may listen at its address by now."""
         self._is_alive = is_alive
         self._cluster = cluster
         self._name = name
@@ -65,20 +66,20 @@ class FailureDetector:
         self._ask_storage = ask_storage
         self._core = Suspicions()
         self._refusing: dict[str, ServerMeta] = {}
-        """Whose port refused when it was tried last."""
+        """Servers whose port refused the newest attempt."""
         self._watched: dict[str, tuple[ServerMeta, asyncio.Task[None]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self.changed = ChangeSignal()
-        """Rings when a suspicion begins or ends."""
+        """Notified when a suspicion begins or ends."""
         self.reconciler = Reconciler("failure detector", wait=cluster.wait_for_servers, act=self._follow_servers)
 
     @property
     def suspected(self) -> Mapping[str, str]:
-        """Name → why."""
+        """Suspected servers and the cause of each suspicion."""
         return {name: held.why for name, held in self._core.suspected.items()}
 
     def is_gone(self, server: ServerMeta) -> bool:
-        """Nothing listened where this process did, when that was tried last."""
+        """Return whether nothing listened at the address of this process in the newest attempt."""
         found = self._refusing.get(server.name)
         return found is not None and found.instance == server.instance
 
@@ -155,7 +156,7 @@ class FailureDetector:
             self.changed.notify()
 
     async def _refuses(self, server: ServerMeta) -> bool:
-        """Once more, after the storages were asked: one moment in which every connection was broken proves nothing."""
+        """Try the port once more, after the storages were asked: a short failure of all connections proves nothing."""
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 (await self._open_probe(server)).close()
@@ -166,7 +167,7 @@ class FailureDetector:
         return False
 
     async def _members(self, name: str) -> dict[int, list[str]]:
-        """Of each partition that the server owns."""
+        """Return the members of each partition that the server owns."""
         assignment, _ = await self._cluster.assignment()
         owned = [number for number, owner in enumerate(assignment.owners) if owner.server == name]
         found = await self._cluster.each(owned, self._cluster.replica_set)
@@ -187,7 +188,7 @@ class FailureDetector:
                 async with asyncio.timeout(ASK_SECONDS):
                     return await self._ask_storage(storages[name], wanted[name])
             except (WaltzError, TimeoutError):
-                return ()  # it does not say so
+                return ()  # no answer proves nothing
 
         asked = [name for name in wanted if name in storages]
         return dict(zip(asked, await self._cluster.each(asked, ask), strict=True))
@@ -214,7 +215,8 @@ class _ProbeConnection(asyncio.Protocol):
 
 
 async def open_probe(server: ServerMeta) -> LivenessProbe:
-    """A plain connection. Who listens is not asked: that somebody does is enough to suspect nobody."""
+    """Open a plain connection. It does not identify the process that listens: any listener is enough against a
+    suspicion."""
     loop, address = asyncio.get_running_loop(), parse_address(server.listen)
     failures: list[OSError] = []
     try:

@@ -1,8 +1,9 @@
-"""The leader has the documents of the cluster put into the archive, whenever they changed: storages write, servers do not.
+"""Backup of the documents of the cluster into the archive: the leader asks a storage to write them whenever they have
+changed.
 
-It looks every few seconds, and asks no storage before something was backed up or archived. What only rises is no change
-(`waltzd.cluster.metadata`). A new leader saves once, as it does not know what the one before has seen. Nothing depends on
-it, and while a storage or its store is silent it is done later.
+It checks every few seconds, and asks no storage before something was backed up or archived. Counters that only rise do
+not count as a change (`waltzd.cluster.metadata`). A new leader saves once, because it does not know what was saved
+before. Nothing depends on this backup; while a storage or its store does not answer, it is made later.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class MetadataSaver:
         seconds: float,
         moment: Callable[[], str] = _now,
     ) -> None:
-        """`is_backing_up`: whether a partition of this server is. `seconds`: between two looks; 0 for none. `moment`: for
-        people, in the text."""
+        """`is_backing_up`: whether a partition of this server is backed up. `seconds`: interval of the checks; 0 for
+        none. `moment`: the time in the file, for people."""
         self._cluster = cluster
         self._connect = connect
         self._is_leader = is_leader
@@ -48,13 +49,13 @@ class MetadataSaver:
         self._seconds = seconds
         self._moment = moment
         self._saved: Mapping[str, object] | None = None
-        """What stood there when it was saved last."""
+        """Documents that were saved last; None before the first save."""
         self._number = 0
         self._seen_at: float | None = None
         self._trouble = ""
         self._is_archiving = False
         self._asked = ""
-        """The storage that did it last."""
+        """Storage that saved last; it is asked first."""
 
     async def run(self) -> None:
         while self._seconds:
@@ -72,7 +73,7 @@ class MetadataSaver:
             self._trouble = trouble
 
     async def look(self) -> None:
-        """Save them where they have changed."""
+        """Save the documents if they have changed."""
         if not self._is_backing_up() and not await self._cluster.coordinator.children(ARCHIVES):
             self._is_archiving = False
             return
@@ -88,7 +89,7 @@ class MetadataSaver:
         self._seen_at = began
 
     async def _save(self, text: bytes, archive: UUID | None) -> int:
-        """By the first storage that can; 0 where none has an archive."""
+        """Save by the first able storage; return the number of the copy, or 0 if no storage has an archive."""
         failed: WaltzError | None = None
         self._is_archiving = False
         storages = await self._cluster.storages()
@@ -108,7 +109,7 @@ class MetadataSaver:
         return 0
 
     def describe(self) -> MetadataBackup | None:
-        """None where this server does not lead, and where no storage archives."""
+        """Return the state of the backup; None if this server does not lead, and if no storage has an archive."""
         if not self._is_leader() or not self._is_archiving:
             return None
         since = self._seen_at

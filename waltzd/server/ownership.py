@@ -1,8 +1,9 @@
 """The partitions of this server: from the assignment to logs that run, and to the pipelines that callers ask for.
 
-Each partition has a task of its own, which follows the assignment: it opens the log under the generation that was given to
-us, closes it when the assignment says otherwise, and never runs two at a time. So a partition that is slow to close holds
-up no other. Without the coordinator nothing new is begun; logs that run go on for as long as their storages accept them.
+Each partition has a task of its own, which follows the assignment. It opens the log under the generation that this server
+was given, closes it when the assignment changes, and never runs two logs at a time. So a partition that is slow to close
+delays no other partition. Without the coordinator nothing new is begun; logs that run go on as long as their storages
+accept them.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from waltzd.server.session.owned import OwnedLog
 
 log = logging.getLogger("waltz.server")
 CLOSE_SECONDS = 10.0
-"""How long a log may take to be handed over; it has shorter deadlines of its own for all that it waits for."""
+"""Time for a log to be handed over. Each of its waits has a shorter deadline."""
 
 
 class _Tenancy:
-    """One partition here, for as long as it is or shall be ours."""
+    """One partition that is assigned to this server, or still running here."""
 
     def __init__(self) -> None:
         self.wanted: int | None = None
-        """The generation under which it shall be ours; None: it shall not."""
+        """Generation under which it is assigned to this server; None if it is not."""
         self.previous_owner_alive: Callable[[], bool] = lambda: False
         self.owned: OwnedLog[Pipeline] | None = None
         self.generation: int | None = None
-        """Of `owned`."""
+        """Generation of `owned`; None while there is no log."""
         self.signal = ChangeSignal()
-        """Rings when something else is wanted, or the log has ended."""
+        """Notified when the assignment changes, or the log has ended."""
 
     def want(self, generation: int | None, *, previous_owner_alive: Callable[[], bool] = lambda: False) -> None:
         self.wanted, self.previous_owner_alive = generation, previous_owner_alive
@@ -63,23 +64,25 @@ class PartitionOwner:
         close_seconds: float = CLOSE_SECONDS,
         names: ClientNames | None = None,
     ) -> None:
-        """`make_owned_log` is given a partition, our generation of it, and whether the owner before us is alive. `is_gone`:
-        whether nothing listens where a server did that is still in the list. `names`: of applications."""
+        """`make_owned_log` gets a partition, its generation, and whether its former owner is alive. `is_gone`: whether
+        nothing listens at the address of a listed server. `names`: of applications."""
         self._is_gone = is_gone
         self.meta = meta
         self.name = registration.server.name
         self.reconciler = Reconciler("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
-        """Apart from the other one, because a hand-over must not wait until all servers were read."""
+        """Follows the list of servers, in a task of its own because a hand-over must not wait until all servers were
+        read."""
         self.servers_reconciler = Reconciler("topology", wait=cluster.wait_for_servers, act=self._look_at_servers)
         self.ids_reconciler = Reconciler("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
-        """For who runs it: a server makes the counter anew at once, since one that starts could not know what was in it."""
+        """Follows the counter of client ids, for the caller that runs it. A server creates a lost counter anew at once,
+        because a server that starts later could not know its value."""
         self._cluster = cluster
         self._names = names or ClientNames(cluster.coordinator)
         self._registration = registration
         self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
         self.needed_from: Callable[[], int] = lambda: 0
-        """The first id of the group log that is needed, as whoever reads it here knows. Until then, all of it."""
+        """Return the first id of the group log that its readers here need. Before there is a reader, all of it."""
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
@@ -87,18 +90,19 @@ class PartitionOwner:
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
         self._changed = ChangeSignal()
-        """Rings when documents were read, and when a partition is no longer here."""
+        """Notified when documents were read, and when a partition is no longer here."""
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Look once before this server announces itself, so that it knows from whom it takes a partition over."""
+        """Read the documents once before this server announces itself, so that it knows the former owners of its
+        partitions."""
         await self._cluster.read_counter()
         await self._read_servers()
         await self._read_assignment()
 
     async def run(self) -> None:
-        """Until `close`; a mistake of ours in any log ends it with that mistake."""
+        """Run until `close`. An internal error in any log ends it with that error."""
         async with asyncio.TaskGroup() as self._tasks:
             watching = [
                 self._tasks.create_task(one.run(), name=one.name) for one in (self.reconciler, self.servers_reconciler)
@@ -110,7 +114,7 @@ class PartitionOwner:
                 task.cancel()
 
     async def drain(self, seconds: float) -> bool:
-        """Give every partition to other servers, as far as there are any; whether nothing is left here."""
+        """Give all partitions to other servers, as far as there are any; return whether none is left here."""
         await self._registration.change(is_draining=True)
         try:
             async with asyncio.timeout(seconds):
@@ -122,7 +126,7 @@ class PartitionOwner:
         return not self._tenancies
 
     async def close(self) -> None:
-        """Close what is left, in order."""
+        """Close all remaining partitions in order."""
         self._is_closing = True
         for tenancy in self._tenancies.values():
             tenancy.want(None)
@@ -134,21 +138,21 @@ class PartitionOwner:
     def _has_successor(self) -> bool:
         return any(name != self.name and not server.is_draining for name, server in self._servers.items())
 
-    # -- what others ask -----------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------------------------
 
     @property
     def is_degraded(self) -> bool:
-        """The coordinator is not heard: what was read last may be old, and nothing new is begun."""
+        """Return whether the coordinator does not answer: documents may be out of date, and nothing new is begun."""
         return not self._cluster.coordinator.is_connected
 
     @property
     def owned(self) -> list[int]:
-        """The partitions that are here, also those that are being opened or handed over."""
+        """Partitions that are here, including those that are being opened or handed over."""
         return sorted(self._tenancies)
 
     @property
     def logs(self) -> int:
-        """How many the cluster has: the partitions, and the group log where there is one."""
+        """Number of logs in the cluster: the partitions, and the group log if there is one."""
         return self.meta.partitions if self._assignment is None else len(self._assignment.owners)
 
     def describe(self) -> tuple[OwnedPartition, ...]:
@@ -162,7 +166,7 @@ class PartitionOwner:
 
     @property
     def group_log(self) -> int | None:
-        """The number of the group log; None while there is none."""
+        """Number of the group log; None while there is none."""
         return None if self._topology is None or self._topology.groups is None else self._topology.group_log
 
     @property
@@ -190,7 +194,7 @@ class PartitionOwner:
         return await self._names.newest_epoch(name)
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
-        """Of a partition that this server owns, under this generation if one is given."""
+        """Return the pipeline of a partition that this server owns, under this generation if one is given."""
         topology = self.topology()
         is_group_log = partition == self.meta.partitions and topology.groups is not None
         if not 0 <= partition < self.meta.partitions and not is_group_log:
@@ -225,7 +229,7 @@ class PartitionOwner:
         )
 
     def _refuse_generation(self, partition: int, generation: int, place: Place) -> NoReturn:
-        if generation > place.generation:  # the caller knows more than we do: nothing we could tell would help
+        if generation > place.generation:  # the caller is newer than we are, and our answer would not help
             raise NotOwner(
                 f"server {self.name} does not know of generation {generation} of partition {partition} yet",
                 partition=partition,
@@ -264,7 +268,7 @@ class PartitionOwner:
     async def _read_servers(self) -> None:
         servers = await self._cluster.servers()
         if not servers:
-            await self._cluster.meta()  # with all documents lost, clients still find the owners that are known
+            await self._cluster.meta()  # raises if all documents are lost: then known owners stay in the topology
         self._servers = servers
         self._place()
 
@@ -330,7 +334,7 @@ class PartitionOwner:
             await self._close(partition, owned)
         finally:
             tenancy.owned = tenancy.generation = None
-            owned.task.cancel()  # nothing to cancel, unless all of this was ended from outside or by a mistake
+            owned.task.cancel()  # has an effect only after a cancellation or an internal error
         log.info("partition %d: generation %d is closed here", partition, generation)
 
     async def _close(self, partition: int, owned: OwnedLog[Pipeline]) -> None:
@@ -342,7 +346,7 @@ class PartitionOwner:
             log.warning(
                 "partition %d: not handed over in order (%s); closing it at once", partition, error or "it took too long"
             )
-        # Who cannot even be closed at once is a mistake of ours, and ends the process: a log that lives on unseen would
-        # fight the next owner for the partition.
+        # A log that cannot even be closed at once is an internal error, and ends the process: otherwise it would compete with
+        # the next owner for the partition.
         async with asyncio.timeout(self._close_seconds):
             await owned.close(hand_over=False)

@@ -1,11 +1,10 @@
-"""The policy and the channels of the cluster, followed: each version that can be understood counts from the moment at which
-it is noticed.
+"""Following the policy and the channels of the cluster: each valid version is in force as soon as it is noticed.
 
-The last good ones stay while the coordinator cannot be asked, and while one of the two documents cannot be understood: a
-grant may speak of channels, so neither counts without the other. A server that
-has read none since it started lets nobody in but operators. A document that was taken away is a policy, too: everybody may
-do everything again. Where the document of the cluster is missing as well, nobody took the policy away: the coordinator has
-lost its data, and the last one stays.
+The last valid versions stay in force while the coordinator cannot be asked, and while one of the two documents is
+invalid. A grant may name channels, so the two documents are used together or not at all. A server that has read none
+since it started admits only operators. If the policy was deleted, every caller has all rights again. But if the document
+of the cluster is missing as well, the policy was not deleted: the coordinator has lost its data, and the last policy
+stays.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class PolicyFollower:
         self._counts: tuple[PolicyDocument | None, Channels] = None, NO_CHANNELS
         self._has_read = False
         self.trouble = ""
-        """Why the newest documents do not count, in one sentence."""
+        """Sentence that says why the newest documents are not in force; empty if they are."""
         self.reconciler = Reconciler("policy", wait=cluster.wait_for_policy, act=self.read)
 
     async def read(self) -> None:

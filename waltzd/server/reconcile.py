@@ -1,8 +1,8 @@
-"""Keep something in step with documents of the coordinator, for as long as the process lives.
+"""Keeping something in step with documents of the coordinator, for as long as the process lives.
 
-A token first, then look and act, then wait with that token: a change that comes while we act is noticed afterwards. What
-goes wrong is logged once, not each time, and retried when something has changed. Only while the coordinator is silent is it
-retried after a pause, because its return is no change of a document.
+Take a token, then look and act, then wait with that token: so a change that comes while we act is noticed afterwards. A
+failure is logged once, and retried when a document has changed. Only while the coordinator does not answer is it retried
+after a pause, because its return is no change of a document.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Reconciler:
     def __init__(
         self, name: str, *, wait: Callable[[object | None], Awaitable[object]], act: Callable[[], Awaitable[None]]
     ) -> None:
-        """`wait` is one of the waits of `Cluster`; `act` brings everything in step. `name` is for people."""
+        """`wait` is one of the waits of `Cluster`; `act` brings everything in step. `name` is for messages."""
         self.name = name
         self.trouble = ""
-        """Why it is not in step, in one sentence."""
+        """Sentence that says why it is not in step; empty if it is."""
         self._wait = wait
         self._act = act
 
     async def run(self) -> None:
-        """For ever. `NameInUse` ends it: then this process must not go on."""
+        """Run for ever; raise `NameInUse`, after which this process must not continue."""
         seen: object | None = None
         while True:
             try:

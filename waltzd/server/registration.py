@@ -1,10 +1,11 @@
-"""This server in the list of servers: an ephemeral document, there as long as the coordinator hears from us.
+"""The entry of this server in the list of servers: an ephemeral document, which exists as long as its coordinator
+session.
 
-The name is the identity, so only one process may have it. A document of the same name that is not of this coordinator
-session was left behind by a process that has ended, or belongs to one that still runs. The hard part is to tell the two
-apart without waiting until the coordinator expires the old session. So we call the process that announced it at its own
-address. If it answers, the name is taken. If not, its document is replaced at once; a process that wakes up later finds us
-in its place and ends.
+The name is the identity, so only one process may have it. A document of the same name from another coordinator session
+was left behind by a process that has ended, or belongs to one that still runs. The hard part is to distinguish the two
+without waiting until the coordinator expires the old session. So we call the process that announced it at its own
+address. If it answers, the name is taken. If not, its document is replaced at once; a process that resumes later finds
+our document in its place and ends.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ class Registration:
         self._is_alive = is_alive
         self._one_at_a_time = asyncio.Lock()
         self.is_announced = False
-        """It was in the list when this was looked at last; while the coordinator is silent that may have changed."""
+        """Whether the document was in the list at the last look. While the coordinator does not answer that may have
+        changed."""
         path = f"{SERVERS}/{server.name}"
         self.reconciler = Reconciler(
             "registration", wait=lambda seen: cluster.wait_for_change([path, ROOT], seen), act=self.announce
         )
-        """Announces again whenever the document is no longer what it should be. Where the documents of the cluster are
-        missing, the list itself comes back with the root."""
+        """Announces the server again whenever its document is not as it should be. If the documents of the cluster are
+        missing, the list returns with the root."""
 
     @property
     def server(self) -> ServerMeta:
-        """What is announced, or will be."""
+        """Document that is announced, or will be."""
         return self._server
 
     async def announce(self) -> None:
-        """Be in the list. `NameInUse` when another process with this name is alive."""
+        """Put the document into the list. Raise `NameInUse` if another process with this name is alive."""
         async with self._one_at_a_time:
             self.is_announced = False
             await self._announce(self._server)
             self.is_announced = True
 
     async def change(self, *, is_draining: bool | None = None, preferred: tuple[int, ...] | None = None) -> None:
-        """Announce something else from now on. On an error it stays as it was, as far as we are concerned: should the
-        change have been made after all, it is taken back."""
+        """Announce a changed document from now on. After an error the old document counts here: if the change was made
+        after all, it is undone."""
         async with self._one_at_a_time:
             wanted = self._server
             if is_draining is not None:
@@ -64,7 +66,7 @@ class Registration:
             self.is_announced = True
 
     async def withdraw(self) -> None:
-        """Leave the list, if we are in it."""
+        """Remove the document from the list, if it is ours."""
         async with self._one_at_a_time:
             self.is_announced = False
             await self._cluster.unregister_server(self._server.name)

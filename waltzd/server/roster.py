@@ -1,7 +1,7 @@
-"""The roster of applications: which names there are, kept by the coordinator, and forgotten when they were away for long.
+"""Names of applications in the coordinator: recorded while they are connected, forgotten when they were away for long.
 
-Every server writes down the names that are connected to it, seldom; the leader takes out what nobody has seen for months.
-Nothing is decided by it, and nothing waits for it: while the coordinator is silent it is written later.
+Every server records the names that are connected to it, seldom. The leader removes names that were not seen for months.
+Nothing depends on it; while the coordinator does not answer it is done later.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from waltzd.server.clients.registry import ClientRegistry
 
 log = logging.getLogger("waltz.server")
 LOOK_SECONDS = 60.0
-"""How often a server looks which names are connected."""
+"""Interval in which a server records connected names."""
 FORGET_SECONDS = 3600.0
-"""How often the leader looks for names to forget."""
+"""Interval in which the leader looks for names to forget."""
 
 
 class Roster:
@@ -27,7 +27,7 @@ class Roster:
         self._registry = registry
         self._is_leader = is_leader
         self._noted: dict[str, float] = {}
-        """When each name that is connected was looked up last."""
+        """Time at which each connected name was last recorded."""
         self._forgot_at = 0.0
 
     async def run(self) -> None:

@@ -262,7 +262,7 @@ class Mount:
                 self._connected.waiting, pause = "", ARCHIVE_SECONDS
                 self._handle.changed.set()
 
-    # -- what the client says
+    # -- frames from the client
 
     async def _receive(self) -> None:
         while not self._client_is_done:

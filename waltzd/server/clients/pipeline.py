@@ -608,7 +608,7 @@ class Pipeline:
                 mark = min(mark, await self.session.find_time(time, mark))
         return min(mark, committed)
 
-    # -- what others see
+    # -- reports
 
     def explain(self, lock: int) -> LockExplanation:
         """Return what is known of a lock at this moment."""

@@ -143,7 +143,7 @@ class StreamPort:
         mount = MountAudit(self._auditor, who=identity, peer=connection.peer)
         try:
             await calls.mount(_FramedLink(connection, identity, mount))
-        except WaltzError:  # the client was told, or has gone
+        except WaltzError:  # it was sent to the client, or the client has gone
             pass
         finally:
             mount.note_end()

@@ -115,7 +115,7 @@ class Recovery:
         """Status of each of `others` that answered; None if it has no replica of the partition."""
         assert meta.opened <= meta.session
 
-    # -- who there is
+    # -- replicas and the step
 
     @property
     def names(self) -> list[str]:

@@ -76,7 +76,7 @@ class ArchiveLane:
             if under_way is not None:
                 await asyncio.wait((under_way,))
                 continue
-            # A reader that goes away leaves the piece to the others.
+            # A reader that goes away leaves the fetch to other readers.
             return await asyncio.shield(self._begin(partition, known, id_))
 
     def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[CachedSegment]:

@@ -221,7 +221,7 @@ class Documents:
         no session is forgotten by this write."""
         coordinator, number = self._cluster.coordinator, self._partition
         own, replicas = partition_path(number), replicas_path(number)
-        troubles = self._troubles  # a look that comes meanwhile puts others in their place
+        troubles = self._troubles  # `look_again` may replace the dict meanwhile
         if replicas in troubles:
             node = await coordinator.get(replicas)
             before = NO_VERSION if node is None else node.version
@@ -233,7 +233,7 @@ class Documents:
             newest = assignment.owners[number].generation
             if newest > meta.generation:
                 raise NotOwner(f"partition {number} was given to another server; its document is not ours to write")
-            if newest < meta.generation:  # who knows what else it has forgotten
+            if newest < meta.generation:  # more than this may be lost
                 raise BadMetadata(f"{ASSIGNMENT} went back in time: partition {number} has generation {newest}", path=own)
             before = NO_VERSION if node is None else node.version
             await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])

@@ -198,7 +198,7 @@ class OwnedLog(Generic[P]):
             if session.leader.marks is not None:
                 self._marks = session.leader.session, session.leader.marks.acknowledged
             self._session = None
-            # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
+            # Cancel everything before waiting for anything: a second cancellation must not leave a replicator behind.
             aside = [following, others, *uploading]
             for task in aside:
                 task.cancel()
@@ -267,7 +267,7 @@ class OwnedLog(Generic[P]):
                 await asyncio.sleep(self._settings.retry_seconds)
 
     async def _look_for_others(self, session: Session) -> None:
-        """Look for a session of another owner: a session that waits for replicas would not notice
+        """Look for a session of another owner until the log is open: a session that waits for replicas would not notice
         that an operator has decided. Afterwards, look whether the document still exists."""
         token: object | None = None
         while True:
@@ -297,7 +297,7 @@ class OwnedLog(Generic[P]):
         if self._session is not None:
             self._session.leader.check()
 
-    # -- what others see
+    # -- reports
 
     @property
     def pipeline(self) -> P:

@@ -276,7 +276,7 @@ class PartitionLeader(Reading):
         """Begin the next session of the same owner: it is saved, and nothing was written in between."""
         replicators, self.replicators = self.replicators, {}
         for replicator in replicators.values():
-            replicator.cancel()  # all at once: what they were told belongs to the session before
+            replicator.cancel()  # all at once: they act for the former session
         self.marks = None
         end = self.cache.end_at(self.cache.committed)
         leaving = self.core.leaving
@@ -416,7 +416,7 @@ class Replicator:
             try:
                 await self._serve()
             except Diverged as error:
-                if self._has_begun:  # else it was measured by others, and not by what we wrote
+                if self._has_begun:  # else it was compared with what another owner wrote
                     self._leader.diverge(self.name, f"holds another history than the log: {error.message}")
                 self._fail(error)
             except StaleSession as error:
@@ -645,7 +645,7 @@ class Replicator:
         leader, status = self._leader, self._progress.status
         assert status is not None
         self._progress.sent = self._progress.held
-        # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
+        # What the storage knows, not what it holds: it may have restarted, and have copied without a committed mark.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
         stream = self._stream = renewing(
@@ -668,7 +668,7 @@ class Replicator:
                 sending.cancel()
                 receiving.cancel()
                 ends = await asyncio.gather(sending, receiving, return_exceptions=True)
-            for end in ends[::-1]:  # what came in says best why
+            for end in ends[::-1]:  # the receiving end has the better cause
                 if isinstance(end, Exception):
                     raise end
         finally:

@@ -240,7 +240,7 @@ class Reading:
             name = self._choose(id_, failed)
             if name is not None:
                 return name
-            if any(self._floor(name) > id_ for name in self._held(id_)):  # and the others have failed
+            if any(self._floor(name) > id_ for name in self._held(id_)):  # and all other replicas have failed
                 raise Trimmed(f"partition {self.partition}: no replica that can be read gives id {id_} any more")
             if not self._is_beginning:
                 why = "; ".join(f"{name}: {error.code} {error.message}" for name, error in failed.items())
