@@ -1,4 +1,4 @@
-"""`waltzctl client`: which applications are connected, and ending their mounts."""
+"""`waltzctl client`: lists connected applications, and ends their mounts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from waltzd.errors import EXIT_OK, Unfinished, WaltzError
 
 def list_(
     *,
-    with_gone: Annotated[bool, Option("--all", help="Those that were connected lately, too.")] = False,
+    with_gone: Annotated[bool, Option("--all", help="Also list instances that were connected lately.")] = False,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """The instances of applications that are connected, a line each: the name in the certificate (`anonymous` without one),
-    what the process calls itself, whether it lives, since when, when something was heard of it, and what it has mounted.
-    One that hangs has connections whose heartbeat is overdue. One that is slowed wants more than its quota.
+    """List the connected instances of applications, a line each: the name in the certificate (`anonymous` without one),
+    the name of the process, its state, since when it is connected, when its last message came, and what it has mounted.
+    State `hangs`: heartbeats of its connections are overdue. State `slowed`: it wants more than its quota.
 
     \b
     Examples:
@@ -47,8 +47,8 @@ def list_(
 
 
 def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandTarget, output: AnyForm = "table") -> int:
-    """One application: when it was seen first and last, its instances, and what it uses at each server: mounts, bytes in
-    flight, how long it was slowed by its quota, and how many mounts were refused to it.
+    """Show one application: when it was seen first and last, its instances, and what it uses at each server: mounts,
+    bytes in flight, how long its quota slowed it, and how many mounts were refused.
 
     \b
     Examples:
@@ -70,9 +70,9 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandT
 
 
 def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], command: ChangeCommand) -> int:
-    """End the mounts of an application, or of one of its instances, behind what was decided. The library mounts again by
-    itself, within a second: this is for one that hangs. To keep a name out, take its grants away with `waltzctl policy
-    set`.
+    """End the mounts of an application, or of one of its instances, after the transactions that are already decided.
+    The library mounts again by itself within a second, so this is for an instance that hangs. To keep an application
+    out, remove its grants with `waltzctl policy set`.
 
     \b
     Examples:

@@ -1,8 +1,10 @@
-"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.health.rules`; their facts are
-gathered here: a look at the cluster, the ensemble of ZooKeeper, and when certificates end.
+"""`waltzctl doctor`: finds problems before they stop a cluster, and names a fix for each. The rules are in
+`waltzctl.health.rules`; this module collects their facts: a snapshot, the state of the ZooKeeper ensemble, and expiry
+dates of certificates.
 
-All of it is asked at the same time, with a deadline. What does not answer is a fact that is not known. A certificate is
-seen in a handshake, after which nothing is asked: a daemon's in one with the daemon, ours in one with itself, in memory.
+Everything is asked at the same time, with a deadline; whatever does not answer stays unknown. Certificates are read in
+a TLS handshake without any call: a daemon's in a handshake with that daemon, the tool's own in a handshake with itself
+in memory.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ DAY_SECONDS = 86_400.0
 
 
 def doctor(*, seconds: Timeout = CALL_SECONDS, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Check a cluster for what will go wrong next: disks, space, clocks, open files, certificates, versions, how many
-    replicas may fail, lag, failure domains, ZooKeeper, and work that was forgotten. Nothing is changed.
+    """Check a cluster for coming problems: disk speed and space, clocks, open files, certificates, versions, how many
+    replicas may fail, lag, failure domains, ZooKeeper, and unfinished work. Nothing is changed.
 
-    Each check is PASS, WARN, FAIL, or UNKNOWN where it could not be made. The end is 10 when one FAILs, else 0.
+    Each check is PASS, WARN, FAIL, or UNKNOWN if it could not be made. Exit code 10 if any check is FAIL, else 0.
 
     \b
     Examples:
@@ -57,7 +59,7 @@ async def _checks(target: ClusterTarget, seconds: float) -> list[Check]:
 
 
 async def examination(poll: Poll, report: HealthReport, *, seconds: float) -> list[Check]:
-    """All checks of a cluster that was just looked at."""
+    """Run all checks on a new report."""
     facts = await examined(poll.target, report, seconds=seconds)
     if report.lost is None and should_be_closed(poll.target):
         facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
@@ -65,7 +67,7 @@ async def examination(poll: Poll, report: HealthReport, *, seconds: float) -> li
 
 
 async def examined(target: ClusterTarget, report: HealthReport, *, seconds: float) -> Facts:
-    """The facts of a look, with those that only the doctor wants."""
+    """Return the facts of a report, completed by those that only `doctor` needs."""
     addresses = [address.strip() for address in target.hosts.split(",")]
     ensemble = await asyncio.gather(*(_ask(address, target.access.tls, seconds) for address in addresses))
     days: dict[str, float | None] = {}
@@ -86,7 +88,7 @@ async def examined(target: ClusterTarget, report: HealthReport, *, seconds: floa
 
 
 async def _ask(address: str, tls: CoordinatorTls | None, seconds: float) -> ZooKeeperServer:
-    """The four letters `srvr`, which a ZooKeeper answers unless its settings forbid it."""
+    """Ask one ZooKeeper server for its mode with the command `srvr`, which its settings may forbid."""
     started = time.perf_counter()
     try:
         place = parse_address(address)
@@ -115,7 +117,7 @@ async def _ask(address: str, tls: CoordinatorTls | None, seconds: float) -> ZooK
 
 
 async def days_left(tls: Tls, daemons: Sequence[tuple[str, Role, str]], *, seconds: float) -> dict[str, float | None]:
-    """`daemons`: name, role, address."""
+    """Return the days until each daemon's certificate expires. `daemons` holds (name, role, address)."""
     found = await asyncio.gather(*(_days_of(tls, role, address, seconds) for _, role, address in daemons))
     return dict(zip((name for name, _, _ in daemons), found, strict=True))
 
@@ -129,7 +131,7 @@ async def _days_of(tls: Tls, role: Role, address: str, seconds: float) -> float 
             _, writer = await asyncio.open_connection(
                 place.host, place.port, ssl=context, server_hostname=dns_name(tls.identity.key, role)
             )
-    except (OSError, ssl.SSLError, ValueError):  # silent, or no certificate that counts: other checks say so
+    except (OSError, ssl.SSLError, ValueError):  # unreachable, or an invalid certificate: other checks report both
         return None
     found = writer.get_extra_info("peercert")
     writer.transport.abort()
@@ -137,7 +139,8 @@ async def _days_of(tls: Tls, role: Role, address: str, seconds: float) -> float 
 
 
 def own_days(certificate: str, key: str, ca: str) -> float | None:
-    """What the other side of a connection would see. The contexts are our own: nothing else ever uses them."""
+    """Return the days until our own certificate expires, as the peer of a connection would see it. The TLS contexts are
+    private to this call."""
     answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
     server, client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -148,11 +151,11 @@ def own_days(certificate: str, key: str, ca: str) -> float | None:
         answering.verify_mode = ssl.CERT_REQUIRED
         here = calling.wrap_bio(server, client)
         there = answering.wrap_bio(client, server, server_side=True)
-        for side in (here, there, here, there):  # as many turns as a handshake has
+        for side in (here, there, here, there):  # a handshake takes four turns
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         return _days(there.getpeercert())
-    except (OSError, ssl.SSLError, ValueError):  # what is wrong with it, connections say
+    except (OSError, ssl.SSLError, ValueError):  # connections report what is wrong with the files
         return None
 
 

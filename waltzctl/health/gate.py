@@ -1,8 +1,9 @@
-"""`waltzctl cluster wait` and `waltzctl storage may-stop`: what an upgrade waits for between two machines.
+"""`waltzctl cluster wait` and `waltzctl storage may-stop`: what a rolling upgrade waits for before it goes to the next
+machine.
 
-Both look again and again until there is nothing more to wait for, or the time is over. The first waits for the verdict of
-`status`. The second counts replicas: a storage may stop when every partition keeps a majority of replicas that are level
-and answer, so it returns at once while a second failure is survived, and waits while another storage copies.
+Both repeat a report until its condition holds or the time is over. `wait` needs the verdict HEALTHY. `may-stop` counts
+replicas: a storage may stop if every partition keeps a majority of level replicas that answer. So it returns at once if
+the cluster survives a second failure, and waits while another storage copies.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from waltzd.protocol.quorum import majority
 
 LOOK_SECONDS = 1.0
 TOLD_MAX = 3
-"""Partitions that are named in an error."""
+"""Partitions named in an error."""
 
 
 def wait(
     *,
-    healthy: Annotated[bool, Option("--healthy", help="Until `waltzctl status` says HEALTHY.")] = False,
+    healthy: Annotated[bool, Option("--healthy", help="Wait until `waltzctl status` shows HEALTHY.")] = False,
     timeout: Annotated[
-        float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="How long to wait at most.")
+        float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="Longest time to wait.")
     ] = 600.0,
     progress: ShownProgress = Shown.AUTO,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Wait until a cluster is well, and show its status then. The end is 0 when it is HEALTHY, and 10 when the time is over
-    before that, with what is wrong. Between two machines of an upgrade this is the gate.
+    """Wait until a cluster is healthy, then show its status. Exit code 0 if it is HEALTHY, and 10 if the time is over
+    first, with the remaining problems. Use it between two machines of a rolling upgrade.
 
     \b
     Examples:
@@ -70,19 +71,21 @@ def may_stop(
     name: StorageName,
     timeout: Annotated[
         float,
-        Option("--timeout", min=0, max=3600, metavar="SECONDS", help="How long to wait for others; 0 looks once."),
+        Option(
+            "--timeout", min=0, max=3600, metavar="SECONDS", help="Longest time to wait for other storages; 0 checks once."
+        ),
     ] = 0.0,
     progress: ShownProgress = Shown.AUTO,
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Whether a storage may be stopped: without it every partition still has a majority of replicas that are level and
-    answer. The end is 0 when it may. Otherwise the command waits for the others until --timeout, and refuses with 5 then;
-    where a partition has too few replicas to spare one, or no server is up that knows, it refuses at once. It stops nothing
+    """Check that a storage may be stopped: without it every partition still has a majority of level replicas that
+    answer. Exit code 0 if so. Otherwise the command waits for other storages until --timeout, then refuses with exit
+    code 5. It refuses at once if a partition has no replica to spare, or no server is up that knows. It stops nothing
     itself.
 
-    The unit of a storage asks it before each stop where it is told the name of the storage (`WALTZ_STORAGE`), so that a
-    second one is not stopped while the first still copies what it has missed.
+    The systemd unit of a storage runs this before each stop if it is given the name of the storage (`WALTZ_STORAGE`),
+    so that no second storage is stopped while the first still catches up.
 
     \b
     Examples:
@@ -101,7 +104,7 @@ def may_stop(
     if has_no_owner(found.snapshot, name):
         raise Unsafe(
             f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
-            not_done="it was not waited for the other storages: they do not become level without a server",
+            not_done="the command did not wait for other storages: without a server they do not become level",
             next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
         )
     if left := waits_for(found):
@@ -109,10 +112,12 @@ def may_stop(
         hopeless = cannot_spare(found.snapshot, name)
         raise Unsafe(
             f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
-            not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
+            not_done=f"the command did not wait for other storages: {name} holds partitions that cannot spare a replica"
             if hopeless
             else f"the other storages were not level after {timeout:g} seconds",
-            next_step="stop it when applications may wait" if hopeless else "wait: `waltzctl cluster wait --healthy`",
+            next_step="stop it at a time when applications can wait"
+            if hopeless
+            else "wait: `waltzctl cluster wait --healthy`",
         )
     if output == "json":
         put_json({"storage": name, "may_stop": True})
@@ -122,8 +127,8 @@ def may_stop(
 
 
 def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
-    """Return why a storage should not fall silent, a sentence for each partition that would not go on, or one sentence when
-    ZooKeeper lists no server: then no owner says which replicas are level. Pure."""
+    """Return why a storage must not stop: a sentence for each partition that would stop with it, or a single sentence
+    if ZooKeeper lists no server, because then no owner knows which replicas are level. No I/O."""
     if name not in {view.meta.name for view in found.storages}:
         raise unknown("storage", name, [view.meta.name for view in found.storages])
     if has_no_owner(found, name):
@@ -142,12 +147,13 @@ def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
 
 
 def has_no_owner(found: ClusterSnapshot, name: str) -> bool:
-    """Return whether this storage has members of partitions and no server is registered that could own them. Pure."""
+    """Return whether this storage has members of partitions while no registered server could own them. No I/O."""
     return not found.servers and bool(_held(found, name))
 
 
 def cannot_spare(found: ClusterSnapshot, name: str) -> bool:
-    """Return whether a partition has so few members that it stops without this one, however level the others are. Pure."""
+    """Return whether a partition stops without this storage even if all others are level. No
+    I/O."""
     sizes = [sum(role is Membership.MEMBER for role in view.replicas.values()) for view in _held(found, name)]
     return any(size - 1 < majority(size) for size in sizes)
 
@@ -167,7 +173,7 @@ async def _until(
     say: Callable[[str], None],
     is_hopeless: Callable[[HealthReport], bool] = _never,
 ) -> HealthReport:
-    """Look until there is nothing to wait for, or until the time is over; return the last look."""
+    """Repeat reports until nothing is left to wait for, or the time is over; return the last report."""
     async with Poll(target, aloud=True) as poll:
         ends = time.monotonic() + seconds
         async for found in poll.reports(LOOK_SECONDS):

@@ -1,4 +1,4 @@
-"""`waltzctl health`: healthy means that a transaction was committed and read back, in so many milliseconds."""
+"""`waltzctl health`: commits a probe in each partition and reads it back, with the milliseconds of each stage."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def health(
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Commit a probe in every partition, or in those that are named (0-3,7 or a channel), read it back, and say how long
-    each stage took. The end is 0 when all of them worked, else 10.
+    """Commit a probe in every partition, or in those that are given (0-3,7 or a channel), read it back, and show the
+    duration of each stage. Exit code 0 if all probes succeeded, else 10.
 
-    This writes to the log, for good: one transaction a partition, of 18 bytes, without locks. It has the header 0x57414c5a,
-    which is kept for probes: no application is fed it. With --no-write nothing is written, and only the answers of the
-    owners are checked.
+    This writes to the log permanently: one transaction of 18 bytes for each partition, without locks. Its header
+    0x57414c5a is reserved for probes, and no application is fed it. With --no-write nothing is written, and only the
+    answers of the owners are checked.
 
     \b
     Examples:
@@ -51,7 +51,8 @@ def health(
 async def _probe(
     target: ClusterTarget, wanted: list[int], *, seconds: float, is_writing: bool
 ) -> tuple[Probing, float | None, WaltzError | None]:
-    """With the milliseconds to the coordinator and back, or why it did not answer."""
+    """Probe the partitions. Return the results, the milliseconds of a read in ZooKeeper, and the error if it did not
+    answer."""
     async with Poll(target, seconds=seconds, aloud=True) as poll:
         report = await poll.report()
         contact_ms = report.facts.coordinator_ms

@@ -1,8 +1,8 @@
-"""Looking at a cluster again and again, with its coordinator or, while that does not answer, with the daemons that are
-known.
+"""Repeated health reports of a cluster: from its documents in ZooKeeper, or, while ZooKeeper does not answer, from the
+daemons whose addresses are known.
 
-A silent coordinator is tried again at every look, for no longer than one call may take. The daemons are known from the
-blueprint of a cluster on this machine, or from the last look (`last_seen`).
+Each report tries ZooKeeper again, for no longer than one call may take. Daemons are known from the blueprint of a local
+cluster, or from the last report (`last_seen`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ CALL_SECONDS = 3.0
 SAVE_SECONDS = 10.0
 UNKNOWN_INSTANCE = UUID(int=0)
 LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
-"""The coordinator does not answer, or has not the documents that it had, or they cannot be read."""
+"""Errors after which a report is made without ZooKeeper: no answer, documents that are missing, or documents that
+cannot be read."""
 
 
 class Poll:
-    """Use it as `async with`."""
+    """Connections and documents kept from one health report to the next. Use it as `async with`."""
 
     def __init__(self, target: ClusterTarget, *, seconds: float = CALL_SECONDS, aloud: bool = False) -> None:
-        """`aloud`: say on standard error what it waits for."""
+        """Prepare a poll. With `aloud`, name on standard error what it waits for."""
         self.target = target
         self._aloud = aloud
         self._seconds = seconds
@@ -72,7 +73,7 @@ class Poll:
                 await self._coordinator.close()
 
     async def cluster(self) -> Cluster:
-        """The documents. `CannotConnect` when the coordinator does not answer."""
+        """Return the documents of the cluster; raise `CannotConnect` if ZooKeeper does not answer."""
         async with self._connecting:
             return Cluster(await self._connected())
 
@@ -93,8 +94,7 @@ class Poll:
         return self._coordinator
 
     async def report(self) -> HealthReport:
-        """What there is to see, with a verdict on it, remembered for the next time. Raises what the coordinator said when
-        no other daemon is known."""
+        """Make a report and remember it for the next one. Raise the error of ZooKeeper if no daemon is known."""
         started = time.perf_counter()
         now = _now()
         last = self._last or await asyncio.to_thread(last_seen.load, self.target.where)
@@ -119,7 +119,7 @@ class Poll:
             known = known_of(self.target, last)
             if known is None:
                 raise
-            if known is not last:  # of a cluster that was here before
+            if known is not last:  # the remembered state belongs to an earlier cluster at this address
                 last = None
             lost = Lost(cause=error, seen=known.seen or None)
             found = await snapshot_from_daemons(
@@ -132,10 +132,10 @@ class Poll:
             )
             owned = any(view.reported.partitions for view in found.servers if view.reported is not None)
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
-                raise  # there may never have been one
+                raise  # there may never have been a cluster
         directory = self.target.directory
         down, unlisted = ([], {}) if directory is None else processes(self._cluster_in(directory), found)
-        if lost is None:  # a server that an operator took out may be down
+        if lost is None:  # a server that an operator removed may be down
             there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
             down = [name for name in down if name in there]
         facts = Facts(
@@ -174,14 +174,14 @@ class Poll:
         return self._local
 
     async def _save(self, last: LastSeen) -> None:
-        """For other commands: at once when there is something new, and now and then for the time alone."""
+        """Wait for a new report: return when something changed, and from time to time without a change."""
         is_new = self._saved is None or replace(last, seen=self._saved.seen) != self._saved
         if is_new or time.monotonic() - self._saved_at > SAVE_SECONDS:
             await asyncio.to_thread(last_seen.save, last)
             self._saved, self._saved_at = last, time.monotonic()
 
     async def reports(self, every: float) -> AsyncIterator[HealthReport | WaltzError]:
-        """One look every so many seconds, without an end. An error may be another one the next time."""
+        """Yield a report every `every` seconds, without end. An error is yielded too; the next report may succeed."""
         while True:
             started = time.monotonic()
             try:
@@ -193,13 +193,13 @@ class Poll:
 
 
 def known_of(target: ClusterTarget, last: LastSeen | None) -> LastSeen | None:
-    """The daemons to ask without the coordinator. `last`: what was seen then."""
+    """Return the daemons to ask without ZooKeeper. `last` is the state remembered from an earlier report."""
     blueprint = _blueprint(target, target.directory) if target.directory is not None else None
     return last if last is not None and (blueprint is None or blueprint.meta.key == last.meta.key) else blueprint
 
 
 def _blueprint(target: ClusterTarget, directory: Path) -> LastSeen:
-    """A cluster on this machine has its addresses written down."""
+    """Return the daemons of a local cluster, whose addresses are in its blueprint."""
     blueprint = load_blueprint(directory)
     servers = [(name, *blueprint.addresses(name)) for name in blueprint.server_names]
     storages = [(name, *blueprint.addresses(name)) for name in blueprint.storage_names]
@@ -221,8 +221,8 @@ def _blueprint(target: ClusterTarget, directory: Path) -> LastSeen:
 
 
 def processes(cluster: LocalCluster, found: ClusterSnapshot) -> tuple[list[str], dict[str, int]]:
-    """Of a cluster on this machine: processes that should run and do not; and servers that run and are not in the
-    coordinator's list, with their process numbers."""
+    """Return, for a local cluster, the processes that should run and do not, and the servers that run and are not
+    registered: name → process number."""
     running = {
         name: daemon.life.pid for name, daemon in cluster.daemons.items() if daemon.life is not None and daemon.is_running
     }
@@ -233,7 +233,7 @@ def processes(cluster: LocalCluster, found: ClusterSnapshot) -> tuple[list[str],
 
 
 def missed(down: Sequence[str], storage_names: Sequence[str], found: ClusterSnapshot) -> list[str]:
-    """Without storages that are not in the cluster, not yet or no longer: they may be down."""
+    """Leave out storages that are not (yet, or any more) in the cluster: they may be down."""
     members = {view.meta.name for view in found.storages}
     return [name for name in down if name not in storage_names or name in members]
 
@@ -243,14 +243,15 @@ def should_be_closed(target: ClusterTarget) -> bool:
 
 
 async def _round_trip(cluster: Cluster) -> float:
-    """Of one small read, in milliseconds."""
+    """Return the milliseconds of one small read in ZooKeeper."""
     started = time.perf_counter()
     await cluster.meta()
     return (time.perf_counter() - started) * 1000
 
 
 async def _is_refused(hosts: str, seconds: float) -> bool:
-    """No process listens at any of the addresses. Known at once, where the client of ZooKeeper would go on trying."""
+    """Return whether no process listens at any of the addresses. This is known at once, while the ZooKeeper client
+    would keep trying."""
 
     async def one(address: str) -> bool:
         try:
@@ -259,7 +260,7 @@ async def _is_refused(hosts: str, seconds: float) -> bool:
                 _, writer = await asyncio.open_connection(place.host, place.port)
         except ConnectionRefusedError:
             return True
-        except (OSError, ValueError):  # another trouble, which that client reports
+        except (OSError, ValueError):  # the ZooKeeper client reports any other error
             return False
         writer.transport.abort()
         return False

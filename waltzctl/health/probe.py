@@ -1,7 +1,7 @@
-"""The probe of `waltzctl health`: one transaction to each partition, from end to end, with the time of every stage.
+"""Probe of `waltzctl health`: one transaction to each partition, end to end, with the duration of each stage.
 
-It goes the way of an application, one step at a time: locate the partition, connect to its owner and mount, commit, read
-the same transaction back by its id. A stage that fails says why, and the later ones are not tried.
+A probe takes the way of an application, one stage at a time: locate the partition, connect to its owner and mount,
+commit, read the transaction back by its id. The first stage that fails ends the probe with its error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from waltzd.wire.tls import Tls
 
 PAYLOAD = b"waltz health probe"
 PROBES_MAX = 32
-"""At once."""
+"""Probes at the same time."""
 T = TypeVar("T")
 
 
@@ -43,18 +43,18 @@ class Probe:
     partition: int
     owner: str | None
     mount_ms: float | None = None
-    """To connect and to mount; without a write, to connect and ask for the high-water mark."""
+    """Milliseconds to connect and mount; without a write, to connect and read the high-water mark."""
     commit_ms: float | None = None
     read_ms: float | None = None
     id: int | None = None
-    """Of the transaction; without a write, the high-water mark."""
+    """Id of the transaction; without a write, the high-water mark."""
     error: WaltzError | None = None
     is_located: bool = True
-    """A server said where it is."""
+    """Whether a server reported where the partition is."""
 
     @property
     def stage(self) -> str | None:
-        """The one that failed."""
+        """Stage that failed; None if all succeeded."""
         if self.error is None:
             return None
         for name, took in (("mount", self.mount_ms), ("commit", self.commit_ms)):
@@ -66,9 +66,9 @@ class Probe:
 @dataclass(frozen=True, kw_only=True)
 class Probing:
     locate_ms: float | None
-    """For a server to say where the partitions are, and to give out a client id if one is needed."""
+    """Milliseconds until a server reported where the partitions are and, if needed, gave out a client id."""
     error: WaltzError | None
-    """Why no server said so."""
+    """Why no server did; None if one did."""
     probes: tuple[Probe, ...]
 
     @property
@@ -82,7 +82,7 @@ Connect = Callable[[str], ServerPort]
 async def probe_all(
     found: ClusterSnapshot, partitions: Sequence[int], connect: Connect, *, seconds: float, is_writing: bool
 ) -> Probing:
-    """`found` says which servers there are, and why a partition may not answer."""
+    """Probe the partitions. `found` tells which servers there are, and why a partition may not answer."""
     started = time.perf_counter()
     try:
         topology, client = await _locate(found, connect, is_writing=is_writing)
@@ -112,10 +112,10 @@ async def probe_all(
 
 
 async def _locate(found: ClusterSnapshot, connect: Connect, *, is_writing: bool) -> tuple[Topology, Registration | None]:
-    """From the first server that answers."""
+    """Locate the partitions by the first server that answers."""
     last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
     for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):
-        if isinstance(view.error, TlsMismatch):  # its other address is no different
+        if isinstance(view.error, TlsMismatch):  # its other address would fail too
             last = view.error
             continue
         port = connect(view.meta.listen)
@@ -129,7 +129,7 @@ async def _locate(found: ClusterSnapshot, connect: Connect, *, is_writing: bool)
 
 
 class _Prober:
-    """Of one partition."""
+    """Probe of one partition."""
 
     def __init__(self, partition: int, place: Place, topology: Topology, waiting: str, seconds: float) -> None:
         self._partition, self._place, self._topology = partition, place, topology
@@ -141,7 +141,7 @@ class _Prober:
         error: WaltzError | None = None
         try:
             if client is None:
-                if self._waiting:  # its owner would answer all the same
+                if self._waiting:  # its owner would answer anyway
                     raise PartitionsClosed(self._waiting, next_step="see `waltzctl status`")
                 self._id = await self._stage("mount_ms", port.high_water_mark(self._partition))
             else:

@@ -1,7 +1,8 @@
-"""What a cluster did between two looks, as rates. Pure.
+"""Rates of a cluster between two snapshots. No I/O.
 
-Counters begin again when a partition changes hands or a process restarts: a counter that is smaller than before did, and
-all of it came since. A partition whose owner did not answer at one of the looks has unknown rates, not rates of 0.
+Counters restart at 0 when a partition changes its owner or a process restarts. A counter that is smaller than before
+has restarted, and its whole value is new. If the owner of a partition did not answer in one of the snapshots, its rates
+are unknown, not 0.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from waltzd.protocol.histogram import Histogram
 @dataclass(frozen=True, kw_only=True)
 class PartitionRates:
     partition: int | None
-    """None for all of them together."""
+    """Number of the partition; None for the sum over all."""
     owner: str | None
     tx: float | None = None
-    """Committed transactions a second; None where that is not known."""
+    """Committed transactions per second; None if unknown."""
     bytes: float | None = None
-    """Of their records, a second."""
+    """Bytes of their records per second; None if unknown."""
     refused: float | None = None
-    """A share of what was attempted and decided; None when nothing was."""
+    """Share of refused transactions among all decided ones; None if none was decided."""
     p50_ms: float | None = None
     p99_ms: float | None = None
     fed: float | None = None
     lag: int | None = None
-    """Ids that the last of the replicas that count is behind."""
+    """Ids by which the slowest counted replica is behind; None if unknown."""
     mounts: int | None = None
     state: str = ""
 
@@ -54,7 +55,7 @@ class Rates:
 
 
 def rates(before: ClusterSnapshot, now: ClusterSnapshot, seconds: float) -> Rates:
-    """`seconds` between the two."""
+    """Compute the rates between two snapshots that are `seconds` apart."""
     assert seconds > 0
     earlier = {view.partition: view for view in before.partitions}
     pairs = [(earlier.get(view.partition), view) for view in now.partitions]
@@ -79,13 +80,13 @@ SORTS: dict[str, Callable[[PartitionRates], float]] = {
 
 
 def by(sort: str, found: Iterable[PartitionRates]) -> list[PartitionRates]:
-    """Ties by number."""
+    """Sort by the column; ties are ordered by number."""
     return sorted(found, key=lambda one: (SORTS[sort](one), one.partition or 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """Of one partition, or of several together."""
+    """Compute the rates of one partition, or the sum over several."""
 
     committed: int = 0
     bytes: int = 0

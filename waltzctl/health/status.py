@@ -1,4 +1,4 @@
-"""`waltzctl status`: one screen that says whether a cluster is well, and if not, why, and what to do."""
+"""`waltzctl status`: one screen with the verdict on a cluster, its causes, and what to do."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def status(
     output: AnyForm = "table",
     target: CommandTarget,
 ) -> int:
-    """Whether a cluster is well: HEALTHY, DEGRADED, or DOWN where no partition takes transactions; then each thing that is
-    wrong, with its cause and what to do; then servers, storages and partitions. The end is 0 when all is well, else 10.
+    """Show whether a cluster is HEALTHY, DEGRADED, or DOWN (no partition takes transactions); then each problem with
+    its cause and what to do; then servers, storages and partitions. Exit code 0 if HEALTHY, else 10.
 
-    When ZooKeeper does not answer, servers and storages are asked directly, at the addresses that were seen last.
+    If ZooKeeper does not answer, servers and storages are asked directly, at the addresses of the last report.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ async def _look(target: ClusterTarget, seconds: float) -> HealthReport:
 
 
 def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
-    """With the processes of a cluster on this machine."""
+    """Build the page of a report; for a local cluster with its processes."""
     if target.directory is None:
         return cluster.status(report)
     found = LocalCluster.find(target.directory)
@@ -57,7 +57,7 @@ def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
 
 
 def _watch(target: ClusterTarget, every: float, seconds: float, output: str) -> int:
-    """The exit code is that of the last look."""
+    """Show reports until Ctrl-C; return the exit code of the last one."""
     last: HealthReport | WaltzError | None = None
 
     with suppress(KeyboardInterrupt), screen_for(output) as screen:

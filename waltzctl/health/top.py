@@ -1,4 +1,4 @@
-"""`waltzctl top`: what a cluster is doing. Two looks, and what came between them."""
+"""`waltzctl top`: live rates of a cluster, from two snapshots."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ EVERY_SECONDS = 2.0
 def top(
     *,
     sort: Annotated[
-        Literal["partition", "tx", "bytes", "p99", "refused", "lag", "mounts"], Option("--sort", help="What comes first.")
+        Literal["partition", "tx", "bytes", "p99", "refused", "lag", "mounts"], Option("--sort", help="Column to sort by.")
     ] = "tx",
     rows_max: Annotated[
-        int | None, Option("-n", min=1, max=100_000, metavar="ROWS", help="So many partitions; else what fits.")
+        int | None,
+        Option("-n", min=1, max=100_000, metavar="ROWS", help="Number of partitions to show; by default as many as fit."),
     ] = None,
     every: Annotated[
-        float, Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")
+        float, Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Seconds between two updates.")
     ] = EVERY_SECONDS,
-    once: Annotated[bool, Option("--once", help="Look twice, show one table, and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show one table and exit.")] = False,
     output: AnyForm = "table",
     target: CommandTarget,
 ) -> int:
-    """What a cluster is doing, live until Ctrl-C: for each partition transactions and megabytes a second, how long commits
-    take, how many are refused, how far the last replica is behind, and mounts; for each storage flushes a second, how long
-    they take, and free space.
+    """Show what a cluster is doing, live until Ctrl-C. For each partition: transactions and megabytes per second,
+    commit latency, share refused, lag of the slowest replica, and mounts. For each storage: flushes per second, their
+    latency, and free space.
 
-    The lag is in ids, of the replicas that count. A dash is a value that is not known, or has nothing to be taken of.
+    The lag is in ids, over the replicas that count towards commits. A dash is an unknown value, or a share of nothing.
 
     \b
     Examples:
@@ -75,7 +76,7 @@ async def _live(target: ClusterTarget, every: float, screen: Screen, sort: str, 
                 screen.put(now, every)
                 continue
             at = time.monotonic()
-            if before is None:  # nothing to compare it with yet
+            if before is None:  # no earlier report to compare with
                 found = rates(replace(now.snapshot, partitions=(), storages=()), now.snapshot, every)
             else:
                 found = rates(before[0].snapshot, now.snapshot, at - before[1])
