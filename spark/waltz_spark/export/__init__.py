@@ -1,1 +1,1 @@
-"""Exports: the protocol, its manifest, the files and where they lie, and the commands."""
+"""Exports: their protocol, manifests, files and destinations, and the commands."""

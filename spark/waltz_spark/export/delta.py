@@ -1,14 +1,14 @@
-"""The Delta table of an export: a log of its own beside the files, which tells other readers what the manifests say.
+"""The Delta table of an export: a log beside the files that makes them readable as a table.
 
-The manifest counts, and the table follows it: a commit adds the files that one manifest has more than the one before, and
-carries the manifest's number as its application transaction. So a manifest is committed once, however often it is tried,
-and a table never has a file that no manifest has. What is to be added is never found out by comparing the table with the
-manifest: an operator may have compacted it or taken files out, and an export does not undo that. `differences` finds it,
-for `waltzctl export verify`.
+The manifest is authoritative, and the table follows it: a commit adds the files that one manifest has more than the one
+before, with the manifest's number as its application transaction. So a manifest is committed once, even if the commit is
+retried, and a table never has a file that no manifest has. Files to add are never found by comparing the table with the
+manifest: an operator may have compacted the table or removed files, and an export does not undo that. `differences` reports
+such changes, for `waltzctl export verify`.
 
-deltalake writes the log and keeps it exact among several writers; it does not flush what it wrote, so that is done here. It
-is imported when there is a table, and not before. It reads Parquet with threads that can abort the process at its end
-(`DeltaTable.to_pyarrow_table` without a file system: 3 times in 90): no data is read with it here.
+deltalake writes the log and handles concurrent writers. It does not flush its files, so that is done here. It is imported
+only if there is a table. Its Parquet threads can abort the process at its end (`DeltaTable.to_pyarrow_table` without a file
+system: 3 times in 90), so it reads no data here.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ LOG = "_delta_log"
 _NUMBER_DIGITS = 20
 _SCHEMES = ("s3", "gs", "abfs", "abfss")
 _S3_OPTIONS = frozenset({"region", "endpoint_override", "scheme"})
-"""What a URI can say to PyArrow that has a name in deltalake, too."""
+"""Parameters of a URI for PyArrow that can be passed to deltalake as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
     version: int
-    """As Delta counts: one more for each commit, of any writer."""
+    """Version of the table; each commit of any writer adds one."""
     manifest: int
-    """The newest that is in it."""
+    """Number of the newest manifest in the table."""
 
 
 def application(manifest: Manifest) -> str:
-    """The id of this export's transactions in the Delta log."""
+    """Return the id of this export's transactions in the Delta log."""
     return f"waltz-export-{manifest.export}"
 
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A table that is written: what a run tells of its manifests, each one after it was published."""
+    """A Delta table to which a run commits its manifests, each one after it was published."""
 
     destination: Destination
     columns: pa.Schema
 
     def __post_init__(self) -> None:
-        """Refuses what cannot become a table, before anything is written."""
+        """Raise if the columns or the destination cannot become a table, before anything is written."""
         _deltalake()
         table_schema(self.columns)
         address_of(self.destination)
 
     def is_behind(self, newest: Manifest | None) -> bool:
-        """Whether it does not say yet what this manifest says. Refuses a table that is not this export's."""
+        """Return whether a manifest is not committed yet; raise if the table belongs to another export."""
         table = _opened(self.destination)
         if newest is None:
             if table is not None and newest_manifest(self.destination) is None:
@@ -75,7 +75,7 @@ class DeltaTable:
         return _reached(table, newest, self.destination) < newest.number
 
     def follow(self, newest: Manifest) -> None:
-        """Makes it say what this manifest says; idempotent."""
+        """Commit the files of a manifest; idempotent."""
         table = _opened(self.destination)
         reached = _reached(table, newest, self.destination)
         if reached == newest.number:
@@ -109,7 +109,7 @@ class DeltaTable:
 
 
 def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
-    """A file as an action of Delta. Its ids and times are in the statistics, so that readers pass over files. Pure."""
+    """Return the Delta action that adds a file, with ids and times in its statistics, so that readers can skip it. Pure."""
     least: dict[str, Any] = {"partition": piece.partition, "txid": piece.span.first}
     most: dict[str, Any] = {"partition": piece.partition, "txid": piece.span.last}
     if piece.times is not None and piece.times[1] < _TIME_MAX:
@@ -122,11 +122,11 @@ def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
 
 
 _TIME_MAX = 250_000_000_000_000_000
-"""In the year 9892; what a clock says beyond that has no such form."""
+"""Highest time that has a form in Delta: in the year 9892."""
 
 
 def _milliseconds(time: int) -> str:
-    """As Delta has moments: no finer."""
+    """Format a time with milliseconds, the precision of Delta."""
     return f"{datetime.fromtimestamp(time // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{time % 1000:03}Z"
 
 
@@ -141,7 +141,7 @@ def state_of(destination: Destination, manifest: Manifest) -> TableState | None:
 
 
 def differences(destination: Destination, manifest: Manifest) -> list[tuple[str, str]]:
-    """What a table says that the manifest does not say, and the other way round: a path and what is wrong, sorted."""
+    """Return the differences between a table and a manifest, as sorted pairs of a path and an error."""
     place = f"{LOG}/"
     try:
         table = _opened(destination)
@@ -169,7 +169,7 @@ def differences(destination: Destination, manifest: Manifest) -> list[tuple[str,
 
 
 def _unlike(manifest: Manifest, listed: dict[str, int]) -> list[tuple[str, str]]:
-    """`listed`: the table's files and their sizes. Pure."""
+    """Compare a manifest with the files of a table and their sizes. Pure."""
     known = {piece.path: piece.size for piece in manifest.pieces}
     missing, foreign = known.keys() - listed.keys(), listed.keys() - known.keys()
     found = [(path, "the Delta table does not have it: somebody took it out") for path in missing]
@@ -183,7 +183,7 @@ def _unlike(manifest: Manifest, listed: dict[str, int]) -> list[tuple[str, str]]
 
 
 def _manifest(destination: Destination, number: int, known: Manifest) -> Manifest:
-    """The one that a table has reached: those before the newest are kept for some time."""
+    """Return the manifest with a number, which may be one of the older ones that are kept."""
     if number == known.number:
         return known
     path = manifest_path(number)
@@ -198,7 +198,7 @@ def _manifest(destination: Destination, number: int, known: Manifest) -> Manifes
 
 
 def _reached(table: Any, newest: Manifest, destination: Destination) -> int:
-    """The manifest that the table has; 0 before the first. It is above `newest` while another run is at work."""
+    """Return the number of the table's newest manifest; 0 without one. It is above `newest` if another run is active."""
     if table is None:
         return 0
     found: int | None = table.transaction_version(application(newest))
@@ -251,7 +251,7 @@ def _said(doing: str) -> Iterator[None]:
 
 
 def address_of(destination: Destination) -> tuple[str, dict[str, str]]:
-    """Where deltalake finds it, and what it has to be told beside what is in the environment. Pure."""
+    """Return the address of the table for deltalake, and its storage options besides those in the environment. Pure."""
     place = destination.place
     if destination.is_on_this_machine:
         # deltalake takes a path for a URI here and there: %41 becomes another directory, a table behind a # has no history.
@@ -284,7 +284,7 @@ def _unfit(place: str, why: str) -> BadArgument:
 
 
 def _flush(log: Path) -> None:
-    """Flushes what the newest commit wrote: itself, and sometimes a checkpoint."""
+    """Flush the files of the newest commit, and its checkpoint if there is one."""
     numbered = [name for name in os.listdir(log) if name[:_NUMBER_DIGITS].isdecimal() and name.endswith(".json")]
     newest = max(numbered)[:_NUMBER_DIGITS]
     for path in (*log.glob(f"{newest}.*"), log / "_last_checkpoint", log, log.parent):
@@ -305,7 +305,7 @@ _PLAIN = {
 }  # fmt: skip
 _LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list)
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")
-"""In names of columns: what readers without a mapping of columns, as most are, do not take."""
+"""Characters that most readers do not accept in names of columns."""
 
 
 def table_schema(columns: pa.Schema) -> str:

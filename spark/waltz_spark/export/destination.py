@@ -1,11 +1,11 @@
-"""Where an export is written: a directory of this machine, or an object store or HDFS by PyArrow's file systems.
+"""The destination of an export: a directory of this machine, or an object store or HDFS through PyArrow's file systems.
 
-Nothing that has a name in an export is ever written over. A file is made under a hidden name and then takes its own, which
-fails if that is taken; a manifest likewise, so of two concurrent exporters one fails. On a local file system this is a
-link, which is atomic, and everything is flushed before it has its name. Not every object store has a conditional put:
-there, a name is looked for first, and a lease keeps the second exporter away.
+No named file of an export is ever overwritten. A file is written under a hidden name and then renamed, which fails if the
+name is taken; so of two concurrent exporters that publish the same manifest, one fails. On a local file system this is an
+atomic link, and a file is flushed before it is named. Not every object store has a conditional put: there, a name is
+checked first, and a lease keeps a second exporter away.
 
-A destination is a value: it is pickled and sent to the tasks.
+A destination is a value that is pickled and sent to the tasks.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
 
 READ_BYTES = 4 << 20
 STEP_BYTES = 64 << 10
-"""One large flush at the end would delay other writers of the disk; flushes of so little do not."""
+"""Bytes between two flushes; one large flush at the end would delay other writers of the disk."""
 
 
 class Output(Protocol):
-    """A file that is being written. It is whole, and on the disk if there is one, when it was closed without an error."""
+    """A file that is being written. After `close` without an error, it is complete, and on disk if it is local."""
 
     def write(self, data: Any, /) -> int | None: ...
     def close(self) -> None: ...
@@ -67,43 +67,43 @@ class Hold(Protocol):
     """The exclusive right to write to the output."""
 
     def check(self) -> None:
-        """Raises when that is not certain any more."""
+        """Raise `ExportHeld` if the right may be lost."""
         ...
 
 
 class Destination(Protocol):
-    """Paths are below the output, with slashes."""
+    """A place for the files of an export. Paths are relative to it, with slashes."""
 
     @property
     def place(self) -> str:
-        """For people, and for a second command line."""
+        """Address of the destination, for people and for other commands."""
         ...
 
     @property
     def is_on_this_machine(self) -> bool: ...
     def read(self, path: str) -> bytes | None:
-        """None if there is no such file."""
+        """Return the content of a small file; None if it does not exist."""
         ...
 
     def names(self, path: str = "") -> list[str]:
-        """Of what lies directly in a directory, sorted; none if there is no such directory."""
+        """Return the sorted names in a directory; empty if it does not exist."""
         ...
 
     def size(self, path: str) -> int | None: ...
     def put_new(self, path: str, content: bytes) -> bool:
-        """A whole small file; False if the name is taken."""
+        """Write a small file; return False if the name is taken."""
         ...
 
     def create(self, path: str, *, in_small_steps: bool = False) -> Output:
-        """`in_small_steps`: flushed often, so that other writers of the disk do not wait long."""
+        """Create a file. `in_small_steps`: flush often, so that other writers of the disk do not wait long."""
         ...
 
     def move_new(self, old: str, new: str) -> bool:
-        """False if the new name is taken."""
+        """Rename a file; return False if the new name is taken."""
         ...
 
     def remove(self, path: str) -> None:
-        """It may be missing."""
+        """Remove a file if it exists."""
         ...
 
     def remove_tree(self, path: str) -> None: ...
@@ -112,7 +112,7 @@ class Destination(Protocol):
 
 
 def destination_of(text: str) -> Destination:
-    """A path, or a URI: file:, s3:, gs:, hdfs:, abfs: and whatever else PyArrow knows."""
+    """Return the destination for a path or a URI: file:, s3:, gs:, hdfs:, abfs: and others of PyArrow."""
     found = urlparse(text)
     if len(found.scheme) < 2:  # none, or a drive
         return LocalDestination(str(Path(text).absolute()))
@@ -132,7 +132,7 @@ _NEXT_STEPS: Mapping[type[WaltzError], str] = {
 
 
 def failure(error: OSError, what: str) -> WaltzError:
-    """What the operating system says, with advice for an export: that of the errors themselves is for a storage."""
+    """Convert an error of the operating system, with advice for exports in place of that for storages."""
     found = translate(error, what)
     return type(found)(
         found.message,
@@ -143,7 +143,7 @@ def failure(error: OSError, what: str) -> WaltzError:
 
 
 def measured(destination: Destination, path: str) -> tuple[int, str]:
-    """How large a file is, and its SHA-256: all of it is read."""
+    """Read a file; return its size and its SHA-256."""
     size, digest = 0, hashlib.sha256()
     with destination.open(path) as file:
         while block := file.read(READ_BYTES):
@@ -164,11 +164,11 @@ def who_is(text: bytes | None) -> str:
         return "another process"
 
 
-# -- what counts there -----------------------------------------------------------------------------------------------
+# -- manifests -------------------------------------------------------------------------------------------------------
 
 
 def newest_manifest(destination: Destination) -> Manifest | None:
-    """None where there is no export yet. What is there and is no export is refused."""
+    """Return the newest manifest; None if the destination is empty. Raise `NotOurExport` for other files."""
     names = destination.names(MANIFESTS)
     numbers = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdecimal() and name.endswith(".json"))
     if not numbers:
@@ -181,7 +181,7 @@ def newest_manifest(destination: Destination) -> Manifest | None:
         return None
     path = manifest_path(numbers[-1])
     text = destination.read(path)
-    if text is None:  # another run went on meanwhile and cleared up
+    if text is None:  # another run published a newer one meanwhile, and removed this one
         return newest_manifest(destination)
     found = decode(text, f"{destination.place}/{path}")
     if found.number != numbers[-1]:
@@ -227,7 +227,7 @@ class LocalDestination:
         return Path(self.place, path)
 
     def _plain(self, path: str) -> Path:
-        """A path to be read. A pipe in the place of a file would be waited for without end."""
+        """Return the path of a regular file; raise for a pipe, which would block a reader for ever."""
         target = self._path(path)
         if not stat.S_ISREG(target.stat().st_mode):
             raise ExportDamaged(f"{target} is not a plain file")
@@ -281,7 +281,7 @@ class LocalDestination:
         target = self._path(path)
         with _doing(f"removing {target}"):
             if target.is_dir():
-                shutil.rmtree(target, ignore_errors=True)  # a task of a run that was killed may still be at it
+                shutil.rmtree(target, ignore_errors=True)  # a task of a killed run may still write there
             else:
                 target.unlink(missing_ok=True)
 
@@ -293,7 +293,7 @@ class LocalDestination:
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Hold]:
-        """An flock: it ends with the process, however that ends."""
+        """Hold an flock, which the system releases when the process ends."""
         path = self._path(LOCK)
         with _doing(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -311,11 +311,11 @@ class LocalDestination:
 
 class _Certain:
     def check(self) -> None:
-        """The operating system keeps it."""
+        """Do nothing: the operating system keeps the lock."""
 
 
 class _Flushed:
-    """A file that is on the disk when it is closed, and gone when it could not be."""
+    """A file that is flushed by `close`."""
 
     def __init__(self, path: Path, step_bytes: int | None = None) -> None:
         self._path = path
@@ -355,13 +355,13 @@ class _Flushed:
             self._drop()
 
     def _drop(self) -> None:
-        """To close writes once more what could not be written, and would say so again in other words."""
+        """Close the file and ignore errors: closing retries a failed write, and would report it again."""
         with suppress(OSError):
             self._file.close()
 
 
 def flush(path: Path) -> None:
-    """Flushes a directory, or a file that another process wrote."""
+    """Flush a directory, or a file that another process wrote."""
     with _doing(f"writing {path}"):
         number = os.open(path, os.O_RDONLY)
         try:
@@ -381,7 +381,7 @@ LEASE_SECONDS, RENEWAL_SECONDS = 60.0, 15.0
 class RemoteDestination:
     place: str
     system: Any = None
-    """A file system of PyArrow to use in place of the one that the URI names, with `place` as a path in it: for tests."""
+    """File system to use in place of that of the URI, with `place` as a path in it; for tests."""
     is_on_this_machine = False
 
     def _there(self, path: str) -> tuple[Any, str]:
@@ -490,7 +490,7 @@ class RemoteDestination:
 
 
 class _Lease:
-    """A small file that says who writes and until when; its owner renews it, and stops writing when it has lost it."""
+    """A small file with the writer and the end of its lease. The writer renews it, and stops if it was lost."""
 
     def __init__(self, destination: RemoteDestination, who: str) -> None:
         self._destination = destination
@@ -539,7 +539,7 @@ class _Lease:
                 return
 
     def check(self) -> None:
-        if not self._lost and time.time() >= self._until:  # this process was not let run
+        if not self._lost and time.time() >= self._until:  # this process was suspended
             self._lost = f"it was not renewed within {LEASE_SECONDS:.0f} seconds"
         if self._lost:
             raise ExportHeld(
@@ -565,6 +565,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _failed(error: OSError, doing: str) -> WaltzError:
-    """Some errors are of an operating system; of the others there are only the words."""
+    """Convert an error of PyArrow, with or without an errno."""
     said = " ".join(str(error).split())
     return failure(error, f"{doing}: {said}") if error.errno else StoreFailed(f"{doing}: {said}")

@@ -1,13 +1,13 @@
-"""The protocol of an export: what is missing, who writes it, and when it counts.
+"""The protocol of an export: planning, publishing, and the recovery of killed runs.
 
-Nothing counts before a manifest says so. A run looks at the newest manifest and plans the ids behind it; tasks write under
-hidden names. From time to time the run publishes what is finished, in the order of ids: it writes the next manifest under a
-hidden name (`pending.json`), gives the files their names, and puts the manifest in its place, where none was before. A run
-that dies before `pending.json` leaves hidden files, which the next run removes; one that dies behind it leaves a manifest
-whose files are all there, and the next run finishes it. So each id is in exactly one file, whenever a run was stopped, and
-the next run goes on from the last manifest.
+Only files in a manifest belong to an export. A run reads the newest manifest and plans the ids after it; tasks write files
+under hidden names. The run publishes finished files repeatedly, in the order of ids: it writes the next manifest under a
+hidden name (`pending.json`), renames the files, and creates the manifest, which must not exist yet. A run that is killed
+before `pending.json` leaves hidden files, which the next run removes; a run that is killed after it leaves a manifest whose
+files all exist, and the next run completes it. So each id is in exactly one file, whenever a run was killed, and the next
+run continues after the last manifest.
 
-Spark is known to `tasks.run_by_spark` alone: a runner is a function from tasks to their results.
+Only `tasks.run_by_spark` depends on Spark: a runner is a function from tasks to their results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from waltz_spark.export.delta import DeltaTable
 
 PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
-"""How often a run publishes: a run that is killed loses so much work. Publishing takes at most this share of the time."""
+"""Interval between two publications, which is the work that a killed run loses, and the largest share of time for them."""
 KEPT_MANIFESTS = 3
 _OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
 _NOT_WRITTEN = "nothing was written"
@@ -53,11 +53,12 @@ class Range:
     first_of_others: int | None = None
     last_of_others: int | None = None
     since: int | None = None
-    """µs since 1970: then `first` says nothing, until it is `timed`; so with `until`, which is not included, and `last`."""
+    """Start time in µs since 1970; `timed` replaces `first` by its ids."""
     until: int | None = None
+    """End time, excluded; `timed` replaces `last` by its ids."""
 
     def timed(self, origin: Origin, catalog: Catalog) -> Range:
-        """With ids in place of times."""
+        """Return the range with ids in place of times."""
         wanted = sorted(catalog.spans if self.partitions is None else set(self.partitions) & catalog.spans.keys())
 
         def ids(time: int) -> dict[int, int]:
@@ -69,7 +70,7 @@ class Range:
 
     @property
     def may_be_empty(self) -> bool:
-        """Nothing may have been written between two moments."""
+        """True if the range has times: there may be no transaction between two times."""
         return self.since is not None or self.until is not None
 
     def first_of(self, partition: int) -> int | None:
@@ -79,11 +80,11 @@ class Range:
         return self.last.get(partition, self.last_of_others)
 
 
-# -- what there is and what is missing ---------------------------------------------------------------------------------
+# -- planning ----------------------------------------------------------------------------------------------------------
 
 
 def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> None:
-    """Refuse a run whose files would differ from those that are there."""
+    """Raise `NotOurExport` if the files of a run would differ from existing ones."""
     if before.cluster != cluster:
         raise NotOurExport(f"{place} is an export of the cluster {before.cluster}, and what is to be read is {cluster}")
     there = before.shape
@@ -99,7 +100,7 @@ def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> 
 
 
 def check_history(origin: Origin, catalog: Catalog, before: Manifest | None, place: str) -> None:
-    """Raise `OtherTimeline` where the export has ids above the last one that its timeline and the log share."""
+    """Raise `OtherTimeline` if the export has ids above the last one that its timeline and the log share."""
     if before is not None:
         check_reached(
             origin, catalog, before.ends, what=f"the export {place}",
@@ -108,7 +109,7 @@ def check_history(origin: Origin, catalog: Catalog, before: Manifest | None, pla
 
 
 def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int, Span]:
-    """The ids that are missing in the export. Pure."""
+    """Return the ids that are missing in the export. Pure."""
     for named in (*(asked.partitions or ()), *asked.first, *asked.last):
         if named not in catalog.spans:
             raise NoSuchPartition(f"there is no partition {named} in what is to be read", not_done=_NOT_WRITTEN)
@@ -118,8 +119,9 @@ def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int,
 
 
 def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
-    """The partitions whose log ends before the export does, and where. A replica may be slow; a cluster that is, was set
-    back, and what it appends from now on is not what the export has under the same ids. Pure."""
+    """Return the partitions whose log ends before the export, with its last id. Pure.
+
+    Directories may be behind. A cluster that is behind was set back, and appends other transactions under the ids."""
     reached = {} if before is None else before.next_ids
     return {
         number: span.last for number, span in catalog.spans.items() if number in reached and span.last < reached[number] - 1
@@ -156,7 +158,7 @@ def _missing(number: int, there: Span, reached: int | None, before: Manifest | N
 
 
 def planned(catalog: Catalog, spans: Mapping[int, Span], *, file_data_bytes: int | None) -> list[Assignment]:
-    """Return the files to write. `file_data_bytes`: bytes of log in a file; None for what a task is best at."""
+    """Return the files to write. `file_data_bytes`: bytes of log in a file; None for the best size of a task."""
     missing = {number: span for number, span in spans.items() if span.count}
     splits = plan(catalog, missing, Sizing(bytes_max=file_data_bytes))
     if file_data_bytes is not None:
@@ -165,7 +167,7 @@ def planned(catalog: Catalog, spans: Mapping[int, Span], *, file_data_bytes: int
 
 
 def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
-    """Join neighbours into splits of up to so many bytes."""
+    """Join neighbours into splits of up to `bytes_max`."""
     grown: dict[int, list[Split]] = {}
     for split in sorted(splits, key=lambda split: (split.partition, split.span)):
         there = grown.setdefault(split.partition, [])
@@ -233,7 +235,7 @@ class Run:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether a run that was killed left something, or did not add its last manifest to the table."""
+        """True if a killed run left files, or did not commit its last manifest to the table."""
         is_behind = self.table is not None and self.table.is_behind(self.before)
         return has_leftovers(self.destination) or is_behind
 
@@ -252,12 +254,12 @@ class Run:
             try:
                 return self._write(runner, hold, newest)
             finally:
-                with suppress(ExportHeld):  # another run has the lock now: unfinished files may be its own
+                with suppress(ExportHeld):  # another run has the lock: unfinished files may be its own
                     hold.check()
                     self._remove_unfinished()
 
     def tidy(self) -> None:
-        """Finish and clear up what an earlier run left."""
+        """Complete the publication of an earlier run, and remove its unfinished files."""
         with self.destination.hold(who_we_are(self.job.run)):
             self._settle()
 
@@ -317,7 +319,7 @@ class Run:
             raise ExportHeld(f"another run is publishing in {self.destination.place}")
         hold.check()
         finish_pending(self.destination)
-        if self.table is not None:  # never before the manifest: a table has nothing that no manifest has
+        if self.table is not None:  # after the manifest: a table never has a file that no manifest has
             self.table.follow(following)
         return following
 
@@ -333,7 +335,7 @@ def recover(destination: Destination, who: str) -> None:
 
 
 def finish_pending(destination: Destination) -> None:
-    """Publish the pending manifest, if there is one, under the lock. Idempotent: whatever of it was done is kept."""
+    """Publish the pending manifest, if there is one, under the lock. Idempotent: completed steps are kept."""
     place = f"{destination.place}/{PENDING}"
     text = destination.read(PENDING)
     if text is None:
@@ -380,11 +382,11 @@ def _taken(destination: Destination, path: str) -> NotOurExport:
 
 
 def strays(destination: Destination, manifest: Manifest | None) -> list[str]:
-    """Return the files that look like ours and are in no manifest: readers of the directory would read them, too."""
+    """Return files with names of an export that are in no manifest; readers of the directory would read them."""
     known = () if manifest is None else {piece.path for piece in manifest.pieces}
     return [name for name in destination.names() if name not in known and _OURS.fullmatch(name)]
 
 
 def has_leftovers(destination: Destination) -> bool:
-    """Return whether a run ended without clearing up, or is at work."""
+    """Return whether a run was killed, or is active."""
     return bool(destination.names(UNFINISHED)) or destination.size(PENDING) is not None

@@ -1,7 +1,7 @@
-"""`waltzctl spark-export`: from what was typed to a run, and to what is shown of it.
+"""`waltzctl spark-export`: from the options to a run, and its output.
 
-Everything that can be refused is refused, and everything that is there already is found, before Java is started: a run
-with nothing to do costs what looking costs.
+All errors in options are reported, and existing files are examined, before Java is started: a run with nothing to do only
+costs that examination.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def spark_export(
 
 
 def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Destination:
-    """Refuses one that lies within what is read, or that executors cannot reach."""
+    """Return the destination; raise if it overlaps with the source, or executors cannot reach it."""
     from waltz_spark.export.destination import destination_of
 
     if not output.strip():
@@ -109,7 +109,7 @@ def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Des
 def _run(
     destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Range, log: SourceOptions
 ) -> tuple[Run, dict[int, Span]]:
-    """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
+    """Plan a run; return it with the ids to add."""
     from waltz_spark.export.export import Run, check_history, planned, wanted
     from waltz_spark.export.form import check_columns
     from waltz_spark.export.tasks import Job
@@ -135,7 +135,7 @@ def _run(
         from waltz_spark.export.delta import DeltaTable
 
         table = DeltaTable(destination, job.schema)
-        table.is_behind(before)  # what there is against it is found here
+        table.is_behind(before)  # raises if the table cannot be used
     run = Run(job=job, before=before, assignments=assignments, table=table)
     if assignments:
         check_columns(form, job.schema)
@@ -156,7 +156,7 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
             _say_interrupted(run)
             return EXIT_INTERRUPTED
         except WaltzError as error:
-            if ending.was_told:  # this is only what Spark said when it was ended
+            if ending.was_told:  # the error is a consequence of ending Spark
                 _say_interrupted(run)
                 return EXIT_INTERRUPTED
             _explain(error, run)
@@ -174,7 +174,7 @@ def _say_interrupted(run: Run) -> None:
 
 
 def _published(run: Run) -> Manifest | None:
-    """The newest manifest, if it is of this run."""
+    """Return the newest manifest if this run has published it."""
     from waltz_spark.export.destination import newest_manifest
 
     reached = newest_manifest(run.destination)
@@ -182,7 +182,7 @@ def _published(run: Run) -> Manifest | None:
 
 
 def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> None:
-    """Says where a log has lost its beginning, which was not left out by an option."""
+    """Print the partitions whose log does not begin at id 0, unless an option chose their first id."""
     known = {} if before is None else before.partitions
     wanted = catalog.spans if asked.partitions is None else asked.partitions
     news = [number for number in sorted(wanted) if number not in known and asked.first_of(number) is None]
@@ -193,7 +193,7 @@ def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> 
 
 
 def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
-    """Says which records no time can choose."""
+    """Print which records have no time, and so are before all times."""
     if not asked.may_be_empty:
         return
     wanted = sorted(catalog.spans if asked.partitions is None else asked.partitions)
@@ -205,7 +205,7 @@ def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
 
 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
-    """Directories may be those of a replica that is slow: that is said, and nothing is added."""
+    """Print the partitions whose log ends before the export; raise for a running cluster, which was set back."""
     from waltz_spark.export.export import behind
 
     ends = behind(catalog, before)
@@ -219,7 +219,7 @@ def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_l
 
 
 def _explain(error: WaltzError, run: Run) -> None:
-    """A failure after something was published is another one, unless it says that something is damaged."""
+    """Convert an error after a publication to `Unfinished`, unless it reports damage."""
     reached = _published(run)
     if reached is None:
         return

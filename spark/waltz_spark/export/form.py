@@ -1,7 +1,7 @@
-"""The Parquet files of an export: how rows become one of them, and how they come out of it again.
+"""The Parquet files of an export: writing rows to them, and reading them again.
 
-Payloads are never put in dictionaries and get no statistics, because both cost more than they give. The columns that hold
-nearly always the same value are nothing but a dictionary, and ids that rise by one take a few bits each.
+Payloads have no dictionaries and no statistics, because both cost more than they save. Columns with few different values
+are dictionaries, and ids that rise by one take a few bits each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Form:
         return int(text) if text else None
 
     def guess(self, data_bytes: int) -> int:
-        """Return roughly the size of the files that hold so many bytes of records."""
+        """Estimate the size of the files for `data_bytes` of records."""
         return data_bytes // _RATIO if self.codec != "none" else data_bytes
 
 
@@ -162,8 +162,8 @@ def read_batches(source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
 
 
 def _read(source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
-    """A few kilobytes can stand for gigabytes: the same value again and again. So payloads are taken as dictionaries and
-    spelled out a few megabytes at a time; locks are counted before."""
+    """Read a file that may be forged: a few kilobytes can expand to gigabytes of equal values. So payloads are read as
+    dictionaries and expanded a few megabytes at a time, and locks are counted before."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(source, read_dictionary=["data"])

@@ -1,21 +1,20 @@
-"""What an export is: a list of files, and what proves that they are the log.
+"""The manifest of an export: the list of its files, with the checksums that prove them.
 
-A manifest is complete in itself and never changed. The next one has the number after it, holds all files of the one before
-and some more, and takes its place by being there. So an export is always the manifest with the highest number, and whatever
-else lies in its directory does not belong to it.
+A manifest is complete and never changed. The next one has the next number, and has all files of the one before and new
+ones. The export is the manifest with the highest number; other files in the directory do not belong to it.
 
-Each file holds the ids of one partition from a first to a last, and its `crc` is the CRC-32 of these records as the log has
-them, byte after byte. CRC-32 combines: that of a partition follows from those of its files, and is the same however the log
-was cut into files. Pure: how manifests get to where they are is `destination`.
+Each file has the ids of one partition from a first to a last, and its `crc` is the CRC-32 of these records as they are in
+the log. CRC-32 can be combined: that of a partition follows from those of its files, and does not depend on how the log
+was cut into files. Pure: `destination` writes manifests.
 
-    <output>/_waltz/manifest/<number, 8 digits>.json      manifests; the newest counts
-    <output>/_waltz/pending.json                          the next manifest, while its files get their names
+    <output>/_waltz/manifest/<number, 8 digits>.json      manifests; the newest one is the export
+    <output>/_waltz/pending.json                          the next manifest, while its files are renamed
     <output>/_waltz/tmp/<run>/                            files under construction
-    <output>/_waltz/lock                                  who is writing
+    <output>/_waltz/lock                                  the current writer
     <output>/partition-<n>-<first>-<last>.parquet         files
 
-The files lie side by side, because that is the one layout that every reader of a directory takes as it is: Spark looks into
-subdirectories only if they are named after a column, and Arrow then refuses files that have this column themselves.
+All files are in one directory, because every reader accepts that layout: Spark reads subdirectories only if they are named
+after a column, and Arrow then refuses files that have this column themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from waltzd.protocol.timelines import FIRST
 
 TEXT_FORMAT = DigestFormat(name="waltz-export", version=1, thing="the manifest of an export", damage=ExportDamaged)
 HIDDEN = "_waltz"
-"""Spark and Arrow leave names with an underscore out when they read a directory of files."""
+"""Directory for all other files; Spark and Arrow ignore names that begin with an underscore."""
 FORMATS = ("parquet", "delta")
 MANIFESTS, UNFINISHED, LOCK = f"{HIDDEN}/manifest", f"{HIDDEN}/tmp", f"{HIDDEN}/lock"
 PENDING = f"{HIDDEN}/pending.json"
@@ -45,12 +44,12 @@ META_CLUSTER, META_PARTITION = "waltz.cluster", "waltz.partition"
 META_FIRST, META_LAST, META_RECORDS, META_CRC = "waltz.first_txid", "waltz.last_txid", "waltz.records", "waltz.crc"
 META_BESIDE = "waltz.beside"
 """Keys in the metadata of the Parquet files: numbers as decimal text, `crc` and `beside` as 8 hexadecimal digits. The
-manifest says the same."""
+values are in the manifest as well."""
 
 _WHOLE = (1 << 63) - 1
 
 
-# -- what an export is -------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +57,26 @@ class Piece:
     """One file of an export."""
 
     path: str
-    """Below the output."""
+    """Path relative to the output."""
     partition: int
     span: Span
     data_bytes: int
-    """Of the records, as the log has them."""
+    """Bytes of the records in the log."""
     crc: int
     """CRC-32 of these bytes."""
     size: int
-    """Of the file."""
+    """Size of the file."""
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     times: tuple[int, int] | None = None
-    """The first and the last, µs since 1970; None where no record has one, as in format 0."""
+    """First and last time, in µs since 1970; None if no record has a time, as in format 0."""
     beside: int | None = None
-    """CRC-32 of the times, groups and locks (`waltz_spark.log.encode.Beside`); None where there are none."""
+    """CRC-32 of the times, groups and locks (`waltz_spark.log.encode.Beside`); None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """One partition in an export: what all its files together hold, without a gap."""
+    """The sums of all files of one partition, which have no gaps."""
 
     span: Span
     data_bytes: int
@@ -89,12 +88,12 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the files of an export have in common. It never changes: readers rely on it."""
+    """The properties that all files of an export share. They never change, because readers rely on them."""
 
     format: str
     compression: str
     decoder: str
-    """How payloads were decoded, as it was asked for; empty if they were not."""
+    """Argument of `--decode`; empty without a decoder."""
     decoder_fingerprint: str
     """Changes when the same decoder would make other rows; empty without one."""
     schema: Sequence[tuple[str, str]]
@@ -108,20 +107,20 @@ class Shape:
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     number: int
-    """From 1 on, one more for each that was published."""
+    """Number of the manifest, from 1."""
     export: UUID
-    """Made once, for all manifests of an output."""
+    """Identity of the export, in all its manifests."""
     cluster: UUID
-    """The key of the cluster whose log this is."""
+    """Key of the exported cluster."""
     source: str
-    """Where the newest files were read from, for people."""
+    """Description of the origin of the newest files, for people."""
     written: str
-    """When, in UTC as ISO 8601; nothing is decided by it."""
+    """Time of writing, in UTC as ISO 8601. Nothing is decided by it."""
     shape: Shape
     pieces: Sequence[Piece] = field(default=())
-    """In order of partition and id."""
+    """Files, in order of partition and id."""
     timelines: Mapping[int, UUID] = field(default_factory=dict)
-    """Of each partition whose log has forked, the identity of the timeline that it was read from last."""
+    """Identity of the timeline that was read last, for each partition whose log has forked."""
 
     @cached_property
     def partitions(self) -> Mapping[int, Total]:
@@ -129,18 +128,18 @@ class Manifest:
 
     @property
     def next_ids(self) -> Mapping[int, int]:
-        """For each partition with files, the first id that is not in them."""
+        """First id after the files of each partition."""
         return {partition: part.span.last + 1 for partition, part in self.partitions.items()}
 
     @property
     def ends(self) -> Mapping[int, Position]:
-        """For each partition with files, the last id in them, and the timeline in which it was read."""
+        """Last id in the files of each partition, with its timeline."""
         return {number: Position(part.span.last, self.timelines.get(number)) for number, part in self.partitions.items()}
 
     def extended(
         self, pieces: Iterable[Piece], *, source: str, written: str, timelines: Mapping[int, UUID] | None = None
     ) -> Manifest:
-        """The next manifest, with these files; `timelines`: those that they were read from, where not the first one."""
+        """Return the next manifest, with more files. `timelines`: their timelines, except the first one."""
         news = tuple(pieces)
         grown = sorted((*self.pieces, *news), key=_order)
         read = {**self.timelines, **{piece.partition: (timelines or {}).get(piece.partition, FIRST) for piece in news}}
@@ -169,7 +168,7 @@ def manifest_path(number: int) -> str:
 
 
 def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
-    """`pieces`: in order. A gap or an overlap is an error."""
+    """Sum files in order; raise `ExportDamaged` for a gap or an overlap."""
     found: dict[int, Total] = {}
     for piece in pieces:
         part = found.get(piece.partition)
@@ -204,7 +203,7 @@ def _joined_times(before: tuple[int, int] | None, behind: tuple[int, int] | None
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a value is written, and how it is read again: ValueError or TypeError for what is nothing of this kind."""
+    """A type of JSON values, with functions that write and read it; reading raises ValueError or TypeError."""
 
     put: Callable[[Any], Any]
     take: Callable[[Any], Any]
@@ -233,7 +232,7 @@ def _columns(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def below_output(value: Any) -> str:
-    """A forged manifest must not lead a reader or a remover out of the export."""
+    """Read a relative path; raise ValueError for one outside of the export, as in a forged manifest."""
     path = _text(value)
     if not path or path.startswith(("/", HIDDEN)) or "\0" in path or {"..", ".", ""} & set(path.split("/")):
         raise ValueError(f"{path!r} is no path below the output")
@@ -247,11 +246,11 @@ _SHAPE = {"format": _TEXT, "compression": _TEXT, "decoder": _TEXT, "decoder_fing
           "schema": _Kind(lambda schema: list(map(list, schema)), _columns)}  # fmt: skip
 _PIECE = {"path": _Kind(str, below_output), "partition": _COUNT, **_IDS, "data_bytes": _COUNT, "crc": _CRC, "bytes": _COUNT,
           "sha256": _TEXT}  # fmt: skip
-"""The objects of a manifest: the names of their members, and the kind of each."""
+"""Members of the objects in a manifest, with their types."""
 
 
 def _put(kinds: Mapping[str, _Kind], value: object, **more: Any) -> dict[str, Any]:
-    """`more`: members that are no fields of the value."""
+    """Return the members of a value. `more`: members that are not its fields."""
     return {name: kind.put(more[name] if name in more else getattr(value, name)) for name, kind in kinds.items()}
 
 
@@ -267,7 +266,7 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
     shape = manifest.shape
     return {
         **_put(_MANIFEST, manifest),
-        # Versions before this one want to read `lossless`.
+        # Earlier versions require `lossless`.
         "shape": {**_put(_SHAPE, shape), "lossless": False, "schema_fingerprint": shape.fingerprint},
         "partitions": {
             str(number): {**total_json(part), **_timeline_json(manifest.timelines.get(number))}
@@ -278,7 +277,7 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def _timeline_json(timeline: UUID | None) -> dict[str, Any]:
-    """The first timeline is written nowhere: an export of a log that never forked is as it was before there were any."""
+    """Return the timeline as a member; none for the first one, so that manifests of unforked logs stay unchanged."""
     return {} if timeline is None else {"timeline": str(timeline)}
 
 
@@ -305,7 +304,7 @@ def piece_json(piece: Piece) -> dict[str, Any]:
 
 
 def decode(text: bytes, place: str) -> Manifest:
-    """Return the manifest that was read at `place`. Raise `ExportDamaged` if it is not what was written."""
+    """Return the manifest that was read at `place`; raise `ExportDamaged` if it is damaged."""
     value = TEXT_FORMAT.parse(text, place)
     try:
         _check_abilities(value["shape"], place)

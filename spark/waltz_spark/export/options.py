@@ -1,6 +1,6 @@
-"""What was asked of an export, out of options: which log, which ids, which files. Nothing is written here.
+"""The options of an export: the log, the ids and the files. Nothing is written here.
 
-What cannot end well is refused before Java is started.
+Errors are reported before Java is started.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 FILE_BYTES_MIN = 4096
-"""Smaller ones would be nothing but their heads."""
+"""Smallest target size of a file: smaller files would only have overhead."""
 
 
 @option_group
@@ -63,7 +63,7 @@ class SourceOptions:
     cluster: ClusterOptions
 
     def numbers(self, text: str) -> tuple[int, ...]:
-        """The partitions of `0-3,orders`. Files know no channels."""
+        """Parse `0-3,orders`. Directories have no channels, only numbers."""
         from waltz_spark.log.selection import partitions_of
 
         if self.sources or not named_in(text):
@@ -100,7 +100,7 @@ class SourceOptions:
 
     @property
     def directories(self) -> list[str]:
-        """What is read of this machine."""
+        """Directories of this machine that are read."""
         places = [*self.sources, *([self.archive] if self.archive else [])]
         return [place for place in places if "://" not in place or place.startswith("file:")]
 
@@ -119,7 +119,7 @@ def _file_size(text: str) -> int:
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What an export is to be; None where nothing was said."""
+    """The options about the files of an export; None for those that were not given."""
 
     format: Annotated[
         Literal["parquet", "delta"] | None,
@@ -127,30 +127,32 @@ class ExportOptions:
     ] = None
     compression: Annotated[
         str | None,
-        Option("--compression", metavar="CODEC[:LEVEL]", help="Of the Parquet files, zstd:3 by default."),
+        Option("--compression", metavar="CODEC[:LEVEL]", help="Compression of the Parquet files; zstd:3 by default."),
     ] = None
-    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these: 0-3,7 or channels.")] = None
+    partitions: Annotated[
+        str | None, Option("--partitions", metavar="LIST", help="Partitions to export: 0-3,7 or channels.")
+    ] = None
     from_txn: Annotated[
         str | None,
         Option(
-            "--from-txn", metavar="ID", help="The first id of each partition, or P=ID,… for some; the first that is there."
+            "--from-txn",
+            metavar="ID",
+            help="First id of each partition, or P=ID,… for some; the first available by default.",
         ),
     ] = None
     to_txn: Annotated[
         str | None,
         Option(
-            "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
+            "--to-txn", metavar="ID", help="Last id of each partition, or P=ID,… for some; the last committed by default."
         ),
     ] = None
-    since: Annotated[str | None, Option("--since", metavar="TIME", help=f"Those of this time and later. {moment.HELP}")] = (
-        None
-    )
-    until: Annotated[str | None, Option("--until", metavar="TIME", help="Those before this time.")] = None
+    since: Annotated[str | None, Option("--since", metavar="TIME", help=f"Start at this time. {moment.HELP}")] = None
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="End before this time.")] = None
     incremental: Annotated[
         bool,
         Option(
             "--incremental/--no-incremental",
-            help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.",
+            help="Add to the export in OUTPUT (the default), or refuse an OUTPUT that has one.",
         ),
     ] = True
     decode: Annotated[
@@ -158,16 +160,16 @@ class ExportOptions:
         Option(
             "--decode",
             metavar="DECODER",
-            help="Columns out of payloads: json:'a bigint, b string', text, binary, or MODULE:FUNCTION.",
+            help="Decode payloads to columns: json:'a bigint, b string', text, binary, or MODULE:FUNCTION.",
         ),
     ] = None
     file_bytes: Annotated[
         int | None,
-        Option("--target-file-size", parser=_file_size, metavar="SIZE", help="About so large files, as 256MB."),
+        Option("--target-file-size", parser=_file_size, metavar="SIZE", help="Approximate size of a file, as 256MB."),
     ] = None
     bytes_per_second: Annotated[
         int | None,
-        Option("--rate", parser=_rate, metavar="SIZE", help="Read at most so much of the log a second, as 50MB."),
+        Option("--rate", parser=_rate, metavar="SIZE", help="Largest rate of reading the log per second, as 50MB."),
     ] = None
 
     def ids(self, log: SourceOptions) -> Range:
@@ -188,8 +190,9 @@ class ExportOptions:
 
 
 def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form, Decoder | None]:
-    """Return what the files are to be. What was not said is as it was when the export began, but for a function: whoever
-    may write into the folder of an export could name any function there, and the next run would call it."""
+    """Return the form of the files and the decoder. Omitted options are taken from the existing export.
+
+    A function has to be named again: a process that can write to the export could name any function in it."""
     from waltz_spark.export.form import form_of
 
     there = None if before is None else before.shape
@@ -212,12 +215,12 @@ def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form
 
 
 def data_bytes_of(form: Form, file_bytes: int) -> int:
-    """About so many bytes of log make a file of that size."""
+    """Estimate the bytes of log that make a file of this size."""
     return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
 
 
 def _ids(option: str, text: str | None) -> tuple[dict[int, int], int | None]:
-    """`100` for all, `0=100,3=7` for some."""
+    """Parse `100` for all partitions, or `0=100,3=7` for some."""
     if text is None:
         return {}, None
     try:
@@ -248,7 +251,7 @@ def _id(text: str) -> int:
 
 
 def make_importable(py_files: Sequence[str]) -> None:
-    """What the workers will import has to be importable here, where columns are found out."""
+    """Add Python files to the path of this process, which calls the decoder to find its columns."""
     for given in py_files:
         path = Path(given)
         if not path.exists():
@@ -258,12 +261,13 @@ def make_importable(py_files: Sequence[str]) -> None:
             sys.path.insert(0, place)
 
 
-# -- what cannot end well ----------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def check_apart(output: str, sources: Sequence[str]) -> None:
-    """A storage takes every directory with a number for a partition, and an export takes every file for one of its own.
-    `output`: a directory of this machine."""
+    """Raise `BadArgument` if the output and a source directory contain each other.
+
+    A storage takes every directory with a number for a partition, and an export every file for its own."""
     there = os.path.realpath(output)
     for source in sources:
         place = os.path.realpath(source)
@@ -276,8 +280,9 @@ def check_apart(output: str, sources: Sequence[str]) -> None:
 
 
 def check_ends(ends: Mapping[int, int], reached: Mapping[int, int], place: str) -> None:
-    """Of a running cluster, which has everything that it ever committed. `ends`: the partitions whose log ends before the
-    export does, and where; `reached`: the first id that the export does not have."""
+    """Raise `ExportGap` if a partition of a running cluster ends before the export.
+
+    `ends`: partitions whose log ends before the export, with its last id; `reached`: first id after the export."""
     for number, last in sorted(ends.items()):
         raise ExportGap(
             f"partition {number}: the export has ids up to {reached[number] - 1}, and {place} ends at id {last}, as its "

@@ -44,17 +44,17 @@ _OF_CLUSTERS = (
     ARCHIVE, SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE,
 )  # fmt: skip
 _OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
-"""What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
+"""Options that `waltz_spark.source` and `waltz_spark.stream` handle."""
 OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
 _ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
               "zookeeper": COORDINATOR}  # fmt: skip
-"""What other sources, and other tools of ours, call it."""
+"""Names of options in other data sources and tools, with the name here."""
 DEFAULT_ROOT = "/waltz"
 _NOT_READ = "nothing was read"
 
 
 def given_options(options: Mapping[str, str], known: Collection[str] = OPTIONS) -> dict[str, str]:
-    """By names in lower case. Refuses a name that is not known, and one that was given twice with different values."""
+    """Return options by names in lower case; raise for an unknown name, and for two different values of one."""
     canonical = {name.lower(): name for name in known}
     found: dict[str, str] = {}
     for name, value in options.items():
@@ -79,7 +79,7 @@ def _instead_of(name: str, canonical: Mapping[str, str]) -> str:
 
 
 def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Origin:
-    """Sends nothing to a cluster yet; of files, only finds out what kind they are."""
+    """Return the origin that options name. Nothing is sent to a cluster, and only the kind of files is examined."""
     given = given_options(options)
     if PATHS in given:
         if PATH in given:
@@ -149,7 +149,7 @@ def _files(given: Mapping[str, str], disk: Disk) -> Origin:
 
 
 def paths_of(text: str) -> list[str]:
-    """One path, or several as JSON, which is how Spark hands over several."""
+    """Parse one path, or several as JSON, as Spark passes them."""
     if not text.lstrip().startswith("["):
         return [_plain(text)]
     try:
@@ -170,7 +170,7 @@ def _plain(place: str) -> str:
 
 
 def _storages(disk: Disk, place: str) -> list[str]:
-    """The directory itself, or the storages that lie in it, as in a cluster of `waltzctl up`."""
+    """Return the directory, or the storages in it, as in a cluster of `waltzctl up`."""
     if not disk.exists(place):
         raise PathMissing(f"{PATH}: {place} does not exist")
     if disk.exists(join(place, CONTROL_NAME)):

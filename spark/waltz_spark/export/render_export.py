@@ -1,8 +1,8 @@
-"""How an export, its state and its verification look: while it runs, and after.
+"""The output of export commands: progress while they run, and results.
 
-While it runs, a terminal gets a few lines that are written over: the partitions, and below them all together with an
-estimate. A log gets a line every some seconds, unless the result is wanted as JSON; `--progress json` gives an object
-whenever tasks have ended. A task counts once, whether Spark says that it ended or the file that it wrote.
+While a run is active, a terminal shows a few lines that are overwritten: the partitions, and a total with an estimate. If
+standard error is not a terminal, a line is written at intervals, unless the result is JSON; `--progress json` writes an
+object whenever tasks have ended. A task counts once, at the first report of its end.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def partitions(manifest: Manifest | None) -> Listing[Row]:
 
 
 def planned(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None, output: str) -> None:
-    """What --dry-run shows. `java`: what it would run on, or why it would not."""
+    """Print the plan of a run, for --dry-run. `java`: the Java to run on, or the error if there is none."""
     place, source, form, assignments = run.destination.place, run.job.origin.describe(), run.job.form, run.assignments
     sizes, files = dict.fromkeys(spans, 0), dict.fromkeys(spans, 0)
     for given in assignments:
@@ -245,7 +245,7 @@ class Part:
 
 
 class Tasks:
-    """What is known of the tasks, and what follows from it. Pure: moments are given to it."""
+    """The progress of all tasks, and an estimate. Pure: times are passed in."""
 
     def __init__(self, assignments: Sequence[Assignment]) -> None:
         self._open = {given.number: given for given in assignments}
@@ -259,10 +259,10 @@ class Tasks:
         self._course = Course(_LATELY_SECONDS)
         self._ended_at = 0.0
         self._forecast: tuple[float, float] | None = None
-        """Bytes a second and seconds left, when a task ended last: what the others have done since then is not known."""
+        """Rate and remaining seconds at the last end of a task; work in progress since then is unknown."""
 
     def begin(self, at: float) -> None:
-        """The tasks run from now on; told again, nothing changes."""
+        """Record the start of the tasks; later calls have no effect."""
         if not self.has_begun:
             self.has_begun = True
             self._course.see(at, self.amount)
@@ -282,14 +282,14 @@ class Tasks:
         self._ended_at, self._forecast = at, self._course.see(at, self.amount)
 
     def forecast(self, at: float) -> tuple[float, float] | None:
-        """Bytes a second of late, and how many seconds are left."""
+        """Return the recent rate in bytes a second, and the remaining seconds; None if unknown."""
         if self._forecast is None:
             return None
         speed, left = self._forecast
         return speed, max(0.0, left - (at - self._ended_at))
 
     def shown(self, lines: int) -> tuple[list[Part], int, int]:
-        """The parts to show, and how many others there are, and how many of those are done. Those at work come first."""
+        """Return the partitions to show, active ones first, the number of others, and the number of those that are done."""
         parts = list(self.parts.values())
         if len(parts) <= lines:
             return parts, 0, 0
@@ -310,7 +310,7 @@ class Tasks:
 
 class Progress:
     def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False, shown: str = Shown.AUTO) -> None:
-        """`is_quiet`: no lines where there is no terminal, unless objects were asked for."""
+        """`is_quiet`: write no lines without a terminal, except with `--progress json`."""
         self._tasks = Tasks(assignments)
         self._said = self._started = time.monotonic()
         self._is_live = shown == Shown.AUTO and sys.stderr.isatty()
@@ -321,7 +321,7 @@ class Progress:
         self._live: Any = None
 
     def ended(self, numbers: Collection[int]) -> None:
-        """Told again and again while tasks run, also without news."""
+        """Update the display; called repeatedly while tasks run, also without new results."""
         now = time.monotonic()
         if not self._tasks.has_begun:
             self._said = now
@@ -372,7 +372,7 @@ class Progress:
 
 
 def picture(tasks: Tasks, now: float, *, waited: float, parts: int) -> Any:
-    """What a terminal shows; `parts`: how many partitions at most."""
+    """Return the lines for a terminal, with at most `parts` partitions."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table as Grid

@@ -1,11 +1,10 @@
-"""The tasks of an export: what one of them does, and how Spark carries them out.
+"""The tasks of an export, and their execution by Spark.
 
-Some records in, one file out. A task writes to a hidden name and returns what it wrote; only the driver gives files their
-names. So a task may run twice, be stopped anywhere, or outlive its driver: what it left never counts. An error of ours is a
-result, too, and not a failure that Spark would retry.
+A task reads records and writes one file under a hidden name; only the driver renames files. So a task may run twice, be
+killed at any time, or outlive its driver without harm. A `WaltzError` is a result, not a failure that Spark would retry.
 
-All tasks are one job of Spark, which schedules them. Each task adds its result to an accumulator, so the driver has it when
-the task ends, and not when the job does: finished files are published while others are written.
+All tasks are one Spark job. Each task adds its result to an accumulator, so the driver gets it when the task ends, not when
+the job does: finished files are published while others are written.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all tasks of a run have in common; it travels to the executors."""
+    """The parameters of all tasks of a run, which are sent to the executors."""
 
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Name of the run, which no other run has."""
+    """Unique name of the run."""
     origin: Origin
     destination: Destination
     cluster: UUID
     timelines: Mapping[int, UUID] = field(default_factory=dict)
-    """Timeline that is read, of each partition whose log has forked."""
+    """Timeline that is read, for each partition whose log has forked."""
     form: Form
     decoder: Decoder | None = None
     throttle: Throttle = NO_THROTTLE
@@ -103,7 +102,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The result of a task: a file under its hidden name, or what went wrong."""
+    """The result of a task: a file under its hidden name, or an error."""
 
     number: int
     piece: Piece | None = None
@@ -115,7 +114,7 @@ class Written:
 
 
 def write(job: Job, given: Assignment) -> Written:
-    """Carry out one task. Errors of ours are returned, not raised."""
+    """Carry out one task. A `WaltzError` is returned, not raised."""
     started = time.time()
     place = f"{UNFINISHED}/{job.run}/{uuid.uuid4().hex}"
     try:
@@ -146,7 +145,7 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
 
 
 class _Reading:
-    """All records of an assignment, as fast as the job lets a task read, and what proves them."""
+    """The records of an assignment, read at the rate limit of the job, with their checksums."""
 
     def __init__(self, job: Job, given: Assignment) -> None:
         self._job, self._given = job, given
@@ -189,7 +188,7 @@ def _fill(job: Job, given: Assignment, sink: _Sink) -> _Reading:
 
 
 class _Sink(io.RawIOBase):
-    """A file that is hashed while it is written: it need not be read again. The caller closes the file."""
+    """A file that is hashed while it is written. The caller closes it."""
 
     def __init__(self, file: Output) -> None:
         super().__init__()
@@ -223,12 +222,12 @@ class _Sink(io.RawIOBase):
 # -- by Spark ----------------------------------------------------------------------------------------------------------
 
 Watch = Callable[[Collection[int]], None]
-"""Called again and again while tasks run: the numbers of the tasks that have ended since the last call, perhaps none."""
+"""Function that is called repeatedly with the numbers of the tasks that have ended since the last call."""
 _TICK_SECONDS = 0.2
 
 
 def unseen(_ended: Collection[int]) -> None:
-    """No progress display."""
+    """Show no progress."""
 
 
 def run_by_spark(
@@ -238,7 +237,7 @@ def run_by_spark(
 
     Args:
         spark: The session.
-        job: What is to be done.
+        job: The parameters of the tasks.
         assignments: The tasks.
         bucket: File that all tasks share to keep the rate together, if all of them run on this machine.
         watch: Progress display.
@@ -285,7 +284,7 @@ def run_by_spark(
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """Return what calls to a Java raise that is gone: it has no jobs."""
+    """Return the errors of calls to a Java that has ended, and so has no jobs."""
     from py4j.protocol import Py4JError
 
     return Py4JError, OSError

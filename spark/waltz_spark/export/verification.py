@@ -1,8 +1,8 @@
-"""Whether an export is what its manifest says, from its files alone, and whether it is the log.
+"""Verification of an export against its manifest, and against the log.
 
-A file is right when it has its size and its hash, and when the records that its rows describe have the checksum that the
-log's records had: the records are made again from the columns, byte for byte, so a file that was forged with its hash is
-found, too. Against a log, the log's records are read and their checksums compared, which does not need the files.
+A file is valid if it has its size and its hash, and if the records of its rows have the checksum that the records of the
+log had: the records are encoded again, byte for byte, so a file that was forged with its hash is detected. With a log, its
+records are read and their checksums compared, without reading the files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_log(origin: Origin, catalog: Catalog, manifest: Manifest) -> Iterator[
 
 
 def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
-    """Return what differs between the files and the Delta table beside them; nothing if the export has no table."""
+    """Return the differences between the files and the Delta table; empty without a table."""
     if manifest.shape.format != "delta":
         return []
     from waltz_spark.export.delta import differences
@@ -83,7 +83,7 @@ def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Ch
 
 
 def _wrong_with(destination: Destination, piece: Piece) -> str:
-    """Return what is wrong with a file; empty if nothing is."""
+    """Check a file; return an error, or an empty text."""
     size = destination.size(piece.path)
     if size is None:
         return "it is missing"
@@ -95,7 +95,7 @@ def _wrong_with(destination: Destination, piece: Piece) -> str:
 
 
 def _wrong_rows(destination: Destination, piece: Piece) -> str:
-    """Return what is wrong with the records that the rows of a file describe."""
+    """Check the records of the rows of a file; return an error, or an empty text."""
     crc, data_bytes, next_id, others = 0, 0, piece.span.first, Beside()
     with destination.open(piece.path) as source:
         for batch in read_batches(source, f"{destination.place}/{piece.path}"):

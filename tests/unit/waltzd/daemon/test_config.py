@@ -252,8 +252,8 @@ def test_a_missing_setting_is_explained() -> None:
 def test_all_problems_are_told_at_once_in_order_of_their_lines() -> None:
     message = problem("listn: 1\nflush_threads: 0\nlog_level: loud\npartitions: many\n")
     assert [line.split(": ")[0].strip() for line in message.splitlines()[1:]] == [
-        "directory is missing. Where this storage keeps its files. One process holds it at a time. "
-        "It is created when it does not exist.",
+        "directory is missing. Directory for the files of this storage. Only one process can use it at a time. "
+        "It is created if it does not exist.",
         "line 1",
         "line 2",
         "line 3",
