@@ -1,1 +1,1 @@
-"""Spark itself: which Java, how it starts and ends, what travels to a cluster."""
+"""Spark for export commands: the choice of Java, starting and ending a session, and the package sent to a cluster."""

