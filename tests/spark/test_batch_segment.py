@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from waltz_spark.log.batch_segment import Bad, Batches, _BatchSpan
+from waltz_spark.log.batch_segment import Batches, InvalidBatch, _BatchSpan
 from waltz_spark.log.decode import BESIDE, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
@@ -147,8 +147,13 @@ def test_every_wrong_byte_is_found_as_one_batch_after_the_other_finds_it(tmp_pat
             *runs, bad = Batches(file, None, 0).runs(Span(0, len(log.rows) - 1), bytes_max=1 << 20, with_locks=True)
         finally:
             file.close()
-        assert bad == Bad(int(ends[number]), first_wrong)
-        given = [row for run in runs if not isinstance(run, Bad) for row in record_batch(run, 0).column("data").to_pylist()]
+        assert bad == InvalidBatch(int(ends[number]), first_wrong)
+        given = [
+            row
+            for run in runs
+            if not isinstance(run, InvalidBatch)
+            for row in record_batch(run, 0).column("data").to_pylist()
+        ]
         assert given == [row["data"] for row in log.rows[:first_wrong]]
 
 

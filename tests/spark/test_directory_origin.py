@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 from waltz_spark.log.directory_origin import DirectoryOrigin, certain_mark
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.log.segment import Place, read_segment_runs
+from waltz_spark.log.segment import SegmentPlace, read_segment_runs
 
 from tests.simulation.sample import PARTITIONS, ROOT, begin, blank_disk, open_directory
 from waltzd.disk.simulated import SimDisk
@@ -427,7 +427,7 @@ def test_one_reading_goes_over_all_segments() -> None:
     log = log_of(90)
     disk = SimDisk()
     directory = store(disk, "s", log, [0, 30, 60], mark=89)
-    runs = list(read_segment_runs(disk, Place(directory, 0, KEY), Span(10, 80), batch_bytes=BATCH))
+    runs = list(read_segment_runs(disk, SegmentPlace(directory, 0, KEY), Span(10, 80), batch_bytes=BATCH))
     assert bytes(join_runs(runs).data) == bytes(log.part(10, 81).data)
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.log.segment import Place, Segment, first_at
+from waltz_spark.log.segment import Segment, SegmentPlace, first_at
 from waltzd.archive.listing import all_pieces, label_of, newest_manifests
 from waltzd.archive.location import open_archive
 from waltzd.archive.manifest import COLUMNS, Entry
@@ -200,7 +200,7 @@ class ArchiveSegments:
 
     def _segment(self, extent: Extent, ahead: int) -> Segment:
         key, piece = _piece_at(extent)
-        place = Place("", extent.partition, key)
+        place = SegmentPlace("", extent.partition, key)
         return Segment(*self._files(extent, ahead), place, piece.first, piece.last + 1)
 
     def _asked(self, extent: Extent, ask: Callable[[Segment], T]) -> T:

@@ -30,7 +30,7 @@ _ONE_BYTES = 5
 
 
 @dataclass(frozen=True)
-class Bad:
+class InvalidBatch:
     """The offset at which there is no valid batch with the next id."""
 
     offset: int
@@ -48,11 +48,11 @@ class Batches:
 
     # -- reading
 
-    def runs(self, span: Span, *, bytes_max: int, with_locks: bool) -> Iterator[Run | Bad]:
-        """Yield the records of the span; yield a `Bad` last if some cannot be proven."""
+    def runs(self, span: Span, *, bytes_max: int, with_locks: bool) -> Iterator[Run | InvalidBatch]:
+        """Yield the records of the span; yield a `InvalidBatch` last if some cannot be proven."""
         bytes_max = max(bytes_max, HEAD_BYTES)
         found = self._start(span.first, bytes_max)
-        if isinstance(found, Bad):
+        if isinstance(found, InvalidBatch):
             yield found
             return
         offset, next_id, before = found, -1, None
@@ -62,10 +62,10 @@ class Batches:
             at, size_of_next = whole_batches(raw, span.last)
             if len(at) == 1:
                 if size_of_next <= window or offset + size_of_next > self._size:
-                    yield Bad(offset, max(next_id, span.first))
+                    yield InvalidBatch(offset, max(next_id, span.first))
                     return
                 if Head.decode(raw) is None:  # do not allocate the size in a damaged head
-                    yield Bad(offset, max(next_id, span.first))
+                    yield InvalidBatch(offset, max(next_id, span.first))
                     return
                 window = size_of_next
                 continue
@@ -75,7 +75,7 @@ class Batches:
                 batches.count = 0
             run = self._run(batches, offset, with_locks=with_locks) if batches.count else None
             if run is None:
-                yield Bad(offset, max(next_id, span.first))
+                yield InvalidBatch(offset, max(next_id, span.first))
                 return
             before, next_id = batches.last, run.last_id + 1
             offset += int(batches.at[batches.count])
@@ -83,7 +83,7 @@ class Batches:
             if stop > first:
                 yield run.part(first, stop)
             if batches.count < len(at) - 1 and next_id <= span.last:
-                yield Bad(offset, max(next_id, span.first))
+                yield InvalidBatch(offset, max(next_id, span.first))
                 return
 
     def _run(self, batches: _BatchSpan, offset: int, *, with_locks: bool) -> Run | None:
@@ -99,8 +99,8 @@ class Batches:
 
     # -- finding
 
-    def _start(self, id_: int, bytes_max: int) -> int | Bad:
-        """Return the offset of the batch with the id, or a `Bad`."""
+    def _start(self, id_: int, bytes_max: int) -> int | InvalidBatch:
+        """Return the offset of the batch with the id, or a `InvalidBatch`."""
         if id_ == self._first_id:
             return HEADER_BYTES
         if self._index is not None:
@@ -113,11 +113,11 @@ class Batches:
         offset, next_id = HEADER_BYTES, self._first_id
         for offset, head in self.heads(HEADER_BYTES, bytes_max):
             if head.first_id != next_id:
-                return Bad(offset, next_id)
+                return InvalidBatch(offset, next_id)
             next_id = head.last_id + 1
             if id_ < next_id:
                 return offset
-        return Bad(offset, next_id)
+        return InvalidBatch(offset, next_id)
 
     def _head(self, offset: int) -> Head | None:
         return Head.decode(self._file.read(offset, HEAD_BYTES)) if HEADER_BYTES <= offset < self._size else None

@@ -24,7 +24,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.log.segment import Place, Segment, first_at, read_segment_runs
+from waltz_spark.log.segment import Segment, SegmentPlace, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
 from waltzd.errors import (
@@ -243,11 +243,11 @@ class DirectoryOrigin:
 
     # -- catalog
 
-    def _places(self, extent: Extent) -> Iterator[tuple[Place, Span]]:
+    def _places(self, extent: Extent) -> Iterator[tuple[SegmentPlace, Span]]:
         """Yield the chosen directory of an extent, then all others with the partition, and the certain ids of each."""
         directory = extent.place.rpartition("/")[0]
         storage = directory.rpartition("/")[0]
-        yield Place(directory, extent.partition, self._key(storage)), extent.span
+        yield SegmentPlace(directory, extent.partition, self._key(storage)), extent.span
         if len(self.storages) == 1:
             return
         lineage = self._lineage(storage, extent.partition)
@@ -261,7 +261,7 @@ class DirectoryOrigin:
                 continue
             for replica in replicas:
                 if replica.complaint is None and replica.lineage == lineage:
-                    yield Place(replica.directory, extent.partition, replica.key), replica.span
+                    yield SegmentPlace(replica.directory, extent.partition, replica.key), replica.span
 
     def _lineage(self, storage: str, partition: int) -> Lineage:
         replicas = self._replicas(storage, self._ledger(storage), {partition})

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from waltz_spark.log.batch_segment import Bad, Batches
+from waltz_spark.log.batch_segment import Batches, InvalidBatch
 from waltz_spark.log.origin import BATCH_BYTES, Extent, Span
 from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import HeaderDamaged, PartitionDamaged, Trimmed, WaltzError
@@ -31,7 +31,7 @@ Ask: TypeAlias = "Callable[[Extent, Callable[[Segment], int | None]], int | None
 
 
 @dataclass(frozen=True)
-class Place:
+class SegmentPlace:
     directory: str
     """Directory of the partition; empty if its segments are in an archive."""
     partition: int
@@ -40,7 +40,7 @@ class Place:
 
 
 def read_segment_runs(
-    disk: Disk, place: Place, span: Span, *, batch_bytes: int, with_locks: bool = False
+    disk: Disk, place: SegmentPlace, span: Span, *, batch_bytes: int, with_locks: bool = False
 ) -> Generator[Run, None, None]:
     """Yield every record of the span in order; raise `PartitionDamaged` for invalid ones. Each run owns its memory."""
     first_ids = segment_ids(disk.names(place.directory))
@@ -72,7 +72,7 @@ def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
     return extent.span.last + 1 if found is None else min(found, extent.span.last + 1)
 
 
-def _in_front(disk: Disk, place: Place, span: Span) -> WaltzError:
+def _in_front(disk: Disk, place: SegmentPlace, span: Span) -> WaltzError:
     """Return the error for ids before the first segment, which are missing or were trimmed."""
     promise, _ = read_promise(disk, place.directory, place.partition, place.key, is_expected=False)
     if promise is None or span.first >= promise.floor:
@@ -85,7 +85,7 @@ def _in_front(disk: Disk, place: Place, span: Span) -> WaltzError:
     )
 
 
-def _missing(place: Place, path: str, span: Span) -> PartitionDamaged:
+def _missing(place: SegmentPlace, path: str, span: Span) -> PartitionDamaged:
     ids = f"id {span.first}" if span.count == 1 else f"ids {span.first} to {span.last}"
     return PartitionDamaged(
         f"{path}: {ids} of partition {place.partition} {'is' if span.count == 1 else 'are'} missing",
@@ -95,7 +95,7 @@ def _missing(place: Place, path: str, span: Span) -> PartitionDamaged:
 
 
 class Segment:
-    def __init__(self, file: File, index: File | None, place: Place, first_id: int, following: int | None) -> None:
+    def __init__(self, file: File, index: File | None, place: SegmentPlace, first_id: int, following: int | None) -> None:
         """`following`: first id of the next segment, if there is one. `close` closes the files."""
         self._place = place
         self._first_id = first_id
@@ -112,12 +112,12 @@ class Segment:
             raise
 
     @staticmethod
-    def open(disk: Disk, place: Place, first_id: int, following: int | None) -> Segment:
+    def open(disk: Disk, place: SegmentPlace, first_id: int, following: int | None) -> Segment:
         file = disk.open(join(place.directory, segment_name(first_id)))
         return Segment(file, opened(disk, join(place.directory, index_name(first_id))), place, first_id, following)
 
     @staticmethod
-    def at(disk: Disk, place: Place, id_: int) -> Segment:
+    def at(disk: Disk, place: SegmentPlace, id_: int) -> Segment:
         """Open the segment with the id."""
         first_ids = segment_ids(disk.names(place.directory))
         position = bisect_right(first_ids, id_) - 1
@@ -157,7 +157,7 @@ class Segment:
     def runs(self, span: Span, batch_bytes: int, *, with_locks: bool) -> Iterator[Run]:
         if self._batches is not None:
             for each in self._batches.runs(span, bytes_max=batch_bytes, with_locks=with_locks):
-                if isinstance(each, Bad):
+                if isinstance(each, InvalidBatch):
                     raise self._damage(each.next_id, each.offset)
                 yield each
             return
