@@ -12,7 +12,7 @@ from uuid import UUID
 
 from waltz_spark.export.delta import DeltaTable
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.export import Range, Run, check_history, has_leftovers, planned, recover, strays, wanted
+from waltz_spark.export.export import Range, Run, check_history, has_leftovers, planned, recover, stray_files, wanted
 from waltz_spark.export.form import Form, form_of, read_batches
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.tasks import Assignment, Job, Written, write
@@ -98,7 +98,7 @@ class Exporting:
         """The files are what the manifest says, and what the log has under these ids, and nothing else is there."""
         log = check_log(self.origin, self.origin.catalog(), manifest)
         assert findings(check_files(self.destination, manifest)) == findings(log) == []
-        assert strays(self.destination, manifest) == []
+        assert stray_files(self.destination, manifest) == []
         assert not has_leftovers(self.destination)
 
 

@@ -21,7 +21,7 @@ from waltz_spark.export.destination import (
     LocalDestination,
     RemoteDestination,
     destination_of,
-    who_we_are,
+    encode_writer,
 )
 from waltz_spark.export.manifest import LOCK
 
@@ -85,14 +85,14 @@ def test_a_move_never_takes_the_place_of_another(destination: Destination) -> No
 
 
 def test_one_at_a_time(destination: Destination) -> None:
-    with destination.hold(who_we_are("one")) as hold:
+    with destination.hold(encode_writer("one")) as hold:
         hold.check()
         with (
             pytest.raises(ExportHeld, match=f"process {os.getpid()} on {socket.gethostname()}"),
-            destination.hold(who_we_are("two")),
+            destination.hold(encode_writer("two")),
         ):
             raise AssertionError("two at the same time")
-    with destination.hold(who_we_are("two")):
+    with destination.hold(encode_writer("two")):
         pass
 
 
@@ -106,16 +106,16 @@ def test_a_lock_ends_with_its_process(destination: Destination) -> None:
     code = f"""
 import os, sys
 from pyarrow import fs
-from waltz_spark.export.destination import LocalDestination, who_we_are
+from waltz_spark.export.destination import LocalDestination, encode_writer
 from waltz_spark.export.destination import RemoteDestination
 place = sys.argv[1]
-with {kind}.hold(who_we_are("killed")):
+with {kind}.hold(encode_writer("killed")):
     os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code, destination.place], check=False, timeout=60)
     assert done.returncode == -9
     assert json.loads(destination.read(LOCK) or b"")["run"] == "killed"
-    with destination.hold(who_we_are("next")):
+    with destination.hold(encode_writer("next")):
         pass
 
 
@@ -123,10 +123,10 @@ def test_a_lease_of_another_machine_counts_until_its_end(tmp_path: Path) -> None
     destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
     lease = {"run": "a", "host": "elsewhere", "pid": 1, "until": time.time() + 100}
     put(destination, LOCK, json.dumps(lease).encode())
-    with pytest.raises(ExportHeld, match="process 1 on elsewhere"), destination.hold(who_we_are("b")):
+    with pytest.raises(ExportHeld, match="process 1 on elsewhere"), destination.hold(encode_writer("b")):
         raise AssertionError("two at the same time")
     put(destination, LOCK, json.dumps({**lease, "until": time.time() - 1}).encode())
-    with destination.hold(who_we_are("b")):
+    with destination.hold(encode_writer("b")):
         pass
     assert destination.read(LOCK) is None
 
@@ -144,7 +144,7 @@ def overtake(destination: Destination, hold: Hold) -> None:
 def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destinations, "RENEWAL_SECONDS", 0.01)
     destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
-    with destination.hold(who_we_are("a")) as hold, pytest.raises(ExportHeld, match="another exporter has taken it over"):
+    with destination.hold(encode_writer("a")) as hold, pytest.raises(ExportHeld, match="another exporter has taken it over"):
         overtake(destination, hold)
     assert b'"b"' in (destination.read(LOCK) or b"")
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from waltz_spark.export import options
 from waltz_spark.export.form import check_columns, form_of
-from waltz_spark.export.options import SourceOptions, check_apart, check_ends
+from waltz_spark.export.options import SourceOptions, check_no_overlap, check_ends
 from waltz_spark.log.decode import SCHEMA
 
 from waltzctl.shell.cluster_target import ClusterOptions
@@ -31,7 +31,7 @@ def test_a_column_without_a_place_is_named() -> None:
 def test_an_output_within_what_is_read(tmp_path: Path) -> None:
     source, beside = tmp_path / "storage", tmp_path / "storage-export"
     source.mkdir()
-    check_apart(str(beside), [str(source)])
+    check_no_overlap(str(beside), [str(source)])
     (tmp_path / "link").symlink_to(source)
     for output, read in (
         (source, source),
@@ -40,7 +40,7 @@ def test_an_output_within_what_is_read(tmp_path: Path) -> None:
         (tmp_path / "link" / "x", source),
     ):
         with pytest.raises(BadArgument, match="lie within each other"):
-            check_apart(str(output), [str(beside), str(read)])
+            check_no_overlap(str(output), [str(beside), str(read)])
 
 
 def test_a_cluster_that_was_set_back() -> None:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.export import strays
+from waltz_spark.export.export import stray_files
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.verification import check_files
 
@@ -209,7 +209,7 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
     assert shown.splitlines()[-2].startswith("Exported ")
     assert "is complete up to these ids" in shown
     assert max(len(row) for row in shown.splitlines() if row.startswith(" ")) <= 80
-    assert strays(LocalDestination(str(out)), manifest_of(out) or pytest.fail("no manifest")) == []
+    assert stray_files(LocalDestination(str(out)), manifest_of(out) or pytest.fail("no manifest")) == []
     check_exact(out, cluster)
     code, shown, err = done(*line, "-o", "json", environment={"PATH": "/nowhere", "JAVA_HOME": "/nowhere", **noise})
     assert (code, json.loads(shown)["result"], err) == (0, "nothing new", "")

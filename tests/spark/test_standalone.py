@@ -19,7 +19,7 @@ from uuid import UUID
 import pytest
 from waltz_spark.engine.java import find_java
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.export import strays
+from waltz_spark.export.export import stray_files
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.verification import check_files, check_log
 from waltz_spark.log.directory_origin import DirectoryOrigin
@@ -152,7 +152,7 @@ def check_exact(tmp_path: Path) -> dict[int, int]:
     origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=False)
     for checks in (check_files(place, found), check_log(origin, origin.catalog(None), found)):
         assert [checked.finding for checked in checks if checked.finding] == []
-    assert strays(place, found) == []
+    assert stray_files(place, found) == []
     assert {total.span.first for total in found.partitions.values()} == {0}
     return {number: total.span.count for number, total in found.partitions.items()}
 

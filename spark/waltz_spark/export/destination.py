@@ -152,11 +152,11 @@ def measured(destination: Destination, path: str) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def who_we_are(run: str) -> str:
+def encode_writer(run: str) -> str:
     return json.dumps({"run": run, "host": socket.gethostname(), "pid": os.getpid()})
 
 
-def who_is(text: bytes | None) -> str:
+def describe_writer(text: bytes | None) -> str:
     try:
         found = json.loads(text or b"")
         return f"process {found['pid']} on {found['host']}"
@@ -189,7 +189,7 @@ def newest_manifest(destination: Destination) -> Manifest | None:
     return found
 
 
-def the_manifest(destination: Destination) -> Manifest:
+def require_manifest(destination: Destination) -> Manifest:
     """Return the newest manifest; raise if there is no export."""
     if destination.size(LABEL) is not None:
         raise BadArgument(
@@ -302,7 +302,7 @@ class LocalDestination:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ExportHeld(f"{who_is(self.read(LOCK))} is writing to {self.place}") from error
+                raise ExportHeld(f"{describe_writer(self.read(LOCK))} is writing to {self.place}") from error
             with _doing(f"writing {path}"):
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), who.encode())
@@ -503,10 +503,10 @@ class _Lease:
     def take(self) -> None:
         text = self._destination.read(LOCK)
         if text is not None and not self._is_over(text):
-            raise ExportHeld(f"{who_is(text)} is writing to {self._destination.place}, or was until a moment ago")
+            raise ExportHeld(f"{describe_writer(text)} is writing to {self._destination.place}, or was until a moment ago")
         self._write()
         if not self._is_ours():
-            raise ExportHeld(f"{who_is(self._destination.read(LOCK))} began to write to {self._destination.place} just now")
+            raise ExportHeld(f"{describe_writer(self._destination.read(LOCK))} began to write to {self._destination.place} just now")
         self._renewal.start()
 
     def _is_over(self, text: bytes) -> bool:

@@ -25,7 +25,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from waltz_spark.export.destination import Destination, Hold, measured, newest_manifest, who_we_are
+from waltz_spark.export.destination import Destination, Hold, measured, newest_manifest, encode_writer
 from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
@@ -245,11 +245,11 @@ class Run:
         Returns:
             The newest manifest.
         """
-        with self.destination.hold(who_we_are(self.job.run)) as hold:
+        with self.destination.hold(encode_writer(self.job.run)) as hold:
             newest = self._settle()
             if (newest and newest.number) != (self.before and self.before.number):
                 raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
-            if foreign := strays(self.destination, newest):
+            if foreign := stray_files(self.destination, newest):
                 raise _taken(self.destination, foreign[0])
             try:
                 return self._write(runner, hold, newest)
@@ -260,7 +260,7 @@ class Run:
 
     def tidy(self) -> None:
         """Complete the publication of an earlier run, and remove its unfinished files."""
-        with self.destination.hold(who_we_are(self.job.run)):
+        with self.destination.hold(encode_writer(self.job.run)):
             self._settle()
 
     def _settle(self) -> Manifest | None:
@@ -330,7 +330,7 @@ class Run:
 def recover(destination: Destination, who: str) -> None:
     """Publish the manifest of a run that was killed while it published."""
     if destination.size(PENDING) is not None:
-        with destination.hold(who_we_are(who)):
+        with destination.hold(encode_writer(who)):
             finish_pending(destination)
 
 
@@ -381,7 +381,7 @@ def _taken(destination: Destination, path: str) -> NotOurExport:
     )
 
 
-def strays(destination: Destination, manifest: Manifest | None) -> list[str]:
+def stray_files(destination: Destination, manifest: Manifest | None) -> list[str]:
     """Return files with names of an export that are in no manifest; readers of the directory would read them."""
     known = () if manifest is None else {piece.path for piece in manifest.pieces}
     return [name for name in destination.names() if name not in known and _OURS.fullmatch(name)]

@@ -19,7 +19,7 @@ from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.export.options import (
     ExportOptions,
     SourceOptions,
-    check_apart,
+    check_no_overlap,
     check_ends,
     data_bytes_of,
     form_and_decoder,
@@ -101,7 +101,7 @@ def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Des
         raise BadArgument("OUTPUT is empty")
     destination = destination_of(output)
     if destination.is_on_this_machine:
-        check_apart(destination.place, sources)
+        check_no_overlap(destination.place, sources)
     spark.check_places([*([destination.place] if destination.is_on_this_machine else []), *sources])
     return destination
 

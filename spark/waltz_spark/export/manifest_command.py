@@ -28,12 +28,12 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm
       waltzctl export status /tmp/export -o json
     """
     from waltz_spark.export.delta import state_of
-    from waltz_spark.export.destination import destination_of, the_manifest
+    from waltz_spark.export.destination import destination_of, require_manifest
     from waltz_spark.export.export import has_leftovers
     from waltz_spark.export.render_export import state
 
     destination = destination_of(output)
-    manifest = the_manifest(destination)
+    manifest = require_manifest(destination)
     table, is_unfinished = state_of(destination, manifest), has_leftovers(destination)
     state(destination.place, manifest, table, is_unfinished=is_unfinished, output=shown)
     return EXIT_OK
@@ -58,8 +58,8 @@ def verify(
       waltzctl export verify /tmp/export
       waltzctl export verify /tmp/export --against-log
     """
-    from waltz_spark.export.destination import destination_of, the_manifest
-    from waltz_spark.export.export import strays
+    from waltz_spark.export.destination import destination_of, require_manifest
+    from waltz_spark.export.export import stray_files
     from waltz_spark.export.render_export import verified
     from waltz_spark.export.verification import Finding, check_files, check_log, check_table
     from waltz_spark.log.origin import Span
@@ -69,12 +69,12 @@ def verify(
             raise BadArgument(f"{option} needs --against-log: without it, only the files are checked")
     started = time.monotonic()
     destination = destination_of(output)
-    manifest = the_manifest(destination)
+    manifest = require_manifest(destination)
     findings = [
         Finding(
             path=name, partition=-1, span=Span(0, -1), detail="no manifest has it; readers of the directory read it, too"
         )
-        for name in strays(destination, manifest)
+        for name in stray_files(destination, manifest)
     ]
     findings += check_table(destination, manifest)
     findings += _found("verifying", progress, check_files(destination, manifest), manifest, attrgetter("size"))

@@ -264,7 +264,7 @@ def make_importable(py_files: Sequence[str]) -> None:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def check_apart(output: str, sources: Sequence[str]) -> None:
+def check_no_overlap(output: str, sources: Sequence[str]) -> None:
     """Raise `BadArgument` if the output and a source directory contain each other.
 
     A storage takes every directory with a number for a partition, and an export every file for its own."""
