@@ -20,7 +20,7 @@ from waltz_spark.log.selection import selection_of, truth_of
 from waltz_spark.stream import WaltzStreamReader, limit_of
 from waltz_spark.table.columns import wanted
 from waltz_spark.table.pushdown import UNFILTERED
-from waltz_spark.table.read_task import Reading, projection_of, tasks, tell_losses, telling, timed
+from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks, timed
 
 COLUMNS, METADATA = "columns", "includeMetadata"
 
@@ -34,7 +34,7 @@ class WaltzDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema, and check all options: a stream's options can only be refused here before it runs."""
-        with telling():
+        with explained_errors():
             given = given_options(self.options)
             sizing_of(given)
             limit_of(given)
@@ -53,7 +53,7 @@ class WaltzReader(DataSourceReader):
     """A batch read of the log as it is at the time of planning."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        with telling():
+        with explained_errors():
             given = given_options(options)
             self._selection = selection_of(given)
             self._sizing = sizing_of(given)
@@ -72,11 +72,11 @@ class WaltzReader(DataSourceReader):
                 self._filters = narrowed
 
     def partitions(self) -> list[InputPartition]:
-        with telling():
+        with explained_errors():
             catalog = self._origin.catalog(self._selection.partitions)
             selection = timed(self._selection, self._origin, catalog)
             spans = selection.spans(catalog.spans)
-            tell_losses(selection.passed_over(catalog.spans))
+            log_losses(selection.passed_over(catalog.spans))
             return [*tasks(self._origin, catalog, spans, self._sizing, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

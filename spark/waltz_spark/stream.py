@@ -39,7 +39,7 @@ from waltz_spark.table.position import (
     readable,
     reconciled,
 )
-from waltz_spark.table.read_task import Reading, projection_of, tasks, tell_losses, telling, timed
+from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks, timed
 from waltzd.errors import BadArgument
 
 MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"
@@ -47,7 +47,7 @@ MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"
 
 class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        with telling():
+        with explained_errors():
             given = given_options(options)
             ends = [name for name in (ENDING, ENDING_TIME) if given.pop(name.lower(), None) is not None]
             self._end = ends[0] if ends else ""
@@ -63,11 +63,11 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query; `startingTxnIds` and `startingTime` are ignored by one with a checkpoint."""
-        with telling():
+        with explained_errors():
             catalog = self._look()
             selection = timed(self._selection, self._origin, catalog)
             starts = {partition: span.first for partition, span in selection.spans(catalog.spans).items()}
-            tell_losses(selection.passed_over(catalog.spans))
+            log_losses(selection.passed_over(catalog.spans))
             return beginning_at(catalog, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -77,11 +77,11 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._limit.bytes is None else ReadMaxBytes(self._limit.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with telling():
+        with explained_errors():
             self._bound = end_of(self._look())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        with telling():
+        with explained_errors():
             catalog = self._look()
             allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else self._limit
             begin = self._reconciled(Position.from_json(start), catalog)
@@ -92,7 +92,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a batch. After a restart, an earlier process may have planned it."""
-        with telling():
+        with explained_errors():
             begin, behind = Position.from_json(start), Position.from_json(end)
             spans = between(begin, behind)
             catalog = self._catalog
@@ -121,7 +121,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = reconciled(position, catalog, among=among, fail_on_loss=fails)
         news = [what for what in lost(position, catalog, among=among).values() if what not in self._told]
         self._told.update(news)
-        tell_losses(news)
+        log_losses(news)
         return found
 
 

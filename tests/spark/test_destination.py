@@ -144,7 +144,10 @@ def overtake(destination: Destination, hold: Hold) -> None:
 def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destinations, "RENEWAL_SECONDS", 0.01)
     destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
-    with destination.hold(encode_writer("a")) as hold, pytest.raises(ExportHeld, match="another exporter has taken it over"):
+    with (
+        destination.hold(encode_writer("a")) as hold,
+        pytest.raises(ExportHeld, match="another exporter has taken it over"),
+    ):
         overtake(destination, hold)
     assert b'"b"' in (destination.read(LOCK) or b"")
 

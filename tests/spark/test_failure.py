@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from waltz_spark.engine.session import summary, told
-from waltz_spark.table.read_task import telling
+from waltz_spark.table.read_task import explained_errors
 
 from waltzd.errors import SparkFailed
 
@@ -13,7 +13,7 @@ from waltzd.errors import SparkFailed
 def traceback_of(error: Exception, cause: Exception | None = None) -> str:
     """As Spark hands it over: the traceback, and below it what Java has to say."""
     try:
-        with telling():
+        with explained_errors():
             raise error from cause
     except type(error) as caught:
         lines = traceback.format_exception(caught)

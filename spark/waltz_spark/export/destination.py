@@ -506,7 +506,9 @@ class _Lease:
             raise ExportHeld(f"{describe_writer(text)} is writing to {self._destination.place}, or was until a moment ago")
         self._write()
         if not self._is_ours():
-            raise ExportHeld(f"{describe_writer(self._destination.read(LOCK))} began to write to {self._destination.place} just now")
+            raise ExportHeld(
+                f"{describe_writer(self._destination.read(LOCK))} began to write to {self._destination.place} just now"
+            )
         self._renewal.start()
 
     def _is_over(self, text: bytes) -> bool:

@@ -25,7 +25,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from waltz_spark.export.destination import Destination, Hold, measured, newest_manifest, encode_writer
+from waltz_spark.export.destination import Destination, Hold, encode_writer, measured, newest_manifest
 from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached

@@ -19,8 +19,8 @@ from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.export.options import (
     ExportOptions,
     SourceOptions,
-    check_no_overlap,
     check_ends,
+    check_no_overlap,
     data_bytes_of,
     form_and_decoder,
     make_importable,

@@ -49,7 +49,7 @@ class Batches:
     # -- reading
 
     def runs(self, span: Span, *, bytes_max: int, with_locks: bool) -> Iterator[Run | InvalidBatch]:
-        """Yield the records of the span; yield a `InvalidBatch` last if some cannot be proven."""
+        """Yield the records of the span; yield an `InvalidBatch` last if some cannot be proven."""
         bytes_max = max(bytes_max, HEAD_BYTES)
         found = self._start(span.first, bytes_max)
         if isinstance(found, InvalidBatch):
@@ -100,7 +100,7 @@ class Batches:
     # -- finding
 
     def _start(self, id_: int, bytes_max: int) -> int | InvalidBatch:
-        """Return the offset of the batch with the id, or a `InvalidBatch`."""
+        """Return the offset of the batch with the id, or an `InvalidBatch`."""
         if id_ == self._first_id:
             return HEADER_BYTES
         if self._index is not None:

@@ -60,7 +60,7 @@ class Reading:
     def batches(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(task, Task):
             return  # without tasks, Spark makes one of its own
-        with telling():
+        with explained_errors():
             for part in task.split.parts:
                 around = self._around(part.extent)
                 for run, groups in self._rows(part):
@@ -129,14 +129,14 @@ def timed(selection: Selection, origin: Origin, catalog: Catalog) -> Selection:
     return selection.timed(catalog.spans, lambda partition, time: origin.first_at(catalog, partition, time))
 
 
-def tell_losses(losses: Iterable[str]) -> None:
+def log_losses(losses: Iterable[str]) -> None:
     """Log lost ids that `failOnDataLoss=false` skips, to the standard error of the driver or to its log."""
     for loss in losses:
         _log.warning("%s; passed over, because %s is false", loss, FAIL_ON_DATA_LOSS)
 
 
 @contextmanager
-def telling() -> Iterator[None]:
+def explained_errors() -> Iterator[None]:
     """Add code and advice to errors: users of Spark only see the text of a traceback."""
     try:
         yield
