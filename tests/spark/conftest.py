@@ -32,7 +32,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     unless a test says so (`pushing_down`), as it is where nobody has set anything."""
     from pyspark.sql import SparkSession
     from waltz_spark.engine.java import find_java
-    from waltz_spark.engine.session import PATIENCE, noise_into
+    from waltz_spark.engine.session import PATIENCE, redirect_output
     from waltz_spark.source import WaltzDataSource
 
     home = tmp_path_factory.mktemp("spark")
@@ -42,7 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     flags = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     builder: Any = SparkSession.builder
-    with noise_into(home / "java.log"):
+    with redirect_output(home / "java.log"):
         session = (
             builder.master("local[2]")
             .appName("waltz tests")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from waltz_spark.engine.session import summary, told
+from waltz_spark.engine.session import spark_error, summary
 from waltz_spark.table.read_task import explained_errors
 
 from waltzd.errors import SparkFailed
@@ -24,7 +24,7 @@ def traceback_of(error: Exception, cause: Exception | None = None) -> str:
 def test_what_is_not_ours_is_told_by_its_last_line() -> None:
     text = traceback_of(ValueError("seven is no color"))
     assert summary(text) == "ValueError: seven is no color"
-    failed = told(RuntimeError(text), "/cache/x.log")
+    failed = spark_error(RuntimeError(text), "/cache/x.log")
     assert type(failed) is SparkFailed
     assert failed.message == "Spark failed: ValueError: seven is no color. All that it said is in /cache/x.log"
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.session import PREFIX, clear_logs, clear_up, lock_log, new_log, noise_into, scratch
+from waltz_spark.engine.session import PREFIX, clear_logs, clear_up, lock_log, new_log, redirect_output, scratch
 
 WORKING = """
 import sys, tempfile
@@ -108,7 +108,7 @@ def test_the_newest_logs_stay_and_those_that_are_written_to(tmp_path: Path) -> N
 
 def test_a_log_is_in_use_as_long_as_a_process_lives_that_was_started_with_it(tmp_path: Path) -> None:
     log = new_log({"XDG_CACHE_HOME": str(tmp_path)})
-    with noise_into(log):
+    with redirect_output(log):
         started = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         clear_logs(log.parent, kept=0)

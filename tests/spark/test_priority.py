@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.session import IN_A_SESSION, java_behind, start_java
+from waltz_spark.engine.session import IN_A_SESSION, low_priority_java, start_java
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 
@@ -50,7 +50,7 @@ def test_the_session_of_java_has_the_least_share_and_ours_keeps_its_own(tmp_path
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\ncat /proc/self/autogroup\necho "$@"\n')
     real.chmod(0o755)
-    home = java_behind(str(real.parents[1]), tmp_path / "run")
+    home = low_priority_java(str(real.parents[1]), tmp_path / "run")
     command = [f"{home}/bin/java", "-D a=b", "main"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, **IN_A_SESSION)
     told, arguments = done.stdout.splitlines()
@@ -62,7 +62,7 @@ def test_the_session_of_java_has_the_least_share_and_ours_keeps_its_own(tmp_path
 def test_what_lies_among_temporary_files_may_not_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that is mounted so."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.X_OK)
-    assert java_behind("/opt/java", tmp_path) == "/opt/java"
+    assert low_priority_java("/opt/java", tmp_path) == "/opt/java"
 
 
 def test_a_failure_reaches_whoever_asked() -> None:
@@ -75,7 +75,7 @@ def test_a_failure_reaches_whoever_asked() -> None:
 
 STARTING = """
 import subprocess, sys, threading, time
-from waltz_spark.engine.session import IN_A_SESSION, ended, start_java
+from waltz_spark.engine.session import IN_A_SESSION, end_java, start_java
 started = []
 def start():
     started.append(subprocess.Popen(["sleep", "600"], **IN_A_SESSION))
@@ -84,7 +84,7 @@ thread = threading.Thread(target=start_java, args=(start,), kwargs={"is_behind":
 thread.start()
 while not started:
     time.sleep(0.01)
-ended(None, True)
+end_java(None, True)
 thread.join()
 sys.exit(started[0].returncode != -9)
 """

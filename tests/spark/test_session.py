@@ -14,7 +14,7 @@ from waltz_spark.engine.session import (
     conf_of,
     is_local,
     settings_in,
-    told,
+    spark_error,
     write_privately,
 )
 from waltz_spark.engine.spark_choice import SparkChoice, chosen
@@ -133,7 +133,7 @@ PYTHONPATH was:
     (NO_PYTHON, "the workers cannot run their Python: /opt/python: 2: exec: /nowhere/python3: not found"),
 ])  # fmt: skip
 def test_workers_with_another_python(text: str, said: str) -> None:
-    error = told(RuntimeError(text), "x.log")
+    error = spark_error(RuntimeError(text), "x.log")
     assert isinstance(error, PythonDiffers)
     assert error.message == f"{said}. What Spark said is in x.log"
 
@@ -141,7 +141,7 @@ def test_workers_with_another_python(text: str, said: str) -> None:
 def test_a_java_that_did_not_come_up(tmp_path: Path) -> None:
     """Only its log has the reason."""
     (tmp_path / "x.log").write_text("WARNING: incubating\nException in thread main: no room.\n\tat org.Error\n")
-    error = told(RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited"), tmp_path / "x.log")
+    error = spark_error(RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited"), tmp_path / "x.log")
     assert error.message == f"Spark failed: Exception in thread main: no room. All that it said is in {tmp_path}/x.log"
 
 

@@ -166,7 +166,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
                 watching.enter_context(watched(session, settings.master, settings.executor_seconds, log))
             yield session
     except (PySparkException, Py4JError, ConnectionError) as error:
-        found = _gone(log) or told(error, log)
+        found = _gone(log) or spark_error(error, log)
         has_failed = str(log) in found.message  # else the message is complete without the log
         raise found from error
     except MasterUnreachable:
@@ -201,7 +201,7 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
 
     is_behind = settings.is_local and os.environ.get(PRIORITY) != "normal"
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
-    os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
+    os.environ["JAVA_HOME"] = low_priority_java(settings.java.home, folder) if is_behind else settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     os.environ.pop("SPARK_HOME", None)  # use this package's Spark, not another installed version
     os.environ["PYSPARK_PYTHON"] = settings.python
@@ -209,7 +209,7 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     if settings.is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # for the Java that only computes the command line of Java
-    with noise_into(log), _quiet_workers():
+    with redirect_output(log), _quiet_workers():
         launch: Any = launch_gateway
         start_java(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)), is_behind=is_behind)
         builder: Any = SparkSession.builder
@@ -295,7 +295,7 @@ def _py4j_into(log: Path) -> Iterator[None]:
         logging.getLogger().removeFilter(wanted)
 
 
-def ended(settings: SparkSettings, is_first: bool) -> None:
+def end_java(settings: SparkSettings, is_first: bool) -> None:
     """End Java after Ctrl-C or SIGTERM. On this machine Java is killed, because it has no state of value; on a cluster the
     job is cancelled first, unless this is the second Ctrl-C."""
     from pyspark import SparkContext
@@ -333,7 +333,7 @@ def _quiet_workers() -> Iterator[None]:
 
 
 @contextmanager
-def noise_into(path: Path) -> Iterator[None]:
+def redirect_output(path: Path) -> Iterator[None]:
     """Redirect standard output and error of processes that are started meanwhile, which are Java and its workers, to a
     file. Java writes warnings to standard output as well, which is for results."""
     own = {number: os.dup(number) for number in (1, 2)}
@@ -399,7 +399,7 @@ def cause_in(said: str) -> str:
     return next((line for line in lines if _CAUSE.match(line)), "")[:300].rstrip(".")
 
 
-def told(error: Exception, log: Path | str) -> WaltzError:
+def spark_error(error: Exception, log: Path | str) -> WaltzError:
     """Convert an error of Spark to a `WaltzError`."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -537,7 +537,7 @@ IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
 """Arguments with which the process of Java is started."""
 
 
-def java_behind(home: str, folder: Path) -> str:
+def low_priority_java(home: str, folder: Path) -> str:
     """Make a JAVA_HOME in `folder` whose Java gives its session the lowest priority; return its path.
 
     If files there cannot be executed (noexec), return the home of the Java itself."""
@@ -566,7 +566,7 @@ def start_java(start: Callable[[], object], *, is_behind: bool) -> None:
     thread.start()
     try:
         thread.join()
-    except BaseException:  # Ctrl-C; `ended` has killed a Java that was starting
+    except BaseException:  # Ctrl-C; `end_java` has killed a Java that was starting
         thread.join()
         raise
     if failures:

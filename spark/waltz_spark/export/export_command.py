@@ -143,12 +143,12 @@ def _run(
 
 
 def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str) -> int:
-    from waltz_spark.engine.session import ended
+    from waltz_spark.engine.session import end_java
     from waltz_spark.export.render_export import Progress, exported
 
     settings = spark.settings()
     progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
-    with ending_in_order(partial(ended, settings)) as ending:
+    with ending_in_order(partial(end_java, settings)) as ending:
         try:
             with progress:
                 newest = run.carry_out(partial(_tasks, settings, progress.ended))
