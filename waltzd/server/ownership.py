@@ -346,7 +346,7 @@ class PartitionOwner:
             log.warning(
                 "partition %d: not handed over in order (%s); closing it at once", partition, error or "it took too long"
             )
-        # A log that cannot even be closed at once is an internal error, and ends the process: otherwise it would compete with
-        # the next owner for the partition.
+        # A log that cannot even be closed at once is an internal error, and ends the process: otherwise it would compete
+        # with the next owner for the partition.
         async with asyncio.timeout(self._close_seconds):
             await owned.close(hand_over=False)

@@ -127,8 +127,8 @@ def header_finding(site: Site, error: WaltzError, first_id: int, last_id: int) -
 
 
 def gap_finding(site: Site, path: str, gap: Gap, next_id: int) -> Finding:
-    """Return the finding about a gap in a segment that ends in front of `next_id`. Bytes between two consecutive records were
-    inserted later, possibly with the records after them, so the finding covers these records too."""
+    """Return the finding about a gap in a segment that ends in front of `next_id`. Bytes between two consecutive records
+    were inserted later, possibly with the records after them, so the finding covers these records too."""
     ids_missing = gap.last_id >= gap.first_id
     return site.finding(
         Code.DAMAGED_RECORD,
