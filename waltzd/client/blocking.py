@@ -260,8 +260,11 @@ class BlockingClient(Generic[E]):
         return self._inner.partition_of(key)
 
     channel = blocking(Client[E].channel)
+    """Return the partitions that a channel contains at this moment; see `Client.channel`."""
     set_partitions = blocking(Client[E].set_partitions)
+    """Set the partitions of this client; see `Client.set_partitions`."""
     status = blocking(Client[E].status)
+    """Return the state of each partition, and whether all of them are `ready`; see `Client.status`."""
 
     # -- writing
 
@@ -308,16 +311,26 @@ class BlockingClient(Generic[E]):
         return self._inner.has_pending
 
     flush = blocking(Client[E].flush)
+    """Wait until everything that was submitted before this call has an outcome; see `Client.flush`."""
     wait_caught_up = blocking(Client[E].wait_caught_up)
+    """Wait until the view has applied everything that any client had committed when this was called; see
+    `Client.wait_caught_up`."""
     wait_applied = blocking(Client[E].wait_applied)
+    """Wait until this client's view has applied a transaction of any client; see `Client.wait_applied`."""
     wait_stopped = blocking(Client[E].wait_stopped)
+    """Wait until an error stops a partition, and raise the error; see `Client.wait_stopped`."""
 
     # -- reading
 
     end_position = blocking(Client[E].end_position)
+    """Ask the owner for the highest committed id of a partition, -1 if it is empty; see `Client.end_position`."""
     position_at = blocking(Client[E].position_at)
+    """Ask the owner for the position before the first transaction of a time or later; see `Client.position_at`."""
     read = blocking(Client[E].read)
+    """Read one committed transaction by its id; see `Client.read`."""
     read_some = blocking(Client[E].read_some)
+    """Read committed transactions from `first_id` or `from_time` on, up to `last_id` or before `until_time`; see
+    `Client.read_some`."""
 
     @declared_by(Client[E].scan)
     def scan(self, partition: int, **options: Any) -> Generator[Transaction[E], None, None]:
@@ -338,6 +351,7 @@ class BlockingClient(Generic[E]):
     # -- consumer groups
 
     create_group = blocking(Client[E].create_group)
+    """Create a consumer group, unless it exists with the same settings; see `Client.create_group`."""
 
     @declared_by(Client[E].subscribe)
     def subscribe(self, group: str, **options: Any) -> BlockingSubscription[E]:
@@ -403,9 +417,13 @@ class BlockingDelivery(DeliveredTransaction[E]):
         self._thread = thread
 
     ack = blocking(Delivery[E].ack)
+    """Acknowledge the delivery; see `Delivery.ack`."""
     nack = blocking(Delivery[E].nack)
+    """Report a failure of the delivery; see `Delivery.nack`."""
     reject = blocking(Delivery[E].reject)
+    """Reject the delivery; see `Delivery.reject`."""
     extend = blocking(Delivery[E].extend)
+    """Extend the delivery; see `Delivery.extend`."""
 
 
 class BlockingSubscription(Generic[E]):
@@ -454,7 +472,9 @@ class BlockingSubscription(Generic[E]):
         return self._inner.troubles
 
     open = blocking(Subscription[E].open)
+    """Join the group; see `Subscription.open`."""
     close = blocking(Subscription[E].close)
+    """Send the last acknowledgements and leave the group; see `Subscription.close`."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -505,6 +525,7 @@ class BlockingHandling(Generic[E]):
         self._thread = thread
 
     run = blocking(Handling[E].run)
+    """Process deliveries until `stop` is called or the client is closed; see `Handling.run`."""
 
     def stop(self) -> None:
         """Stop the handling; see `Handling.stop`. Any thread and any signal handler may call it."""

@@ -37,8 +37,11 @@ class BlockingCluster:
     # -- life
 
     start = blocking(LocalCluster.start)
+    """Start everything, and wait until every partition takes transactions; see `LocalCluster.start`."""
     close = blocking(LocalCluster.close)
+    """Close in order; see `LocalCluster.close`."""
     wait_until_ready = blocking(LocalCluster.wait_until_ready)
+    """Wait until `is_ready`; see `LocalCluster.wait_until_ready`."""
 
     def __enter__(self) -> Self:
         try:
@@ -88,21 +91,36 @@ class BlockingCluster:
         return self._inner.client(name=name, view=view, serializer=serializer, **settings)
 
     set_policy = blocking(LocalCluster.set_policy)
+    """Set the grants of the policy; see `LocalCluster.set_policy`."""
     set_channels = blocking(LocalCluster.set_channels)
+    """Set the channels; see `LocalCluster.set_channels`."""
     log = blocking(LocalCluster.log)
+    """Return every committed transaction of a partition, as records; see `LocalCluster.log`."""
     owner = blocking(LocalCluster.owner)
+    """Return the name of the server that has the partition open; see `LocalCluster.owner`."""
     end_position = blocking(LocalCluster.end_position)
+    """Return the highest committed id of a partition, -1 if it is empty; see `LocalCluster.end_position`."""
     set_time = blocking(LocalCluster.set_time)
+    """Stop the clocks of all servers at a time; see `LocalCluster.set_time`."""
 
     # -- faults
 
     force_next_lock_failure = blocking(LocalCluster.force_next_lock_failure)
+    """Reject the next `times` transactions with a READ or WRITE lock, as if their client was too far behind; see
+    `LocalCluster.force_next_lock_failure`."""
     lose_next_acknowledgement = blocking(LocalCluster.lose_next_acknowledgement)
+    """Break the connection before the next `times` outcomes; see `LocalCluster.lose_next_acknowledgement`."""
     suspend_feed = blocking(LocalCluster.suspend_feed)
+    """Stop feeding views; see `LocalCluster.suspend_feed`."""
     resume_feed = blocking(LocalCluster.resume_feed)
+    """Continue to feed views, from where the feed stopped; see `LocalCluster.resume_feed`."""
     break_connections = blocking(LocalCluster.break_connections)
+    """Break the mounts of all clients of the partition, or of all partitions, with everything that is in flight; see
+    `LocalCluster.break_connections`."""
     pause_storage = blocking(LocalCluster.pause_storage)
+    """Pause the storage with this number, from 0 on; see `LocalCluster.pause_storage`."""
     resume_storage = blocking(LocalCluster.resume_storage)
+    """Resume a storage; see `LocalCluster.resume_storage`."""
 
     @property
     def server_names(self) -> tuple[str, ...]:
@@ -110,8 +128,15 @@ class BlockingCluster:
         return self._inner.server_names
 
     is_alive = blocking(LocalCluster.is_alive)
+    """Return whether a server runs; see `LocalCluster.is_alive`."""
     kill_owner = blocking(LocalCluster.kill_owner)
+    """Kill the server that owns the partition (see `kill_server`); see `LocalCluster.kill_owner`."""
     kill_server = blocking(LocalCluster.kill_server)
+    """Kill a server; see `LocalCluster.kill_server`."""
     stop_server = blocking(LocalCluster.stop_server)
+    """Stop a server; see `LocalCluster.stop_server`."""
     rescue = blocking(LocalCluster.rescue)
+    """End the log of a partition after an id, although more was acknowledged, and continue it on another timeline; see
+    `LocalCluster.rescue`."""
     start_server = blocking(LocalCluster.start_server)
+    """Start a server that was killed or stopped; see `LocalCluster.start_server`."""

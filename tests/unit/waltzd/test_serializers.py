@@ -131,7 +131,7 @@ def test_an_event_comes_back_also_from_an_older_version(form: str) -> None:
 def test_what_a_newer_program_wrote_is_told_apart_from_what_is_broken(form: str) -> None:
     make, event, first = FORMS[form]
     events: Serializer[Any] = make()
-    with pytest.raises(EventUnknown, match="version 4 of the event type deposited, and 3 is the newest") as newer:
+    with pytest.raises(EventUnknown, match="version 4 of the event type deposited; 3 is the newest") as newer:
         events.decode(written(form, "deposited", 4, first))
     assert newer.value.facts == {"type": "deposited", "version": "4"}
     with pytest.raises(EventUnknown, match="'withdrawn'"):

@@ -312,7 +312,7 @@ def test_certificates_that_are_not_there_are_missed_when_the_client_is_made(tmp_
     for kind in (Client, BlockingClient):
         with pytest.raises(BadConfig, match=r"a\.pem"):
             kind("s0:1", tls=tls)
-        with pytest.raises(BadArgument, match="either with `tls` or by `connect`"):
+        with pytest.raises(BadArgument, match="both `tls` and `connect` are given"):
             kind("s0:1", tls=tls, connect=FakeCluster().connect)
 
 

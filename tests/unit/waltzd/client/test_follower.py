@@ -125,7 +125,7 @@ def test_a_group_that_came_in_pieces_is_held_until_its_end() -> None:
 
 
 def test_no_application_writes_what_looks_like_a_probe() -> None:
-    with pytest.raises(BadArgument, match="0x57414c5a is kept for probes"):
+    with pytest.raises(BadArgument, match="0x57414c5a is reserved for probes"):
         checked_kind(PROBE_HEADER)
 
 

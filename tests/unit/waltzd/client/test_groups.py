@@ -112,7 +112,7 @@ async def test_a_group_that_makes_no_sense_is_refused_at_the_call(client: Client
 
 def test_a_group_is_in_one_partition() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
-        with pytest.raises(BadArgument, match="one partition, not in 0, 2"):
+        with pytest.raises(BadArgument, match="have the partitions 0, 2"):
             await client.submit_atomic([Move(b"a"), Move(b"b", partition=2), Move(b"c")])
 
     assert with_client(test, cluster=cluster(partitions=3)).partitions[0].taken == 0

@@ -168,7 +168,7 @@ def test_half_of_a_group_in_the_log_is_not_believed() -> None:
     sent(made, one)
     made.link_lost()
     begin(made, barrier=12)
-    with pytest.raises(BadFrame, match="a part of a group"):
+    with pytest.raises(BadFrame, match="a part of an atomic request"):
         made.told(heads(10, (5, 0), (5, 1), (8, 0)))
     assert told(one) is None
     made.link_lost()

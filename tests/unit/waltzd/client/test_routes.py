@@ -68,7 +68,7 @@ def test_a_partition_that_is_hidden_is_refused_at_once_and_asked_for_again() -> 
         servers["a:1"].place = Place(generation=1, server=None, address=None, is_hidden=True)
         where = whereabouts(servers)
         await where.open(5)
-        with pytest.raises(NotGranted, match="this client may do nothing in partition 0"):
+        with pytest.raises(NotGranted, match="grants this client nothing in partition 0"):
             await where.find(0)
         servers["a:1"].place = known
         assert await where.find(0) == known, "it was granted meanwhile"

@@ -375,7 +375,7 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
             cluster.client(name="audit", view=view, partitions=[0]) as audit,
         ):
             assert isinstance(await billing.append(b'{"add": 1}', partition=0), Committed)
-            with pytest.raises(NotGranted, match="may do nothing in partition 1"):
+            with pytest.raises(NotGranted, match="grants this client nothing in partition 1"):
                 await billing.append(b"2", partition=1)
             while audit.status()[0].applied < 0:
                 await asyncio.sleep(0.01)
