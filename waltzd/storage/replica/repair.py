@@ -1,13 +1,13 @@
-"""How damage is found and healed: which segment files a replica takes, what they must hold, and when it is level again.
+"""Repair of a replica: which segment files it accepts, what these must hold, and when the replica is complete again.
 
-A segment is checked whole, because a read met wrong bytes or because an owner asks what the replica vouches for. Damage
-goes into the damage report; only indexes are changed.
+A whole segment is checked if a read met wrong bytes, or if an owner asks what the replica can prove. Damage is added to the
+damage report; only indexes are changed.
 
-A file may stand behind the last id, or in the place of a segment that is damaged or missing; nowhere else, because records
-are never rewritten. It is received beside the log, proven record by record, then given its name: before that nothing of it
-counts, and a crash leaves only files that the next start removes. A file that ends early leaves a hole that is known and
-can be filled by the next one. The marks of the promise file never fall below what this replica once had, until it has that
-again: a crash halfway leaves it as damaged as it was, never sound by accident.
+A segment file is accepted after the last id, or in the place of a damaged or missing segment, and nowhere else, because
+records are never rewritten. It is received under a temporary name, checked record by record, and then renamed. Before that
+nothing of it counts, and after a crash the next start removes it. A file that ends early leaves a known gap, which the next
+file can fill. The marks in the promise file stay at what this replica once had until it has that again: a crash halfway
+leaves the replica as damaged as it was, and never seemingly sound.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from waltzd.storage.replica.site import Room, Site
 
 
 class Installation:
-    """A segment file on its way into a replica."""
+    """A segment file that a replica receives."""
 
     def __init__(
         self, site: Site, first_id: int, room: Room, *, turn: int, begun_at: tuple[int, int, bool], file_bytes: int
     ) -> None:
-        """`file_bytes`: how large the file will be; 0 where the sender does not know. `turn` keeps the names of two
-        installations apart, `begun_at` is the moment that it belongs to."""
+        """`file_bytes`: announced size of the file; 0 if the sender does not know it. `turn`: number that makes the
+        temporary names unique. `begun_at`: the state of the replica in which the installation is valid."""
         self.first_id = self.next_id = first_id
         self.begun_at = begun_at
         self._site = site
@@ -60,11 +60,11 @@ class Installation:
         self._record_bytes_max = site.settings.record_bytes_max
         self._size = 0
         self.first_head: Head | None = None
-        """In format 1. The rest is known where its last batch is the last of the segment."""
+        """Head of the first batch; None in format 0."""
         self.log_end: End | None = None
         self._builder: FooterBuilder | None = None
         self._footer: Footer | None = None
-        """Which came with the file."""
+        """Footer that came with the file; None without a sound one."""
         self._has_footer = False
         self._names = [
             (f"{name}.{turn}{NEW_SUFFIX}", name)
@@ -97,7 +97,7 @@ class Installation:
         self._size += len(piece)
 
     def prove(self) -> None:
-        """The whole file is here: check every record, make the index, and have both on the disk."""
+        """Check every record of the complete file, write its index, and flush both."""
         if self._file_bytes and self._size != self._file_bytes:
             raise self._unfit(f"ended after {self._size} of {self._file_bytes} bytes")
         header = self._header()
@@ -107,7 +107,7 @@ class Installation:
                 raise self._unfit("does not begin with its first batch")
             header = replace(header, created_ms=self.first_head.time // 1000)
         raw = header.encode()
-        self._data.write(0, raw)  # without damage in the part of it that means nothing
+        self._data.write(0, raw)  # with zeros in its reserved part
         self._index.write(0, raw)
         builder = FooterBuilder(raw)
 
@@ -138,7 +138,7 @@ class Installation:
         self.next_id, self.log_end = stop.next_id, stop.end_of_log
 
     def _take_footer(self, stop: Stop, builder: FooterBuilder) -> None:
-        """It is made here, out of what was proven; one that came with the file has to be the same."""
+        """Keep the footer of the checked batches, and cut the footer of the file, which must be equal."""
         self._footer = footer_at(self._data, stop.offset, self._size)
         if self._footer is not None and self._footer.encode() != builder.footer(self._footer.before).encode():
             raise self._unfit("has a footer that is not that of its batches")
@@ -147,12 +147,13 @@ class Installation:
         self._size = stop.offset
 
     def check_at_floor(self) -> None:
-        """Nothing stands in front of it, so it has to bring the footer that its batches end with."""
+        """Raise `UnfitSegment` if a segment of format 1 at the trim floor came without a footer. Its footer cannot be rebuilt,
+        because the footer before it is trimmed."""
         if self.first_head is not None and self._footer is None:
             raise self._unfit("has no footer, and stands at the floor of this replica")
 
     def stand_behind(self, preceding: PrecedingEnd) -> None:
-        """Prove that its batches go on where the log in front of it ends, and give it its footer."""
+        """Check that the batches continue the segment in front, and write the footer."""
         if self.first_head is None:
             if preceding.end is not None and preceding.end.crc:
                 raise self._unfit("has records of format 0, and batches stand in front of them")
@@ -168,7 +169,7 @@ class Installation:
             raise self._unfit("has a footer that names another one in front of it")
         if before is None and came is not None:
             before = came.before
-        if before is not None:  # otherwise it is made once the one in front is known
+        if before is not None:  # else it is written once the footer before is known
             self._data.write(self._size, self._builder.footer(before).encode())
             self._data.flush()
             self._has_footer = True
@@ -191,7 +192,8 @@ class Installation:
         return TooLarge(f"record {id_} has {size} bytes; {self._record_bytes_max} are allowed")
 
     def _check(self, run: Run, *, deeply: bool) -> None:
-        """`deeply`: the checksums of batches say the same, if their owner was right."""
+        """Check sizes of records. `deeply`: check their checksums too, which those of batches imply unless the owner
+        erred."""
         bad = first_bad(run) if deeply else None
         if bad is not None:
             raise self._unfit(f"has no sound record {run.first_id + bad}")
@@ -201,7 +203,7 @@ class Installation:
             raise self._too_large(run.first_id + largest, int(sizes[largest]))
 
     def leave_out(self, next_id: int) -> None:
-        """Cut from this id on: another segment has it."""
+        """Truncate the file at this id, which another segment holds."""
         assert self.first_id < next_id < self.next_id
         found = read_index(self._index, next_id - self.first_id, 1)
         if self.first_head is not None:
@@ -218,7 +220,7 @@ class Installation:
         self._size, self.next_id = end, next_id
 
     def take_names(self) -> Segment:
-        """Under their names, durably, one after the other: an index that is too short or alone is noticed at a start."""
+        """Rename both files and flush the names. The index comes first: a start notices an index alone or one too short."""
         disk, directory = self._site.disk, self._site.directory
         for new, name in self._names:
             disk.rename(new, name)
@@ -237,7 +239,7 @@ class Installation:
         self._files.clear()
 
     def abandon(self) -> None:
-        """Remove what has no name yet. Harmless after the end."""
+        """Remove the temporary files. It has no effect after `take_names`."""
         self._close()
         for new, _ in self._names:
             if self._site.disk.exists(new):
@@ -246,14 +248,14 @@ class Installation:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A place where a segment file may stand."""
+    """A place for a segment file."""
 
     least_id: int
-    """The file must reach this id: the replica serves the ids up to it."""
+    """Id that the file must reach, because the replica serves the ids up to it."""
     next_first: int | None
-    """The first id of the segment behind; None at the end of the log."""
+    """First id of the next segment; None at the end of the log."""
     is_taken: bool
-    """By a segment of that name, damaged or missing."""
+    """Whether a segment of that name, damaged or missing, is part of the log."""
 
 
 class Healing:
@@ -266,17 +268,17 @@ class Healing:
         self._promise = promise
         self._room = room
         self._proven_from = proven_from
-        """The first id of the oldest segment that was checked since the files were opened; all newer ones were, too."""
+        """First id of the oldest segment that was checked since the start. All newer segments were checked as well."""
         self._turn = 0
 
     @property
     def floor(self) -> int:
-        """The highest id that this replica is known to have had on disk."""
+        """Highest id that this replica is known to have had on disk."""
         return floor_of(self._site.info, self._promise.value)
 
     @property
     def damaged_segments(self) -> tuple[int, ...]:
-        """The first ids of the files that would heal this replica."""
+        """First ids of the segments whose files would repair this replica."""
         names = [finding.path.rpartition("/")[2] for finding in self._damage.findings]
         found = {first_id for name in names if (first_id := first_id_of(name)) is not None}
         short = self._damage.short
@@ -287,8 +289,8 @@ class Healing:
 
     @property
     def _is_cut_short(self) -> bool:
-        """The log ends too early within a segment of format 1. What is missing belongs into that one, because owners say
-        where segments end."""
+        """Whether the log ends too early within a segment of format 1. The missing records belong into that segment,
+        because the owner decides where a segment ends."""
         active = self._shelf.active
         is_begun = isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id
         return self._damage.short is not None and is_begun
@@ -298,14 +300,15 @@ class Healing:
     def begin(
         self, first_id: int, *, file_bytes: int, cut_floor: int | None, begun_at: tuple[int, int, bool]
     ) -> Installation:
-        """Begin to receive a file. Raises when it has no place, or there is no room."""
+        """Begin to receive a file; raise an error if it has no place in the log, or no space on disk."""
         self._place(first_id, cut_floor)
         self._room.check(file_bytes)
         self._turn += 1
         return Installation(self._site, first_id, self._room, turn=self._turn, begun_at=begun_at, file_bytes=file_bytes)
 
     def _place(self, first_id: int, cut_floor: int | None) -> Place:
-        """Ids above `cut_floor` may be lost, because their owner has not begun the session yet; with None, none may."""
+        """Return the place of a file. Ids above `cut_floor` may be lost, because the session has not begun; None: no id
+        may."""
         shelf, damage = self._shelf, self._damage
         last_first = shelf.first_ids[-1]
         if first_id in shelf.first_ids:
@@ -329,7 +332,7 @@ class Healing:
         )
 
     def put(self, installation: Installation, *, cut_floor: int | None) -> None:
-        """Give the file its place. Its records count when this returns."""
+        """Rename the file to its place in the log. Its records count when this returns."""
         first_id = installation.first_id
         place = self._place(first_id, cut_floor)
         if installation.next_id - 1 < place.least_id:
@@ -346,7 +349,7 @@ class Healing:
             installation.check_at_floor()
         installation.stand_behind(self._preceding_end(first_id))
         if place.is_taken:
-            self._promise.change(segments=0)  # should this be interrupted, the next start looks at every segment
+            self._promise.change(segments=0)  # after a crash here, the next start checks every segment
         segment = installation.take_names()
         self._damage.replace(self._site.path(first_id), [])
         self._shelf.forget(first_id)
@@ -364,7 +367,7 @@ class Healing:
         self.stand()
 
     def _seal(self, installation: Installation) -> None:
-        """Another segment begins behind the active one, if that is full."""
+        """Seal the active segment before a new one; raise `NotNextId` if it is not full."""
         active = self._shelf.active
         if isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id:
             raise NotNextId(
@@ -383,15 +386,15 @@ class Healing:
     # -- the end of the log
 
     def _owe(self, last_id: int) -> None:
-        """The newest segment is damaged, and this replica has had ids up to `last_id`: it is level when it has them again,
-        and a start takes no missing one for a torn write."""
+        """Save that this replica had ids up to `last_id`, as its newest segment is damaged: it is complete when it has them
+        again, and a start never takes missing ids for a torn write."""
         if last_id > self._promise.value.durable:
             if self._shelf.active is not None:
                 self._shelf.active.index.flush()
             self._promise.change(durable=last_id)
 
     def end_moved(self, *, is_indexed: bool) -> None:
-        """The log ends elsewhere now: write down whether it is as long as it once was."""
+        """Save the new end of the log, and whether it is as long as it once was."""
         shelf, promise = self._shelf, self._promise.value
         newest = shelf.first_ids[-1]
         owed = max(self.floor, promise.newest if newest < promise.newest else -1)
@@ -409,8 +412,7 @@ class Healing:
     # -- checking segments
 
     def prove_next(self, low_mark: int) -> bool:
-        """Check the newest segment above the mark that was not checked since the files were opened. False when there is
-        none left."""
+        """Check the newest segment above the mark that was not checked since the start; return False if there is none."""
         at = bisect_left(self._shelf.first_ids, self._proven_from) - 1
         if at < 0 or self._shelf.last_id_of(at) <= low_mark or self._proven_from <= low_mark + 1:
             return False
@@ -443,16 +445,16 @@ class Healing:
         self._damage.replace(self._site.path(first_id), found)
         for finding in found:
             shelf.miss_for(finding)
-            if finding not in known:  # otherwise it was said already
+            if finding not in known:  # else it was reported already
                 self._site.complain(finding)
 
     def stand(self) -> None:
-        """The end of the log moved back, or another segment stands in front of it."""
+        """Read the end of the log again, after a truncation or a new segment before it, and write missing footers."""
         try:
             self._stand()
         except Suspect as question:
             self.examine(question.first_id)
-            with contextlib.suppress(Suspect):  # it is not sound then, and its owner knows
+            with contextlib.suppress(Suspect):  # it is damaged, which its owner learns
                 self._stand()
 
     def _stand(self) -> None:
@@ -461,7 +463,7 @@ class Healing:
             self._shelf.finish()
 
     def _preceding_end(self, first_id: int) -> PrecedingEnd:
-        """What is known of the segment in front of this one: nothing where that was trimmed."""
+        """Return what is known of the segment before this one; nothing if that was trimmed."""
         if 0 < first_id == self._shelf.first_ids[0]:
             return PrecedingEnd()
         try:
@@ -471,8 +473,8 @@ class Healing:
         return PrecedingEnd(end, self._shelf.footer_in_front(first_id))
 
     def end_of(self, position: int, mark: int) -> tuple[int, int]:
-        """Where to cut behind `mark` in its segment, and the next id there: in front of a batch that goes on. Behind the
-        header where that record is in the segment before."""
+        """Return where to cut after `mark` in the segment at `position`, and the next id there. If a batch goes beyond
+        `mark`, the cut is before that batch; if `mark` is in the segment before, the cut is after the header."""
         shelf = self._shelf
         if mark < shelf.first_ids[position]:
             return HEADER_BYTES, mark + 1
