@@ -477,7 +477,8 @@ class _Done:
         Raise `InboxPruned` if the id was pruned, and `OtherTimeline` if it was handled in a timeline where the id is
         another transaction.
         """
-        row = {"inbox_name": self._name, "partition_id": partition, "id": id, "timeline": _named(lineage.current)}
+        timeline = None if lineage.current == FIRST else str(lineage.current)
+        row = {"inbox_name": self._name, "partition_id": partition, "id": id, "timeline": timeline}
         count = connection.execute(self._insert, row, execution_options={"preserve_rowcount": True}).rowcount
         if count not in (0, 1):  # a guess would skip a transaction or handle it twice
             raise BadArgument(f"the driver {self._engine.driver} does not report how many rows a statement has inserted")
@@ -490,7 +491,7 @@ class _Done:
         return True
 
     def _check(self, partition: int, id: int, timeline: str | None, lineage: Lineage) -> None:
-        done = _identity(timeline)
+        done = FIRST if timeline is None else UUID(timeline)
         shared = lineage.shared_to(done)
         lineage.check(
             done, id, what=f"the inbox {self._name!r}", partition=partition,
@@ -541,7 +542,8 @@ class _Done:
         rows = self._rows.c
         here: tuple[sa.ColumnElement[bool], ...] = (*self._at(self._rows, partition), rows.id.between(first, last))
         if timeline is not None:
-            connection.execute(sa.delete(self._rows).where(*here, _is(rows.timeline, timeline)))
+            is_of_it = rows.timeline.is_(None) if timeline == FIRST else rows.timeline == str(timeline)
+            connection.execute(sa.delete(self._rows).where(*here, is_of_it))
             return
         connection.execute(sa.delete(self._rows).where(*here))
         found = self._ranges(connection, partition)
@@ -595,8 +597,6 @@ class _Done:
                 raise
             # another process did it at the same time
 
-    # -- places
-
     def _at(self, table: sa.Table, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
         return table.c.inbox_name == self._name, table.c.partition_id == partition
 
@@ -616,18 +616,6 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((first, last))
     return found
-
-
-def _named(timeline: UUID) -> str | None:
-    return None if timeline == FIRST else str(timeline)
-
-
-def _identity(named: str | None) -> UUID:
-    return FIRST if named is None else UUID(named)
-
-
-def _is(column: sa.Column[Any], timeline: UUID) -> sa.ColumnElement[bool]:
-    return column.is_(None) if timeline == FIRST else column == str(timeline)
 
 
 def _insert_new(engine: Engine, table: sa.Table) -> sa.Insert:

@@ -63,7 +63,7 @@ class Positions:
             self._metadata,
             *key_columns("view_name"),
             sa.Column("position", sa.BigInteger, nullable=False),
-            timeline_column(),
+            sa.Column("timeline", sa.Text, nullable=True),  # NULL for the first one, as earlier versions wrote
         )
         self._dead: sa.Table | None = None
         if has_dead_letters:
@@ -189,12 +189,6 @@ class Positions:
 
     def _insert(self, partition: int) -> sa.Insert:
         return sa.insert(self._positions).values(view_name=self._view, partition_id=partition, position=EMPTY)
-
-
-def timeline_column() -> sa.Column[Any]:
-    """Return the column with the timelines behind the first one; NULL if there are none, as in rows of earlier
-    versions."""
-    return sa.Column("timeline", sa.Text, nullable=True)
 
 
 def key_columns(name: str) -> tuple[sa.Column[Any], sa.Column[Any]]:

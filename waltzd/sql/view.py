@@ -520,7 +520,7 @@ class SqlView(Generic[E_contra]):
         failing = self._failing.get(partition)
         if failing is None or failing.first != first:
             failing = _Failing(partition, first, len(group))
-        self._failing[partition] = failing = failing.again()
+        self._failing[partition] = failing = replace(failing, tries=failing.tries + 1)
         if not self._has_dead_letters or failing.tries < self._tries_max:
             raise error
         cluster = self._checked_cluster()
@@ -584,9 +584,6 @@ class _Failing:
     first: int
     count: int
     tries: int = 0
-
-    def again(self) -> _Failing:
-        return replace(self, tries=self.tries + 1)
 
 
 class _Wait:
