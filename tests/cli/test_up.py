@@ -678,7 +678,7 @@ def test_more_storages_and_servers_later(home: Path, waltzctl: Tool) -> None:
     assert again.running == ["zookeeper", "storage-1", "storage-2", "server-1", "server-2"]
     assert {name: again.blueprint.ports[name] for name in before.ports} == dict(before.ports)
     address = ",".join(again.blueprint.addresses("storage-2"))
-    assert "storage-2 runs, and is not in the cluster until you say so:" in brought.out
+    assert "storage-2 runs, but is not in the cluster yet. To add it:" in brought.out
     assert f"  waltzctl storage add storage-2={address} --directory small\n" in brought.out
     screen.wait_for("storage-2 runs\n")
     screen.wait_for("server-2 runs\n")
@@ -699,9 +699,7 @@ def test_more_storages_and_servers_later(home: Path, waltzctl: Tool) -> None:
     assert "waltzctl storage add storage-2=" in brought.out
 
     for option in ("--storages", "--servers"):
-        refused(
-            waltzctl("up", "small", option, "1"), 2, f"{option} 1: the cluster in small has 2, and `up` takes none away"
-        )
+        refused(waltzctl("up", "small", option, "1"), 2, f"{option} 1: the cluster in small has 2, and `up` removes none")
 
 
 async def add_storage(cluster: LocalCluster, name: str) -> None:
@@ -927,7 +925,7 @@ def test_a_number_that_the_system_gave_to_somebody_else_is_left_alone(home: Path
             done = waltzctl("down", "small")
             assert (done.code, done.out) == (0, "Nothing ran in small.\n")
             assert done.err == (
-                f"process {stranger.pid} was storage-1 of this cluster once; now it is another one (sleep 1000), and "
+                f"process {stranger.pid} was storage-1 of this cluster once; now it is another program (sleep 1000), and "
                 "is left alone\n"
             )
             assert birth(stranger.pid) == mine

@@ -174,7 +174,7 @@ class Poll:
         return self._local
 
     async def _save(self, last: LastSeen) -> None:
-        """Wait for a new report: return when something changed, and from time to time without a change."""
+        """Save the state for other commands: at once if it changed, else every `SAVE_SECONDS`."""
         is_new = self._saved is None or replace(last, seen=self._saved.seen) != self._saved
         if is_new or time.monotonic() - self._saved_at > SAVE_SECONDS:
             await asyncio.to_thread(last_seen.save, last)

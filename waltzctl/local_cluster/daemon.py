@@ -1,9 +1,9 @@
-"""One daemon of a cluster on this machine, and what the kernel says of processes.
+"""One daemon of a local cluster, and facts about processes from /proc.
 
-The daemon outlives the command that started it. Its process is known by its number together with the moment of its start,
-so a number that the system has given to another program since is left alone. It has also to write to the log that is there,
-or to have been started with our words: the notes in a directory may come from elsewhere. Output goes to a log file, which
-needs no reader as a pipe would. Everything here blocks, with a deadline.
+The daemon outlives the command that started it. A process is identified by its number and its start time, so a number
+that now belongs to another program is left alone. It must also write to the expected log file, or have been started
+with our command line, because the notes in a directory may have been copied from elsewhere. Output goes to a log file,
+which needs no reader as a pipe would. All functions block, with a deadline.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from waltzd.errors import DaemonEnded, DaemonSilent
 POLL_SECONDS = 0.03
 KILL_SECONDS = 10.0
 LOG_BYTES_MAX = 16 << 20
-"""A larger log makes room for a new one at the next start; one older log is kept."""
+"""A larger log is renamed at the next start; one older log is kept."""
 TOLD_LINES, TOLD_BYTES = 8, 8 << 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LISTENS = "0A"
-"""The state of a socket that listens, in the tables of the kernel."""
+"""State of a listening socket in the tables of the kernel."""
 _COMMAND_CHARACTERS_MAX = 100
 
 
 class State(enum.Enum):
-    """What becomes of a daemon while a command waits for it."""
+    """State of a daemon while a command waits for it."""
 
     WAITS = "waits"
-    """For its turn to be started."""
+    """Not started yet."""
     STARTS = "starts"
     READY = "ready"
     ENDS = "ends"
     STOPPED = "stopped"
-    """As it was told to."""
+    """Ended because it was asked to."""
     ENDED = "ended"
-    """By itself."""
+    """Ended by itself."""
 
     @property
     def is_passing(self) -> bool:
@@ -56,20 +56,20 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A daemon at one moment, to be shown."""
+    """State of a daemon at one moment, for display."""
 
     name: str
     kind: str
     """zookeeper, storage or server."""
     addresses: tuple[str, ...]
-    """For its callers; then, but for ZooKeeper, for operators."""
+    """Address for callers, then the admin address; ZooKeeper has only the first."""
     pid: int | None
-    """None: it does not run."""
+    """Process number; None if it does not run."""
     log: Path
 
 
 class Reporter:
-    """Is told what a command waits for, and what becomes of each daemon. This one shows nothing."""
+    """Receiver of progress: what a command waits for, and the state of each daemon. This class shows nothing."""
 
     def say(self, sentence: str) -> None:
         pass
@@ -79,31 +79,31 @@ class Reporter:
 
 
 class Daemon:
-    """`arguments` are those of `waltzd`; `is_ready` is given what the process wrote, and may look elsewhere."""
+    """One daemon process. `arguments` are those of `waltzd`; `is_ready` gets the output of the process."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, is_ready: Callable[[str], bool]) -> None:
         self.name = name
         self.log = log
         self.life: Life | None = None
-        """The last one, which may have ended."""
+        """Last known process, which may have ended; None if there was none."""
         self.command = [sys.executable, "-P", "-m", "waltzd", *arguments]
-        """What is started. A test may put another program in front of it, named by its whole path."""
+        """Command line. A test may put another program in front of it, by its absolute path."""
         self.environment: dict[str, str] = {}
-        """What it is given besides our own."""
+        """Environment variables besides our own."""
         self._is_ready = is_ready
         self._child: int | None = None
-        """A child of this process whose exit code was not read yet."""
+        """Process number of a child whose exit code was not read yet; None if there is none."""
         self._exit: int | None = None
 
     def take_over(self, life: Life) -> None:
-        """What the directory's notes say of it; another command may have written them."""
+        """Take over the notes of the directory; another command may have written them."""
         if self.life is not None and self.life.birth != life.birth:
             self._exit = None
         self.life = life
 
     @property
     def stranger(self) -> int | None:
-        """The number of our last process, when another program has it now."""
+        """Process number of our last process, if it belongs to another program now; else None."""
         if self.life is None or self.is_running or birth(self.life.pid) is None:
             return None
         return self.life.pid
@@ -116,21 +116,22 @@ class Daemon:
         return birth(self.life.pid) == self.life.birth and self._is_ours(self.life.pid)
 
     def _is_ours(self, pid: int) -> bool:
-        """By its log or by its words: a log may have been removed, and ZooKeeper's words become Java's."""
+        """Return whether the process writes to our log or has our command line: the log may have been removed, and
+        ZooKeeper's command line becomes Java's."""
         try:
             with suppress(FileNotFoundError):
                 if os.path.samestat(self.log.stat(), os.stat(f"/proc/{pid}/fd/1")):
                     return True
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-        except (FileNotFoundError, ProcessLookupError):  # it has ended just now
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
             return False
-        except PermissionError:  # another user's, which we could not signal anyway
+        except PermissionError:  # of another user; it could not be signalled anyway
             return True
-        # A process that is just ending has no words and no files left, and holds its ports for a moment yet.
+        # A process that is just ending has no command line and no files, but still holds its ports.
         return not words or words[-len(self.command) :] == [os.fsencode(word) for word in self.command]
 
     def _reap(self) -> None:
-        """A child that has ended stays visible until its exit code is asked for."""
+        """Read the exit code of a child that ended; until then it stays visible as a zombie."""
         if self._child is None:
             return
         ended, status = os.waitpid(self._child, os.WNOHANG)
@@ -140,7 +141,7 @@ class Daemon:
     # -- a start
 
     def spawn(self) -> Life:
-        """Start it. It has a session of its own: Ctrl-C and a closed terminal do not reach it."""
+        """Start it in a session of its own: Ctrl-C and a closed terminal do not reach it."""
         assert not self.is_running
         self._exit = None
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -165,8 +166,8 @@ class Daemon:
         return self.life
 
     def _make_room(self) -> int:
-        """Where its words are going to begin. A line of ours stands before them: the first words of a daemon carry no
-        time."""
+        """Return the offset in the log at which its output will begin. We write a line with the time first, because the
+        first output of a daemon has none."""
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_name(self.log.name + ".old"))
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -175,10 +176,10 @@ class Daemon:
             return log.tell()
 
     def is_ready(self) -> bool:
-        """Whether it has become ready; an error when it has ended instead."""
+        """Return whether it has become ready; raise if it has ended."""
         assert self.life is not None
         if not self.life.was_ready:
-            is_running = self.is_running  # before the log: when the process has ended, its last words are there
+            is_running = self.is_running  # ask before reading the log: if the process has ended, its last output is there
             if not self._is_ready(self.words(most=None)):
                 if not is_running:
                     raise self._ended()
@@ -206,21 +207,22 @@ class Daemon:
     # -- an end
 
     def send(self, number: signal.Signals) -> bool:
-        """Whether there was a process to send it to."""
+        """Send a signal; return whether there was a process."""
         if self.life is None or not self.is_running:
             return False
         try:
             os.kill(self.life.pid, number)
-        except ProcessLookupError:  # it ended just now
+        except ProcessLookupError:  # it has just ended
             return False
         return True
 
     def ask_to_end(self) -> None:
         self.send(signal.SIGTERM)
-        self.send(signal.SIGCONT)  # or a paused process would never see the other signal
+        self.send(signal.SIGCONT)  # a stopped process would not see the other signal
 
     def wait_end(self, seconds: float) -> bool:
-        """Whether it ended in time. Otherwise it is killed; what it acknowledged is on the disk."""
+        """Wait for its end; return whether it ended in time. Otherwise it is killed; what it acknowledged is on the
+        disk."""
         if self._has_ended(seconds):
             return True
         self.kill()
@@ -242,7 +244,7 @@ class Daemon:
     # -- what it says
 
     def words(self, *, most: int | None = TOLD_BYTES) -> str:
-        """What it wrote since its last start: all of it, or its last bytes."""
+        """Return its output since the last start: all of it, or the last `most` bytes."""
         start = self.life.log_from if self.life is not None else 0
         try:
             with self.log.open("rb") as file:
@@ -254,7 +256,7 @@ class Daemon:
 
     @property
     def how_it_ended(self) -> str:
-        """Empty for a process that another command started: its exit code goes there."""
+        """Return how it ended, to follow a verb; empty for a process that another command started, which gets the exit code."""
         if self._exit is None:
             return ""
         return f" with exit code {self._exit}" if self._exit >= 0 else f", killed by {signal.Signals(-self._exit).name}"
@@ -268,14 +270,14 @@ class Daemon:
 
 
 def birth(pid: int) -> str | None:
-    """When the process started, as a text that no other process ever has; None after its end."""
+    """Return the start time of a process as a text that is unique across reboots; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = _BOOT.read_text(encoding="ascii").strip()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *rest = stat.rpartition(")")[2].split()  # the program's name, which comes before, may hold anything
-    # The first thread of a process that was killed may have ended while others still close its files and ports.
+    state, *rest = stat.rpartition(")")[2].split()  # the name of the program comes first, and may hold anything
+    # The main thread of a killed process may have ended while other threads still close its files and ports.
     has_ended = state == "X" or (state == "Z" and int(rest[16]) <= 1)
     return None if has_ended else f"{boot}/{rest[18]}"
 
@@ -283,7 +285,7 @@ def birth(pid: int) -> str | None:
 @dataclass(frozen=True)
 class Listener:
     pid: int | None
-    """None when the system hides it."""
+    """Process number; None if the system hides it."""
     user: str
     command: str
 
@@ -295,7 +297,7 @@ class Listener:
 
 
 def listener_of(port: int) -> Listener | None:
-    """The process that listens on the port, as far as the system tells."""
+    """Return the process that listens on the port; None if none is found."""
     for inode, uid in _listening(port):
         pid = _owner(f"socket:[{inode}]")
         return Listener(pid, _user(uid), "" if pid is None else command_of(pid))
@@ -320,7 +322,7 @@ def _owner(socket: str) -> int | None:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """As the kernel names them: none of another user's process, and what is left of one that ends meanwhile."""
+    """Yield the open files of a process, as the kernel names them; none for another user's process."""
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(FileNotFoundError):
@@ -328,7 +330,7 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process, or its short name."""
+    """Return the command line of a process, or its short name."""
     for file in ("cmdline", "comm"):
         try:
             words = Path(f"/proc/{pid}", file).read_bytes().decode("utf-8", "replace").replace("\0", " ").strip()
@@ -348,7 +350,7 @@ def _user(uid: int) -> str:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C, which reaches the main thread only, waits until this is over."""
+    """Delay Ctrl-C until the block is left."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""The directory of a cluster on this machine: who may change it, which files in it are the cluster's, and their removal.
+"""Directory of a local cluster: its lock, which files in it belong to the cluster, and their removal.
 
-One process at a time starts, stops or removes something there. It holds a lock of the operating system, which ends with the
-process; a lock file that is left over holds up no other.
+One process at a time starts, stops or removes something there. It holds a file lock, which the system releases when the
+process ends; a lock file that is left over blocks no other process.
 
-`waltzctl reset` removes what the cluster made, and nothing else. The cluster's files are known by place and name; other
-files stay, with the directories that hold them. A link is never followed and never the cluster's. A note that the removal
-has begun is written first and removed last: a cluster of which half is gone is never started, and the same command finishes
-it.
+`waltzctl reset` removes what the cluster made, and nothing else. Files of the cluster are recognized by place and name.
+Other files stay, with the directories that hold them; links are never followed or removed. A note that the removal has
+begun is written first and removed last, so a half-removed cluster is never started, and the same command finishes the
+removal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCK = "lock"
 _PID_BYTES = 200
 NOTE = "removal-has-begun"
 _LAST = (STATE, BLUEPRINT, NOTE, LOCK)
-"""Removed in this order, after everything else: until then the next command finds what it needs."""
+"""Files removed last, in this order: until then the next command finds what it needs."""
 _NEW = r"(\.\d+)?(\.new)?"
 _DIRECTORIES = re.compile(
     r"""
@@ -71,7 +71,7 @@ _FILES = re.compile(
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """While it is held, no other waltzctl starts, stops or removes anything there."""
+    """Hold the lock: no other waltzctl starts, stops or removes anything in the directory."""
     lock = _locked(directory)
     try:
         yield
@@ -80,7 +80,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def wait_unlocked(directory: Path) -> None:
-    """Until no other waltzctl starts or stops anything there, or nothing is there any more."""
+    """Wait until no other waltzctl works on the directory, or it is gone."""
     try:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -114,11 +114,11 @@ def _locked(directory: Path) -> int:
             ) from error
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), path.stat()):
-                with suppress(OSError):  # on a full disk others are not told the number, and nothing else changes
+                with suppress(OSError):  # on a full disk the lock has no process number; nothing else changes
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, str(os.getpid()).encode(), 0)
                 return lock
-        os.close(lock)  # the process that had the lock has removed the cluster, with this file
+        os.close(lock)  # the process that held the lock has removed the cluster, with this file
 
 
 # -- what is ours, and its removal -------------------------------------------------------------------------------------
@@ -128,25 +128,25 @@ def _locked(directory: Path) -> int:
 class Belongings:
     files: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
-    """Each after those that it holds."""
+    """Directories, each after those that it holds."""
     foreign: tuple[str, ...] = ()
-    """What is not the cluster's; of a foreign directory only its own name."""
+    """Paths that are not the cluster's; of a foreign directory only its own name."""
     bytes: int = 0
-    """Of the cluster's files."""
+    """Total size of the cluster's files."""
 
 
 def is_ours(path: str, *, is_directory: bool) -> bool:
-    """`path` is relative to the directory of the cluster."""
+    """Return whether a path, relative to the directory of the cluster, belongs to the cluster."""
     return (_DIRECTORIES if is_directory else _FILES).fullmatch(path) is not None
 
 
 def is_cluster(directory: Path) -> bool:
-    """Whether `waltzctl up` made it, whole or half removed."""
+    """Return whether `waltzctl up` made a cluster here, even if it is half removed."""
     return (directory / BLUEPRINT).exists() or (directory / NOTE).exists()
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether there is a cluster of which nothing has been removed."""
+    """Return whether there is a cluster here of which nothing was removed."""
     return (directory / BLUEPRINT).exists() and not (directory / NOTE).exists()
 
 
@@ -160,7 +160,7 @@ def check_whole(directory: Path) -> None:
 
 
 def survey(directory: Path) -> Belongings:
-    """What is there; nothing is changed."""
+    """List the files of the cluster and the foreign ones; change nothing."""
     files: list[str] = []
     directories: list[str] = []
     foreign: list[str] = []
@@ -189,7 +189,7 @@ def survey(directory: Path) -> Belongings:
 
 
 def remove(directory: Path) -> Belongings:
-    """Returns what was removed, and what stays. The caller has the lock, and nothing of the cluster runs."""
+    """Remove the cluster; return what was removed and what stays. The caller holds the lock, and no daemon runs."""
     try:
         (directory / NOTE).touch(mode=0o600)
         _flush(directory)
@@ -208,7 +208,7 @@ def remove(directory: Path) -> Belongings:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):  # it holds a foreign file, or is a mount point or a working directory
+    with suppress(OSError):  # it holds a foreign file, is a mount point, or a working directory
         directory.absolute().rmdir()
 
 

