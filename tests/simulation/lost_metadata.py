@@ -19,7 +19,7 @@ from waltzd.archive.store import Store
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, Membership, Ownership, ServerMeta, StorageMeta
-from waltzd.cluster.metadata import Saved, cut, read, write
+from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.errors import CannotConnect, ChangedMeanwhile, Unsafe, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.server.session.owned import OwnedLog
@@ -69,9 +69,9 @@ class Hands:
                     yield order.partition, state
 
 
-async def saved_of(c: Cell) -> Saved:
+async def saved_of(c: Cell) -> SavedDocuments:
     """By way of a file."""
-    return read(write(await cut(Cluster(c.tree.connect()), moment="then")), "file")
+    return read(write(await read_documents(Cluster(c.tree.connect()), moment="then")), "file")
 
 
 def wipe(c: Cell) -> None:
@@ -82,7 +82,7 @@ def wipe(c: Cell) -> None:
         c.tree.commit([Delete(path, found.version)], 0)
 
 
-async def load(c: Cell, saved: Saved, hands: Hands | None = None) -> Change:
+async def load(c: Cell, saved: SavedDocuments, hands: Hands | None = None) -> Change:
     cluster = Cluster(c.tree.connect())
     change = await loading(cluster, hands or Hands(c), saved, file="file", where="", who="test")
     return change
@@ -119,7 +119,7 @@ class Course:
     acknowledged: dict[int, bytes] = field(default_factory=dict)
     owned: OwnedLog[Appender] | None = None
     generation: int = 0
-    saved: Saved | None = None
+    saved: SavedDocuments | None = None
     told: list[str] = field(default_factory=list)
 
     async def own(self) -> Appender:

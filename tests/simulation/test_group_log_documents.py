@@ -11,7 +11,7 @@ from waltzctl.shell.change import Change
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
-from waltzd.cluster.metadata import Saved, cut, read, write
+from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.testing import LocalCluster
 
@@ -37,8 +37,8 @@ class Hands:
         return await self._local._storages[storage.name].calls.fence(partition, session)
 
 
-async def saved_of(local: LocalCluster) -> Saved:
-    return read(write(await cut(Cluster(local.tree.connect()), moment="then")), "file")
+async def saved_of(local: LocalCluster) -> SavedDocuments:
+    return read(write(await read_documents(Cluster(local.tree.connect()), moment="then")), "file")
 
 
 async def written(local: LocalCluster) -> None:

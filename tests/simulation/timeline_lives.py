@@ -33,7 +33,7 @@ from waltzd.archive.cut_point import cut_at_marks, logs_in
 from waltzd.archive.listing import label_of, newest_manifests
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.cluster.metadata import Saved
+from waltzd.cluster.metadata import SavedDocuments
 from waltzd.errors import WaltzError
 from waltzd.format.layout import aside_partition
 from waltzd.protocol.document import encode
@@ -60,7 +60,7 @@ class Life:
     """Timeline, id and transaction at which readers have stopped."""
     documents: list[PartitionMeta] = field(default_factory=list)
     """Documents of the partition as an operator saved them."""
-    saved: Saved | None = None
+    saved: SavedDocuments | None = None
     """All documents of the cluster as they were saved last."""
     rescues: int = 0
     story: list[str] = field(default_factory=list)

@@ -19,7 +19,7 @@ from waltzd.archive.location import open_archive
 from waltzd.archive.manifest import Label
 from waltzd.archive.metadata import metadata_at, newest_metadata
 from waltzd.archive.store import Store
-from waltzd.cluster.metadata import Saved, read
+from waltzd.cluster.metadata import SavedDocuments, read
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, ObjectAbsent
 from waltzd.format.layout import ID_MAX, NO_MARK
@@ -150,7 +150,7 @@ class Source:
     """As it was named."""
     label: Label
     logs: Mapping[int, ArchivedLog]
-    newest: Saved | None
+    newest: SavedDocuments | None
     """The documents as they were saved last."""
     store: Store
     chosen: frozenset[int] = frozenset()
@@ -178,7 +178,7 @@ class Source:
         logs = {number: self.logs.get(number) or empty_log(self.store, self.label, number) for number in range(partitions)}
         return replace(self, logs=logs)
 
-    def documents_at(self, cut: Cut) -> Saved | None:
+    def documents_at(self, cut: Cut) -> SavedDocuments | None:
         """The newest that were saved before the moment of a cut; the newest of all where it has none, or none is as old."""
         if cut.time is None or self.newest is None:
             return self.newest
@@ -216,11 +216,11 @@ def source_at(place: str, chosen: Mapping[int, int] | None = None) -> Source:
     return Source(place=place, label=label, logs=logs, newest=newest, store=store, chosen=frozenset(chosen or ()))
 
 
-def _saved(text: bytes, number: int) -> Saved:
+def _saved(text: bytes, number: int) -> SavedDocuments:
     return read(text, f"the documents {number} in the store")
 
 
-def _moment_of(saved: Saved) -> datetime:
+def _moment_of(saved: SavedDocuments) -> datetime:
     try:
         found = datetime.fromisoformat(saved.moment)
     except ValueError:

@@ -25,7 +25,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.collector import snapshot_of, take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
-from waltzd.cluster.metadata import cut, write
+from waltzd.cluster.metadata import read_documents, write
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, BadMetadata, Unsafe
 from waltzd.format.layout import VERSIONS
@@ -190,7 +190,7 @@ def delete(
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
             await _check_rest(cluster, name)
-            saved = await cut(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
+            saved = await read_documents(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
             if saved.left_out:
                 raise BadMetadata(
                     f"{', '.join(saved.left_out)} cannot be understood, and so not be kept",

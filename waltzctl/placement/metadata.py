@@ -66,7 +66,7 @@ from waltzd.cluster.documents import (
     ReplicaSet,
     StorageMeta,
 )
-from waltzd.cluster.metadata import Saved, cut, read, write
+from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, ForeignCluster, NameInUse, Unsafe
 from waltzd.format.layout import BATCHES
@@ -99,7 +99,7 @@ def save(
       waltzctl cluster save-metadata waltz-metadata.jsonl -o json
     """
     check_operator(target.tls, "read the secrets of a cluster")
-    saved = using(target, lambda cluster: cut(cluster, moment=_now()))
+    saved = using(target, lambda cluster: read_documents(cluster, moment=_now()))
     data = write(saved)
     told = {
         "cluster": saved.meta.name,
@@ -180,7 +180,7 @@ def load(
 async def loading(
     cluster: Cluster,
     daemons: Daemons,
-    saved: Saved,
+    saved: SavedDocuments,
     *,
     file: str,
     added: Mapping[str, StorageMeta] | None = None,
@@ -226,7 +226,7 @@ async def loading(
 
 
 async def _from_file(
-    cluster: Cluster, daemons: Daemons, saved: Saved, known: Mapping[str, StorageMeta]
+    cluster: Cluster, daemons: Daemons, saved: SavedDocuments, known: Mapping[str, StorageMeta]
 ) -> tuple[Target, Restoration, ClusterSnapshot]:
     target = await look_at(cluster, saved.meta)
     storages = {**target.storages, **known}
@@ -257,7 +257,7 @@ async def _from_file(
     return target, wanted, found
 
 
-def _check_newer(saved: Saved, target: Target) -> None:
+def _check_newer(saved: SavedDocuments, target: Target) -> None:
     """A document of a partition never goes back: what it forgets may have been decided."""
     for number in range(saved.meta.partitions + 1):
         there, ours = target.partition(number), saved.partition(number)
@@ -275,7 +275,7 @@ def _age(meta: PartitionMeta | None) -> tuple[int, int, bool]:
     return (0, 0, False) if meta is None else (meta.session, meta.opened, meta.decision is not None)
 
 
-def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> Verdict:
+def _verdict(saved: SavedDocuments, target: Target, told: Statement, generation: int) -> Verdict:
     number = told.partition
     there, ours, roles = target.partition(number), saved.partition(number), saved.replicas(number).replicas
     if there is not None and is_from_a_tool(there) and told.contradicts(there) is None:
@@ -290,7 +290,7 @@ def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> 
     return from_saved(told, ours, roles, replicas=replicas, generation=generation)
 
 
-def _generations(saved: Saved, told: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
+def _generations(saved: SavedDocuments, told: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
     """The highest that is known of each partition: from the file, and from servers that run."""
     assignment, highest = saved.assignment, [0] * len(told)
     for number in range(len(told)):
@@ -306,7 +306,7 @@ def _generations(saved: Saved, told: Collection[Statement], found: ClusterSnapsh
     return tuple(highest)
 
 
-def _counter(saved: Saved, target: Target) -> dict[str, Document]:
+def _counter(saved: SavedDocuments, target: Target) -> dict[str, Document]:
     """Client ids are never given out twice. What is there already may be ahead, of servers that ran on."""
     there, ours = target.document(CLIENT_IDS), saved.documents.get(CLIENT_IDS)
     if isinstance(there, Counter) and (not isinstance(ours, Counter) or there.next >= ours.next + CLIENT_IDS_AHEAD):

@@ -73,7 +73,7 @@ from waltzd.cluster.documents import (
     StorageMeta,
     Unfinished,
 )
-from waltzd.cluster.metadata import Saved
+from waltzd.cluster.metadata import SavedDocuments
 from waltzd.errors import (
     BadArgument,
     CannotConnect,
@@ -171,7 +171,7 @@ class Wish:
 
     source: Source
     cut: Cut
-    saved: Saved | None
+    saved: SavedDocuments | None
     """The documents that go on."""
     meta: ClusterMeta
     storages: Mapping[str, StorageMeta]
@@ -321,7 +321,7 @@ def of_size(source: Source, partitions: int) -> Source:
     return source.completed(max(logs, partitions))
 
 
-def _replicas(saved: Saved | None) -> int:
+def _replicas(saved: SavedDocuments | None) -> int:
     """As many as most partitions had."""
     if saved is None:
         return 3

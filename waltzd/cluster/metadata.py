@@ -61,7 +61,7 @@ KIND = "metadata of a waltz cluster"
 SIGNATURE_LINE = b'{"signature":'
 """Start of the line after the end, which is in a file from an archive with a key."""
 PASSES_MAX = 50
-"""Reads of all documents before `cut` gives up, because commands keep changing the cluster."""
+"""Reads of all documents before `read_documents` gives up, because commands keep changing the cluster."""
 _SINGLE: Mapping[str, type[Document]] = {
     ROOT: ClusterMeta,
     ASSIGNMENT: Assignment,
@@ -91,7 +91,7 @@ def kind_of(path: str) -> type[Document] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedDocuments:
     """The documents of a cluster as of one moment."""
 
     moment: str
@@ -166,7 +166,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def without_secret(saved: Saved) -> Saved:
+def without_secret(saved: SavedDocuments) -> SavedDocuments:
     """Return the documents without the secret of client ids, to be stored where others can read them.
 
     A restore of these documents makes a new secret."""
@@ -176,7 +176,7 @@ def without_secret(saved: Saved) -> Saved:
     return replace(saved, documents={**saved.documents, CLIENT_IDS: replace(found, secret=NO_SECRET)})
 
 
-def write(saved: Saved) -> bytes:
+def write(saved: SavedDocuments) -> bytes:
     """Return the documents as a file."""
     head = {
         "kind": KIND,
@@ -190,7 +190,7 @@ def write(saved: Saved) -> bytes:
     return body + _line({"documents": len(saved.documents), "sha256": hashlib.sha256(body).hexdigest()})
 
 
-def read(data: bytes, name: str) -> Saved:
+def read(data: bytes, name: str) -> SavedDocuments:
     """Return the documents in a file; raise if it is damaged. `name` is the name of the file, for error messages."""
     lines = data.splitlines(keepends=True)
     if lines and lines[-1].startswith(SIGNATURE_LINE):  # the archive checks it, if a key is configured
@@ -208,7 +208,7 @@ def read(data: bytes, name: str) -> Saved:
         raise MetadataFileDamaged(f"{name} was changed since it was written: its lines do not fit the hash at its end")
     documents = dict(_document(_parse(line, name, at), name, at) for at, line in enumerate(lines[1:-1], 2))
     try:
-        saved = Saved(moment=head["moment"], documents=documents, left_out=tuple(head["left_out"]))
+        saved = SavedDocuments(moment=head["moment"], documents=documents, left_out=tuple(head["left_out"]))
         is_whole = str(saved.meta.key) == head["key"] and len(documents) == len(lines) - 2
     except (KeyError, TypeError) as error:
         raise MetadataFileDamaged(f"{name} does not say whose documents it holds") from error
@@ -236,7 +236,7 @@ def _document(found: Mapping[str, Any], name: str, at: int) -> tuple[str, Docume
     return path, decode(kind, json.dumps(found.get("document")).encode(), f"{name}: {path}")
 
 
-def _check_numbers(saved: Saved, name: str) -> None:
+def _check_numbers(saved: SavedDocuments, name: str) -> None:
     assignment, numbers = saved.assignment, saved.numbers
     if max(numbers, default=0) >= saved.logs or (assignment is not None and len(assignment.owners) != saved.logs):
         raise MetadataFileDamaged(f"{name} contradicts itself: it has more or fewer partitions than the cluster")
@@ -252,7 +252,7 @@ def _still(document: Document) -> Document:
 # -- reading a coordinator ---------------------------------------------------------------------------------------------
 
 
-async def cut(cluster: Cluster, *, moment: str) -> Saved:
+async def read_documents(cluster: Cluster, *, moment: str) -> SavedDocuments:
     """Return all documents as of one moment; raise `ChangedMeanwhile` if they keep changing."""
     await cluster.meta()  # refuse a cluster that is being restored
     before = await _look(cluster)
@@ -277,10 +277,10 @@ async def cut(cluster: Cluster, *, moment: str) -> Saved:
             if "schema" in error.facts or path == ROOT:
                 raise
             left_out.append(path)
-    return Saved(moment=moment, documents=documents, left_out=tuple(sorted(left_out)))
+    return SavedDocuments(moment=moment, documents=documents, left_out=tuple(sorted(left_out)))
 
 
-async def standing(cluster: Cluster) -> Mapping[str, object]:
+async def document_versions(cluster: Cluster) -> Mapping[str, object]:
     """Return a value for each document that differs if the documents have to be saved again.
 
     One read, not as of one moment. Documents about archives are left out: an archive holds that information itself."""

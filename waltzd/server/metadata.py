@@ -17,7 +17,7 @@ from uuid import UUID
 from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import ARCHIVES, Cluster
 from waltzd.cluster.documents import StorageMeta
-from waltzd.cluster.metadata import cut, standing, without_secret, write
+from waltzd.cluster.metadata import document_versions, read_documents, without_secret, write
 from waltzd.errors import NoArchive, WaltzError
 from waltzd.protocol.descriptions import MetadataBackup
 from waltzd.protocol.peers import ReplicaPort
@@ -78,10 +78,10 @@ class MetadataSaver:
             self._is_archiving = False
             return
         began = asyncio.get_running_loop().time()
-        found = await standing(self._cluster)
+        found = await document_versions(self._cluster)
         if found != self._saved:
             archives = {meta.archive for meta in (await all_archived(self._cluster.coordinator)).values()}
-            text = write(without_secret(await cut(self._cluster, moment=self._moment())))
+            text = write(without_secret(await read_documents(self._cluster, moment=self._moment())))
             self._number = await self._save(text, min(archives, default=None))
             if not self._number:
                 return

@@ -31,7 +31,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.cluster.metadata import Saved, without_secret
+from waltzd.cluster.metadata import SavedDocuments, without_secret
 from waltzd.errors import BadArgument
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -60,7 +60,7 @@ def source(*, session: int = 40) -> Source:
         f"{STORAGES}/old": StorageMeta(name="old", listen="o:1", admin_listen="o:2", group="old"),
         f"{EXPECTED}/x": ServerMeta(name="x", listen="x:1", admin_listen="x:2", instance=UUID(int=5), version="1"),
     }
-    saved = Saved(moment="2026-11-24T10:00:00+00:00", documents=documents)
+    saved = SavedDocuments(moment="2026-11-24T10:00:00+00:00", documents=documents)
     return Source(place="there", label=Label(archive=ARCHIVE, cluster=OLD), logs=logs, newest=saved, store=store)
 
 

@@ -19,7 +19,7 @@ from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.verification import survey
 from waltzd.cluster.cluster import ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta
-from waltzd.cluster.metadata import Saved, write
+from waltzd.cluster.metadata import SavedDocuments, write
 from waltzd.format.layout import FileHeader, index_name, segment_name
 
 KEY = UUID(int=5)
@@ -51,7 +51,7 @@ def test_documents_that_are_not_what_was_saved_are_named() -> None:
     store, label = FaultyStore(), Label(archive=KEY, cluster=KEY)
     moment = "2026-11-24T09:00:00+00:00"
     meta = ClusterMeta(key=KEY, name="a", partitions=1, created=moment)
-    text = write(Saved(moment=moment, documents={ROOT: meta}))
+    text = write(SavedDocuments(moment=moment, documents={ROOT: meta}))
     store.put_new(metadata_name(1), text)
     assert metadata_flaws(store, label) == []
     (other,) = metadata_flaws(store, replace(label, cluster=UUID(int=6)))

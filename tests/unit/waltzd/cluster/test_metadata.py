@@ -34,7 +34,16 @@ from waltzd.cluster.documents import (
     decode_root,
 )
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.cluster.metadata import KIND, SIGNATURE_LINE, Saved, cut, kind_of, read, without_secret, write
+from waltzd.cluster.metadata import (
+    KIND,
+    SIGNATURE_LINE,
+    SavedDocuments,
+    kind_of,
+    read,
+    read_documents,
+    without_secret,
+    write,
+)
 from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion, WaltzError
 from waltzd.protocol.channels import Ranges
 from waltzd.protocol.document import encode
@@ -69,8 +78,8 @@ async def made(tree: MemoryTree) -> Cluster:
     return cluster
 
 
-async def saved() -> Saved:
-    return await cut(await made(MemoryTree()), moment="2026-11-24T09:00:00+00:00")
+async def saved() -> SavedDocuments:
+    return await read_documents(await made(MemoryTree()), moment="2026-11-24T09:00:00+00:00")
 
 
 def test_every_document_comes_back_as_it_was() -> None:
@@ -170,7 +179,7 @@ def test_documents_that_change_together_are_read_as_they_stood_together() -> Non
             meta = replace(META, session=6, opened=6)
             await cluster.save_partition(0, meta, 0, replicas=({**roles, "one": Membership.LEARNER}, version))
 
-        found = await cut(Cluster(Busy(tree.connect(), promote, at=[moment])), moment="t")
+        found = await read_documents(Cluster(Busy(tree.connect(), promote, at=[moment])), moment="t")
         is_new = found.replicas(0).replicas["one"] is Membership.LEARNER
         meta = found.partition(0)
         assert meta is not None
@@ -181,7 +190,7 @@ def test_documents_that_change_together_are_read_as_they_stood_together() -> Non
 
 
 def test_what_only_rises_holds_up_nothing_and_what_never_stands_still_is_said() -> None:
-    async def test(path: str, change: Any) -> Saved:
+    async def test(path: str, change: Any) -> SavedDocuments:
         tree = MemoryTree()
         cluster = await made(tree)
         node = await cluster.coordinator.get(path)
@@ -193,7 +202,7 @@ def test_what_only_rises_holds_up_nothing_and_what_never_stands_still_is_said() 
             with suppress(ChangedMeanwhile):  # another read was faster to do so
                 await cluster.coordinator.commit([Set(path, encode(change(now.version)), now.version)])
 
-        return await cut(Cluster(Busy(tree.connect(), write_again, at=range(1, 10_000))), moment="t")
+        return await read_documents(Cluster(Busy(tree.connect(), write_again, at=range(1, 10_000))), moment="t")
 
     def risen(version: int) -> PartitionMeta:
         return replace(META, replicas={"one": replace(META.replicas["one"], acknowledged=version)})
@@ -205,11 +214,11 @@ def test_what_only_rises_holds_up_nothing_and_what_never_stands_still_is_said() 
 
 
 def test_a_document_that_cannot_be_understood_is_left_out_by_name_and_a_newer_one_ends_it() -> None:
-    async def test(data: bytes) -> Saved:
+    async def test(data: bytes) -> SavedDocuments:
         tree = MemoryTree()
         cluster = await made(tree)
         await cluster.coordinator.commit([Set(replicas_path(0), data, 0)])
-        return await cut(cluster, moment="t")
+        return await read_documents(cluster, moment="t")
 
     found = run(test(b"{oops"))
     assert found.left_out == ("/replicas/0",)
@@ -229,7 +238,7 @@ def test_a_root_that_is_not_whole_is_refused_by_name() -> None:
         tree = MemoryTree()
         cluster = await made(tree)
         await cluster.coordinator.commit([Set("/", encode(mark), 0)])
-        await cut(cluster, moment="t")
+        await read_documents(cluster, moment="t")
 
     with pytest.raises(MetadataUnfinished):
         run(save_it())
@@ -241,7 +250,7 @@ def test_without_its_secret_the_rest_is_as_it_was_and_nobody_proves_an_id_with_w
     async def test() -> None:
         tree = MemoryTree()
         cluster = await made(tree)
-        saved = await cut(cluster, moment="t")
+        saved = await read_documents(cluster, moment="t")
         bare = without_secret(saved)
         counter = saved.documents[CLIENT_IDS]
         assert isinstance(counter, Counter)
@@ -261,7 +270,7 @@ def test_without_its_secret_the_rest_is_as_it_was_and_nobody_proves_an_id_with_w
 
 def test_a_line_of_a_signature_behind_the_end_is_left_out() -> None:
     async def test() -> bytes:
-        return write(await cut(await made(MemoryTree()), moment="t"))
+        return write(await read_documents(await made(MemoryTree()), moment="t"))
 
     text = run(test())
     assert read(text + SIGNATURE_LINE + b'"0"}\n', "here") == read(text, "here")
