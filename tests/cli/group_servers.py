@@ -24,7 +24,7 @@ from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerM
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, MadeGroup
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotOwner, WaltzError
-from waltzd.protocol.batches import Place, Topology
+from waltzd.protocol.batches import PartitionLocation, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
 from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPartitionStatus, Mode, ParkedList, ParkedTransaction
 from waltzd.protocol.positions import Position
@@ -176,7 +176,7 @@ class Log(Answers):
     async def Locate(self, request: Any, origin: Origin) -> Any:
         found = self.servers
         places = tuple(
-            Place(generation=1, server=found.owner(number), address=found.addresses[found.owner(number)])
+            PartitionLocation(generation=1, server=found.owner(number), address=found.addresses[found.owner(number)])
             for number in range(PARTITIONS)
         )
         return Topology(cluster="trial", cluster_key=KEY, places=places, servers=())

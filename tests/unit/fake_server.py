@@ -43,7 +43,7 @@ from waltzd.protocol.batches import (
     Limits,
     Mounted,
     MountRequest,
-    Place,
+    PartitionLocation,
     Refusals,
     Refused,
     Registration,
@@ -103,8 +103,10 @@ class FakePartition:
         """Batches that were looked at."""
 
     @property
-    def place(self) -> Place:
-        return Place(generation=self.generation, server=f"s{self.owner}", address=self.cluster.addresses[self.owner])
+    def place(self) -> PartitionLocation:
+        return PartitionLocation(
+            generation=self.generation, server=f"s{self.owner}", address=self.cluster.addresses[self.owner]
+        )
 
     @property
     def payloads(self) -> list[bytes]:

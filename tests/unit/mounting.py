@@ -29,7 +29,7 @@ from waltzd.protocol.batches import (
     Limits,
     Mounted,
     MountRequest,
-    Place,
+    PartitionLocation,
     Refusals,
     Refused,
     ServerAddress,
@@ -377,8 +377,8 @@ class Room:
     # -- the owner that is asked
 
     def topology(self) -> Topology:
-        place = Place(generation=5, server="one", address="127.0.0.1:1")
-        nobody = Place(generation=0, server=None, address=None)
+        place = PartitionLocation(generation=5, server="one", address="127.0.0.1:1")
+        nobody = PartitionLocation(generation=0, server=None, address=None)
         return Topology(
             cluster="test",
             cluster_key=KEY,

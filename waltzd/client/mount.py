@@ -69,7 +69,7 @@ from waltzd.protocol.batches import (
     Introduction,
     Mounted,
     MountRequest,
-    Place,
+    PartitionLocation,
     Refusals,
     Registration,
 )
@@ -185,7 +185,7 @@ class Mount:
         """Number of times that the mount became ready."""
         self.attempts = 0
         """Number of links lost since the last link that received anything."""
-        self.place: Place | None = None
+        self.place: PartitionLocation | None = None
         self.mounted: Mounted | None = None
         self.story: deque[str] = deque(maxlen=STORY_EVENTS)
         self._feed_bytes_max = feed_bytes_max
@@ -258,7 +258,7 @@ class Mount:
         self.client, self._token, self._epoch = registration.client, registration.token, registration.epoch
         self.outbox.next_sequence = 0
 
-    def located(self, place: Place) -> None:
+    def located(self, place: PartitionLocation) -> None:
         self._move(MountEvent.LOCATED, f"{place.server} generation={place.generation}")
         if self.place is not None and place.generation > self.place.generation:
             # The failures and the clock of the owner before do not count for this one.

@@ -34,7 +34,7 @@ from waltzd.errors import (
     WaltzError,
     WrongPeer,
 )
-from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ Partitions: TypeAlias = str | Iterable[int | str]
 
 _log = logging.getLogger("waltz.client")
 _PORT = re.compile(r"[0-9]{1,5}")
-NOWHERE = Place(generation=-1, server=None, address=None)
+NOWHERE = PartitionLocation(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
 REPLACED_SECONDS = 1.0
 """Seconds in which an owner that was replaced may report what it has not taken; an owner that hangs reports nothing."""
@@ -83,7 +83,7 @@ class Routes:
         self._connect = connect
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
-        self._places: list[Place] = []
+        self._places: list[PartitionLocation] = []
         """Owner of each partition, and of the group log, as far as known."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
@@ -104,21 +104,21 @@ class Routes:
     def partitions(self) -> int:
         return len(self.topology.places)
 
-    def forget(self, partition: int, place: Place) -> None:
+    def forget(self, partition: int, place: PartitionLocation) -> None:
         """Forget an owner that is not there or does not answer. The generation is kept: an owner that was replaced and
         has not noticed must not be used again."""
         if self._places[partition] == place:
-            self._places[partition] = Place(generation=place.generation, server=None, address=None)
+            self._places[partition] = PartitionLocation(generation=place.generation, server=None, address=None)
 
     def hint(self, partition: int, error: NotOwner) -> None:
         """Take over the owner that a server named in its refusal."""
         address, generation = error.facts.get("address"), error.number("generation")
         if address and generation is not None and generation >= self._places[partition].generation:
-            self._places[partition] = Place(
+            self._places[partition] = PartitionLocation(
                 generation=generation, server=error.facts.get("owner", address), address=address
             )
 
-    async def find(self, partition: int) -> Place:
+    async def find(self, partition: int) -> PartitionLocation:
         """Return the owner. Raise `NotReady` if no server owns the partition now, `NotGranted` if the policy hides the
         owner."""
         if self._places[partition].address is None:
@@ -133,7 +133,7 @@ class Routes:
             raise NotReady(f"no server owns partition {partition} at the moment")
         return place
 
-    async def replaced(self, partition: int, place: Place) -> Place:
+    async def replaced(self, partition: int, place: PartitionLocation) -> PartitionLocation:
         """Wait until the partition has another owner with a later generation."""
         while self._places[partition].generation <= place.generation or self._places[partition].address is None:
             if self._learned is None or self._learned.done():
@@ -141,7 +141,7 @@ class Routes:
             await asyncio.shield(self._learned)
         return self._places[partition]
 
-    async def unless_replaced(self, partition: int, place: Place, talk: Coroutine[Any, Any, None]) -> None:
+    async def unless_replaced(self, partition: int, place: PartitionLocation, talk: Coroutine[Any, Any, None]) -> None:
         """Run `talk` with an owner until another server reports that the owner was replaced, which an owner that hangs
         does not report itself."""
         talking = asyncio.create_task(talk)
@@ -413,7 +413,7 @@ class Routes:
             self.failed(partition, place, error)
             raise
 
-    def failed(self, partition: int, place: Place, error: WaltzError) -> None:
+    def failed(self, partition: int, place: PartitionLocation, error: WaltzError) -> None:
         """Learn from a failed attempt which server to ask next."""
         self.forget(partition, place)
         if isinstance(error, NotOwner):

@@ -272,7 +272,7 @@ ServerFrame: TypeAlias = Mounted | Committals | Refusals | Feed | HeadFeed | Ref
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PartitionLocation:
     """The owner of a partition, as known by the server that was asked."""
 
     generation: int
@@ -293,12 +293,12 @@ class ServerAddress(NamedTuple):
 class Topology:
     cluster: str
     cluster_key: UUID
-    places: tuple[Place, ...]
+    places: tuple[PartitionLocation, ...]
     """Owner of each partition, without the group log."""
     servers: tuple[ServerAddress, ...]
     """Servers that are up."""
     channels: tuple[Channel, ...] = ()
-    groups: Place | None = None
+    groups: PartitionLocation | None = None
     """Owner of the group log; None if the cluster has none, or the server does not report it."""
 
     @property
@@ -306,7 +306,7 @@ class Topology:
         """Number of the group log: the one after those of the partitions."""
         return len(self.places)
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> PartitionLocation:
         """Return the owner of a partition, or of the group log, which must exist."""
         if number != self.group_log:
             return self.places[number]

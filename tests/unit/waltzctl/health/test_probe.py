@@ -26,7 +26,7 @@ from waltzd.protocol.batches import (
     Limits,
     Mounted,
     MountRequest,
-    Place,
+    PartitionLocation,
     Refusals,
     Refused,
     Registration,
@@ -52,7 +52,7 @@ class Server:
         self.open = 0
 
     async def locate(self) -> Topology:
-        place = Place(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
+        place = PartitionLocation(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
         return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(ServerAddress("a", "a:1"),))
 
     def expect(self, name: str | None, streams: str = "") -> None:

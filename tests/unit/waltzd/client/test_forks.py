@@ -31,7 +31,7 @@ from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
 from waltzd.errors import BadArgument, OtherTimeline, WaltzError
 from waltzd.format.record import HEAD
-from waltzd.protocol.batches import FeedMode, Limits, Mounted, MountRequest, Place, Registration
+from waltzd.protocol.batches import FeedMode, Limits, Mounted, MountRequest, PartitionLocation, Registration
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.positions import lineage_of_text, lineage_text
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
@@ -253,7 +253,7 @@ def mount_of(mark: int = 9) -> Mount:
 
 def begin(made: Mount, lineage: Lineage = NEVER_FORKED, barrier: int = 9) -> MountRequest:
     if made.state is MountState.LOCATING:
-        made.located(Place(generation=4, server="s", address="s:1"))
+        made.located(PartitionLocation(generation=4, server="s", address="s:1"))
     asked = made.request(UUID(int=3))
     limits = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)
     made.answered(Mounted(session=1, barrier=barrier, limits=limits, timelines=lineage.later))
@@ -303,7 +303,7 @@ def test_what_is_undecided_is_asked_of_the_log_from_the_fork_on() -> None:
     told = handed(made, 9)
     made.take()
     made.link_lost()
-    made.located(Place(generation=4, server="s", address="s:1"))
+    made.located(PartitionLocation(generation=4, server="s", address="s:1"))
     asked = made.request(UUID(int=3))
     assert (asked.asks, asked.mark, asked.timeline) == (True, 9, None)
     limits = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)

@@ -23,14 +23,14 @@ from waltzd.protocol.batches import (
     Introduction,
     Limits,
     Mounted,
-    Place,
+    PartitionLocation,
     Refusals,
     Registration,
 )
 from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown
 
 KEY = UUID(int=3)
-PLACE = Place(generation=4, server="s", address="s:1")
+PLACE = PartitionLocation(generation=4, server="s", address="s:1")
 LIMITS = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)
 
 

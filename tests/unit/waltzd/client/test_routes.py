@@ -13,7 +13,7 @@ from tests.unit.timeless import run
 from waltzd.client.routes import Routes
 from waltzd.cluster.groups import GroupPort
 from waltzd.errors import CannotConnect, NotGranted, NotOwner, NotReady
-from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, ServerAddress, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, ServerAddress, Topology
 
 KEY = UUID(int=1)
 
@@ -22,7 +22,7 @@ class Server:
     """Knows one partition, of one owner."""
 
     def __init__(self, owner: str, generation: int) -> None:
-        self.place = Place(generation=generation, server=owner, address=f"{owner}:1")
+        self.place = PartitionLocation(generation=generation, server=owner, address=f"{owner}:1")
         self.is_silent = False
         self.refusals = 0
         self.asked = 0
@@ -65,7 +65,7 @@ def test_a_partition_that_is_hidden_is_refused_at_once_and_asked_for_again() -> 
     async def test() -> None:
         servers = {"a:1": Server("a", 1)}
         known = servers["a:1"].place
-        servers["a:1"].place = Place(generation=1, server=None, address=None, is_hidden=True)
+        servers["a:1"].place = PartitionLocation(generation=1, server=None, address=None, is_hidden=True)
         where = whereabouts(servers)
         await where.open(5)
         with pytest.raises(NotGranted, match="grants this client nothing in partition 0"):
@@ -111,7 +111,7 @@ def test_a_partition_that_moved_is_noticed_although_its_old_owner_says_nothing()
         await asyncio.sleep(5)
         assert not waiting.done()
         servers["a:1"].is_silent = True
-        servers["b:1"].place = Place(generation=2, server="b", address="b:1")
+        servers["b:1"].place = PartitionLocation(generation=2, server="b", address="b:1")
         async with asyncio.timeout(10):
             assert (await waiting).address == "b:1"
         await where.close()
@@ -142,7 +142,7 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
             pass
 
         async def locate(self) -> Topology:
-            place = Place(generation=1, server="a", address="a:1")
+            place = PartitionLocation(generation=1, server="a", address="a:1")
             return Topology(
                 cluster="c",
                 cluster_key=KEY,

@@ -18,7 +18,7 @@ from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta, Unfinished
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, MetadataUnfinished, NoSuchPartition, NotOwner, NotReady
-from waltzd.protocol.batches import Place
+from waltzd.protocol.batches import PartitionLocation
 from waltzd.protocol.document import encode
 from waltzd.server import reconcile
 from waltzd.server.ownership import PartitionOwner
@@ -317,10 +317,10 @@ def test_everybody_is_told_where_the_partitions_are() -> None:
             found = world.owner.topology()
             assert (found.cluster, found.cluster_key) == ("test", META.key)
             assert found.places == (
-                Place(generation=5, server="one", address="one:1"),
-                Place(generation=3, server="two", address="two:1"),
-                Place(generation=2, server="gone", address=None),
-                Place(generation=0, server=None, address=None),
+                PartitionLocation(generation=5, server="one", address="one:1"),
+                PartitionLocation(generation=3, server="two", address="two:1"),
+                PartitionLocation(generation=2, server="gone", address=None),
+                PartitionLocation(generation=0, server=None, address=None),
             )
             assert [server.address for server in found.servers] == ["one:1", "two:1"]
 

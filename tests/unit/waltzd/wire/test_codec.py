@@ -27,7 +27,7 @@ from waltzd.protocol.batches import (
     Limits,
     Mounted,
     MountRequest,
-    Place,
+    PartitionLocation,
     Refusals,
     Refused,
     ServerAddress,
@@ -152,7 +152,10 @@ def test_topology_survives() -> None:
     topology = Topology(
         cluster="test",
         cluster_key=UUID(int=5),
-        places=(Place(generation=2, server="one", address="h:1"), Place(generation=0, server=None, address=None)),
+        places=(
+            PartitionLocation(generation=2, server="one", address="h:1"),
+            PartitionLocation(generation=0, server=None, address=None),
+        ),
         servers=(ServerAddress("one", "h:1"), ServerAddress("two", "h:2")),
     )
     assert to_value(Topology, wire.Topology.FromString(to_message(wire.Topology, topology).SerializeToString())) == topology
