@@ -21,9 +21,6 @@ from waltzd.storage.replica.segment import Segment
 
 SOUND = (
     "acknowledges before it flushes",
-    "marks locks when they are committed",
-    "sends again what was not answered",
-    "stands at an owner that was replaced",
     "gives a member more than it has room for",
 )
 """Mutants whose plans are run with the code as it is, too."""

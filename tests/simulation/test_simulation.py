@@ -109,13 +109,13 @@ import hashlib, sys
 from tests.simulation.plan import make_plan
 from tests.simulation.world import Simulation, simulate
 for seed in map(int, sys.argv[1:]):
-    print(hashlib.sha256("\\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest())
+    print(hashlib.sha256("\\n".join(simulate(make_plan(seed, seconds=2.0)).trace).encode()).hexdigest())
 """
 
 
 @functools.cache
 def told_here(seed: int) -> str:
-    return hashlib.sha256("\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest()
+    return hashlib.sha256("\n".join(simulate(make_plan(seed, seconds=2.0)).trace).encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,8 @@ def test_a_seed_tells_the_same_story_in_every_process(hash_seed: str) -> None:
 def test_histories_are_those_that_were_written_down() -> None:
     """Whoever changes what clients are told runs `python -m tests.simulation.digests`, and says why in the commit."""
     written = HISTORIES.read_text(encoding="utf-8").splitlines()
-    assert len(written) == 30
+    assert len({line.split()[-1] for line in written}) == 30, "another seed tells another story"
     assert [digest(seed) for seed in range(4)] == written[:4]
-
-
-def test_another_seed_tells_another_story() -> None:
-    assert make_plan(1) != make_plan(2)
-    assert simulate(make_plan(1, faults=(), seconds=2.0)).trace != simulate(make_plan(2, faults=(), seconds=2.0)).trace
 
 
 def test_a_plan_is_the_same_behind_a_file() -> None:
