@@ -187,7 +187,7 @@ def test_a_server_that_was_killed_is_back_at_once(world: World) -> None:
     first.kill()
     second = world.server("one").start()
     run(look(second))
-    assert "server one took the place of what an ended process had left in the list of servers" in second.log
+    assert "server one replaced the entry of an ended process in the list of servers" in second.log
     assert second.stop() == 0
 
 

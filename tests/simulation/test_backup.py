@@ -288,7 +288,7 @@ async def test_a_store_that_is_away_is_told_once_and_the_log_goes_on() -> None:
         await asyncio.sleep(15)
         assert owned.describe().backup_trouble == ""
         assert check(c, store, mark) == mark + 1
-        assert any("the backup goes on" in line for line in c.log)
+        assert any("the backup works again" in line for line in c.log)
 
 
 # -- the documents of the cluster ----------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ async def test_one_against_one_opens_nothing_and_says_why() -> None:
         c.storages["s2"].go_on()
         c.storages["s1"].kill()
         second = await c.own(generation=2)
-        await c.until(lambda: "do not end alike at id 14" in second.describe().waiting)
+        await c.until(lambda: "have different ends at id 14" in second.describe().waiting)
         assert (c.last_id("s0"), c.last_id("s2")) == (14, 14)
         await c.storages["s1"].start()
         await c.opened(second)

@@ -70,7 +70,7 @@ def test_leader_and_owner_that_are_killed_together_are_replaced_before_the_coord
     assert outcome.kind == "", outcome.story
     taken = [line for line in outcome.trace if "taken over in generation 2" in line]
     assert [float(line.partition(" ")[0]) < 5.0 for line in taken] == [True, True]
-    assert any("leads in the place of" in line for line in outcome.trace)
+    assert any("as the leader" in line for line in outcome.trace)
 
 
 def test_two_majorities_that_share_one_storage_which_loses_its_power() -> None:

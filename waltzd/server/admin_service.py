@@ -48,7 +48,7 @@ class ServerAdminService(Host):
 
     def admit(self, key: UUID | None, origin: Origin) -> None:
         if key is not None and key != (ours := self._describe().cluster_key):
-            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller named cluster {key}", key=ours)
 
     async def Describe(self, request: wire.DescribeServerRequest, origin: Origin) -> ServerDescription:
         return replace(self._describe(), vitals=vitals())
@@ -93,7 +93,7 @@ class ServerAdminService(Host):
         try:
             change = Change(request.change)
         except ValueError:
-            raise BadArgument(f"this version knows no change {request.change} of a group") from None
+            raise BadArgument(f"unknown change {request.change} of a group") from None
         return await self._groups.change(request.name, request.made_at, request.partition, change, list(request.ids))
 
 

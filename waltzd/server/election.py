@@ -76,7 +76,7 @@ class Election:
             return
         if self._led_in != session:
             self._led_in = session
-            log.info("server %s decides who owns what from now on", self._name)
+            log.info("server %s is the leader and assigns the partitions", self._name)
         await self._assign()
 
     async def _leads(self) -> bool:
@@ -108,7 +108,7 @@ class Election:
         is_ours = await self._cluster.become_leader(self._name, over=found.version)
         if is_ours:
             self._displaced[found.name] = None
-            log.warning("server %s leads in the place of server %s: %s", self._name, found.name, why)
+            log.warning("server %s replaces server %s as the leader: %s", self._name, found.name, why)
         return is_ours
 
     async def _assign(self) -> None:
@@ -139,7 +139,7 @@ class Election:
         try:
             preferences, _ = await self._cluster.preferences()
         except BadMetadata as error:
-            log.warning("%s %s; what operators preferred before goes on to count", error.code, error.message)
+            log.warning("%s %s; the last preferences of operators stay in force", error.code, error.message)
             return self._preferences
         return preferences
 

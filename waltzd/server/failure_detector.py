@@ -134,7 +134,7 @@ class FailureDetector:
 
     def clear_suspicion(self, name: str, why: str) -> None:
         if self._core.answered(name):
-            log.info("server %s is not suspected any more: %s", name, why)
+            log.info("server %s is no longer suspected: %s", name, why)
             self.changed.notify()
 
     async def _suspect(self, server: ServerMeta) -> None:

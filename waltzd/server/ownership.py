@@ -20,7 +20,7 @@ from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
-from waltzd.protocol.batches import PartitionLocation, ServerAddress, Topology
+from waltzd.protocol.batches import Place, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.election import check_length
@@ -211,7 +211,7 @@ class PartitionOwner:
             raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
         return tenancy.owned.pipeline
 
-    def _refuse(self, partition: int, place: PartitionLocation) -> NoReturn:
+    def _refuse(self, partition: int, place: Place) -> NoReturn:
         if place.server is None:
             raise NotOwner(
                 f"no server owns partition {partition} at the moment", partition=partition, generation=place.generation
@@ -228,7 +228,7 @@ class PartitionOwner:
             **({} if place.address is None else {"address": place.address}),
         )
 
-    def _refuse_generation(self, partition: int, generation: int, place: PartitionLocation) -> NoReturn:
+    def _refuse_generation(self, partition: int, generation: int, place: Place) -> NoReturn:
         if generation > place.generation:  # the caller is newer than we are, and our answer would not help
             raise NotOwner(
                 f"server {self.name} does not know of generation {generation} of partition {partition} yet",
@@ -277,7 +277,7 @@ class PartitionOwner:
             return
         servers, number = self._servers, self.meta.partitions
         places = tuple(
-            PartitionLocation(
+            Place(
                 generation=ownership.generation,
                 server=ownership.server,
                 address=servers[ownership.server].listen if ownership.server in servers else None,
@@ -346,7 +346,7 @@ class PartitionOwner:
             log.warning(
                 "partition %d: not handed over in order (%s); closing it at once", partition, error or "it took too long"
             )
-        # A log that cannot even be closed at once is an internal error, and ends the process: otherwise it would compete
-        # with the next owner for the partition.
+        # A log that cannot even be closed at once is an internal error that ends the process: it would compete with the
+        # next owner for the partition.
         async with asyncio.timeout(self._close_seconds):
             await owned.close(hand_over=False)

@@ -55,5 +55,5 @@ class PolicyFollower:
             return
         self.trouble = error.message
         self._authorizer.close(error.message)
-        rest = "the one before stays" if self._authorizer.why_closed is None else "nobody but operators is let in"
+        rest = "the last one stays in force" if self._authorizer.why_closed is None else "only operators are admitted"
         log.error("policy: %s %s; %s", error.code, error.message, rest, extra=error.facts)

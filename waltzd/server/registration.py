@@ -107,4 +107,4 @@ class Registration:
                 address=address,
             )
         await self._cluster.replace_server(wanted, found.version)
-        log.info("server %s took the place of what an ended process had left in the list of servers", wanted.name)
+        log.info("server %s replaced the entry of an ended process in the list of servers", wanted.name)

@@ -180,7 +180,7 @@ def denied(rights: Rights, what: str, partition: int) -> NotGranted:
 def denied_all(identity: str) -> NotGranted:
     name, _ = _caller(identity)
     return NotGranted(
-        f"{name} may do nothing in this cluster: no grant of the policy speaks of this name",
+        f"{name} may do nothing in this cluster: no grant of the policy names it",
         not_done="no client id was given out",
         next_step=f"`waltzctl policy explain {name}` says why; an operator grants rights with `waltzctl policy set FILE`",
         name=name,

@@ -153,7 +153,7 @@ class ServerCalls:
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
         if key != ours:
-            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller named cluster {key}", key=ours)
 
     def _rights(self, identity: str, partition: int) -> Rights:
         return self._authorizer.rights_in(identity, partition, group_log=self._owner.topology().group_log)
@@ -406,7 +406,7 @@ class ServerCalls:
             async with asyncio.timeout(REQUEST_SECONDS):
                 frames = await link.receive()
         except TimeoutError:
-            raise BadFrame(f"a member said nothing for {REQUEST_SECONDS:.0f} seconds") from None
+            raise BadFrame(f"a member sent no request within {REQUEST_SECONDS:.0f} seconds") from None
         if frames is None:
             return None
         match list(frames):
@@ -420,7 +420,7 @@ class ServerCalls:
             async with asyncio.timeout(REQUEST_SECONDS):
                 frames = await link.receive()
         except TimeoutError:
-            raise BadFrame(f"a client said nothing for {REQUEST_SECONDS:.0f} seconds") from None
+            raise BadFrame(f"a client sent no request within {REQUEST_SECONDS:.0f} seconds") from None
         if frames is None:
             return None
         match frames:

@@ -356,10 +356,10 @@ def check_request(request: MountRequest) -> None:
         ("epoch", request.epoch, 0, None),
     ):
         if value < least or (most is not None and value > most):
-            raise BadFrame(f"a mount request says {value} as its {name}")
+            raise BadFrame(f"a mount request has an invalid {name}: {value}")
     for text in (request.instance, request.version):
         if len(text) > TEXT_MAX or not text.isprintable():
-            raise BadFrame(f"a mount request says {text[:TEXT_MAX]!a} of its client")
+            raise BadFrame(f"a mount request has an invalid text about its client: {text[:TEXT_MAX]!a}")
     if request.asks and request.feed is not FeedMode.HEADS:
         raise BadFrame("a mount request that asks what became of transactions takes heads, and nothing else")
 

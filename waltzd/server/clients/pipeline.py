@@ -368,7 +368,7 @@ class Pipeline:
     def check_mark(self, mark: int) -> None:
         if mark > self.last_id:
             raise ClientAhead(
-                f"the client says that it has seen id {mark} of partition {self.session.partition}, whose last id is "
+                f"the client claims to have seen id {mark} of partition {self.session.partition}, whose last id is "
                 f"{self.last_id}",
                 mark=mark,
                 last_id=self.last_id,
@@ -496,7 +496,7 @@ class Pipeline:
                 try:
                     history = await session.read_locks(locks.lowest, self.settings.lock_history_bytes)
                 except NotReady as error:
-                    session.say(f"the lock table knows nothing below {locks.lowest}: {error.message}")
+                    session.say(f"the lock table has no marks below {locks.lowest}: {error.message}")
                     return
             if history is None or not locks.lower(history):
                 return
@@ -600,7 +600,7 @@ class Pipeline:
         if self.ended is not None:
             raise self.ended
         if self.session.format == 0:
-            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which says nothing of time")
+            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which has no times")
         committed = self.committed
         mark, is_certain = self.session.cache.find_time(time)
         if not is_certain:

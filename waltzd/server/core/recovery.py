@@ -406,8 +406,8 @@ class Recovery:
         if self.log_end is not None or len(set(found.values())) <= 1:
             return ""
         return (
-            f"{' and '.join(found)} do not end alike at id {self.mark}, and no majority of {', '.join(self.roles)} tells "
-            "which of them is the log"
+            f"{' and '.join(found)} have different ends at id {self.mark}, and no majority of {', '.join(self.roles)} "
+            "decides which of them is the log"
         )
 
     # -- what a replica held
@@ -510,7 +510,7 @@ class Recovery:
         if held < mark:
             waits = self._not_compared(name, mark)
             if waits:
-                return Wait(f"{', '.join(waits)} said nothing yet of the end of the log")
+                return Wait(f"{', '.join(waits)} has not reported the end of the log yet")
             last_id, sources = self.sources_for(name, held, mark)
             missing = f"no replica that answers holds the ids from {held + 1} to {mark}"
             return Copy(last_id, sources) if sources else Wait(missing)

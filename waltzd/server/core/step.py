@@ -31,7 +31,7 @@ def check_payloads(batch: AppendBatch) -> None:
     said = batch.data_crcs.tolist()
     if found != said:
         sequence = batch.first_sequence + next(row for row, crc in enumerate(said) if crc != found[row])
-        raise BadFrame(f"the payload of sequence {sequence} is not what its checksum says", sequence=sequence)
+        raise BadFrame(f"the payload of sequence {sequence} does not match its checksum", sequence=sequence)
 
 
 def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[AppendBatch]:

@@ -74,6 +74,6 @@ class Suspicions:
         self._last[instance] = now
         why = "nothing listens at its port"
         if members:
-            why += f", and a majority of the storages of its {len(members)} partitions says that its streams have ended"
+            why += f", and a majority of the storages of its {len(members)} partitions reports that its streams have ended"
         self.suspected[name] = Suspicion(instance, now, why)
         return True

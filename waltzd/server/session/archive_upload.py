@@ -95,9 +95,9 @@ class Archiving:
         """Set the trouble, and log each change of it once."""
         self.trouble = trouble
         if trouble and trouble != self._told:
-            self._say(f"the archive does not go on: {trouble}")
+            self._say(f"uploads to the archive fail: {trouble}")
         elif self._told and not trouble:
-            self._say("the archive goes on")
+            self._say("uploads to the archive work again")
         self._told = trouble
 
     async def _step(self) -> float:
@@ -160,7 +160,7 @@ class Archiving:
             if self._rounds.missing != before:
                 lost = self._rounds.missing
                 self._say(
-                    f"the archive lacks what was archived: {lost}" if lost else "the archive has again what it lacked"
+                    f"the archive lacks what was archived: {lost}" if lost else "the archive has the missing objects again"
                 )
 
     async def _look(self) -> None:
@@ -174,7 +174,7 @@ class Archiving:
             owned.partition, known, rounds.first_id, session=owned.session
         )
         if not rounds.first_id - 1 <= found.last_id <= known.last_id:
-            raise BadFrame(f"{name} has looked from id {rounds.first_id} to {known.last_id}, and says {found}")
+            raise BadFrame(f"{name} was asked to look from id {rounds.first_id} to {known.last_id}, and answered {found}")
         rounds.record(found, known.last_id, asked)
 
 

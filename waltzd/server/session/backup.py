@@ -126,7 +126,7 @@ class Backup:
         """Set the trouble, and log each change of it once."""
         self.trouble = trouble
         if trouble and trouble != self._told:
-            self._say(f"the backup does not go on: {trouble}")
+            self._say(f"the backup fails: {trouble}")
         elif self._told and not trouble:
-            self._say("the backup goes on")
+            self._say("the backup works again")
         self._told = trouble

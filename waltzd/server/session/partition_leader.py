@@ -535,7 +535,9 @@ class Replicator:
                     self.story = f"going over to timeline {lineage.number}, which forked behind id {lineage.fork}"
                     gone_over = await self.port.fork(leader.partition, leader.session, lineage)
                     if gone_over.timeline != lineage.current:
-                        raise BadFrame(f"{self.name} says that it went over, and holds timeline {gone_over.timeline}")
+                        raise BadFrame(
+                            f"{self.name} reported the switch of its timeline, and holds timeline {gone_over.timeline}"
+                        )
                     core.changed(self.name, gone_over)
                     leader.say(
                         f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}"

@@ -119,7 +119,7 @@ class Reading:
         if self.settings.needed_from is not None:
             floor = self._lowest(first_id)
             raise Trimmed(
-                f"the group log begins at id {floor}; id {first_id} is not needed any more to know where the groups stand",
+                f"the group log begins at id {floor}; id {first_id} is no longer needed for the positions of the groups",
                 next_step="begin at the id that the message names",
                 floor=floor,
             )

@@ -195,7 +195,7 @@ class Session:
         ends = {status.end for status in statuses.values() if status.last_id == mark}
         if len(ends) != 1:
             said = "; ".join(f"{name} at {status.last_id}: {status.end}" for name, status in statuses.items())
-            raise Diverged(f"the replicas of partition {leader.partition} do not end alike at id {mark}: {said}")
+            raise Diverged(f"the replicas of partition {leader.partition} have different ends at id {mark}: {said}")
         return ends.pop()
 
     async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
@@ -284,7 +284,7 @@ class Session:
         for name, incarnation in core.foreign.items():
             wanted = diverging(core.meta, name, incarnation, core.progress(name).acknowledged)
             if wanted is not None:
-                leader.say(f"{name} {core.divergence(name)}: it is out until it is set aside")
+                leader.say(f"{name} {core.divergence(name)}: it is excluded until it is set aside")
                 await self._save(wanted)
                 return True
         for name in core.forgetful:

@@ -275,7 +275,7 @@ def test_one_leads_and_shares_out_and_another_follows_when_it_goes(caplog: pytes
 
     with caplog.at_level(logging.INFO, "waltz.server"):
         run(work())
-    assert "server two decides who owns what from now on" in caplog.text
+    assert "server two is the leader and assigns the partitions" in caplog.text
     assert "from one to two" in caplog.text
 
 

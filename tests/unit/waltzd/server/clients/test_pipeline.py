@@ -465,7 +465,7 @@ def test_a_client_that_does_not_say_what_it_wants_is_let_go(monkeypatch: pytest.
         await room.calls.mount(link)
         assert link.unread == 0
         silent = MemoryLink()
-        with pytest.raises(BadFrame, match="said nothing"):
+        with pytest.raises(BadFrame, match="sent no request"):
             await room.calls.mount(silent)
         assert len(await silent.hear()) == 1
 

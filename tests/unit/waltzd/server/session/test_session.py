@@ -73,7 +73,7 @@ def test_a_session_goes_on_where_its_level_replicas_end(end: End | None) -> None
 
 @pytest.mark.parametrize("other", [None, replace(HERE, crc=6), replace(HERE, time=71), replace(HERE, segment_bytes=901)])
 def test_replicas_that_end_otherwise_hold_other_bytes(other: End | None) -> None:
-    with pytest.raises(Diverged, match="do not end alike at id 9"):
+    with pytest.raises(Diverged, match="have different ends at id 9"):
         end_of(session_of({"a": status(9, HERE), "c": status(9, other)}, {}))
 
 
