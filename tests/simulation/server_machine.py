@@ -21,7 +21,7 @@ from waltzd.protocol.batches import Limits
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import LOCKS_BYTES, PipelineSettings
-from waltzd.server.session.archive_lane import ArchiveLane
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
 
@@ -119,12 +119,12 @@ class ServerMachine(Machine):
             self.world.mistake(error)
         self.exits(life, f"ends by itself: {causes[0]}")
 
-    def _archive(self) -> ArchiveLane | None:
+    def _archive(self) -> ArchiveFetcher | None:
         """With an empty cache, as after each start."""
         if self.world.store is None:
             return None
         reader = ArchiveReader(self.world.store, self.world.meta.key, SegmentCache(CACHE_BYTES))
-        return ArchiveLane(reader, bring=self._brought, read=self._brought)
+        return ArchiveFetcher(reader, bring=self._brought, read=self._brought)
 
     async def _brought(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A store takes its time."""

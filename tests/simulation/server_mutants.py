@@ -27,10 +27,10 @@ from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.step import QueuedBatch
 from waltzd.server.core.task import SetLowMark, Task, Truncate
-from waltzd.server.session.confirmation import Confirming
+from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.partition_leader import PartitionLeader, Replicator
 from waltzd.server.session.session import Session
-from waltzd.server.session.trimmer import Trimming
+from waltzd.server.session.trimmer import Trimmer
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
@@ -450,10 +450,10 @@ def closes_a_session_above_what_is_committed(patches: Patches) -> None:
 def confirms_a_mark_without_asking(patches: Patches) -> None:
     """An owner that was replaced without noticing answers what it knows."""
 
-    async def confirm(self: Confirming) -> None:
+    async def confirm(self: SessionConfirmation) -> None:
         return None
 
-    patches.set(Confirming, "confirm", confirm)
+    patches.set(SessionConfirmation, "confirm", confirm)
 
 
 @mutant(5, aim=LEASED)
@@ -477,10 +477,10 @@ VANISHING = Aim(
 def trims_what_is_not_in_the_store(patches: Patches) -> None:
     """What a manifest names counts as archived, whether the object is there or not."""
 
-    async def see(self: Trimming, meta: Any, first_id: int, names: list[str]) -> ArchiveCheck:
+    async def see(self: Trimmer, meta: Any, first_id: int, names: list[str]) -> ArchiveCheck:
         return ArchiveCheck(last_id=meta.last)
 
-    patches.set(Trimming, "_see", see)
+    patches.set(Trimmer, "_see", see)
 
 
 # -- who may do what ---------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ async def test_a_session_that_gives_way_in_the_middle_does_not_end_it() -> None:
         pipeline = await c.opened(owned)
         backup = owned._backup
         assert backup is not None
-        log, right = backup._leader, backup._confirming.confirm
+        log, right = backup._leader, backup._confirmation.confirm
 
         async def confirm() -> None:
             nonlocal times
@@ -136,7 +136,7 @@ async def test_a_session_that_gives_way_in_the_middle_does_not_end_it() -> None:
                 links, log.replicators = log.replicators, {}
                 asyncio.get_running_loop().call_later(0.5, setattr, log, "replicators", links)
 
-        backup._confirming.confirm = confirm  # type: ignore[method-assign]
+        backup._confirmation.confirm = confirm  # type: ignore[method-assign]
         mark = pipeline.append(7)
         await pipeline.committed(mark)
         await asyncio.sleep(90)
@@ -204,12 +204,12 @@ async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner()
         await pipeline.committed(pipeline.append(7))
         backup = owned._backup
         assert backup is not None
-        right, committed_at = backup._confirming.confirm, 0.0
+        right, committed_at = backup._confirmation.confirm, 0.0
 
         async def confirm() -> None:
             nonlocal committed_at
             await right()
-            backup._confirming.confirm = right  # type: ignore[method-assign]
+            backup._confirmation.confirm = right  # type: ignore[method-assign]
             for name, link in backup._leader.replicators.items():
                 if name != backup._asked:
                     link.cancel()  # the owner hears of nobody who replaces it
@@ -219,7 +219,7 @@ async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner()
             committed_at = clock()
             await asyncio.sleep(0.01)
 
-        backup._confirming.confirm = confirm  # type: ignore[method-assign]
+        backup._confirmation.confirm = confirm  # type: ignore[method-assign]
         await c.until(lambda: committed_at > 0, seconds=60)
         label = label_in(store, KEY, lambda: KEY, None)
 

@@ -22,7 +22,7 @@ from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, StoreUnavailable, Trimmed
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
-from waltzd.server.session.archive_lane import ArchiveLane
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.partition_leader import PartitionLeader
 
 CHUNK = 700
@@ -73,7 +73,7 @@ class TrimmedCell:
         self.floors: dict[str, int] = {}
         self.reads = 0
         self.reader = ArchiveReader(store, KEY, SegmentCache(6000))
-        self.lane = ArchiveLane(self.reader, bring=inline, read=inline)
+        self.lane = ArchiveFetcher(self.reader, bring=inline, read=inline)
         made.connect = self.connect  # type: ignore[method-assign]
 
     def connect(self, meta: StorageMeta) -> Any:
@@ -301,7 +301,7 @@ async def read_all_of(log: PartitionLeader, first_id: int, last_id: int) -> Run:
 async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
     """The whole of it: archiving, trimming, sessions that give way to each other, and readers from the first id on."""
     pick, store = random.Random(seed), FaultyStore(random.Random(seed + 1000), Faults(refused=10, torn=5))
-    lane = ArchiveLane(ArchiveReader(store, KEY, SegmentCache(20_000)), bring=inline, read=inline)
+    lane = ArchiveFetcher(ArchiveReader(store, KEY, SegmentCache(20_000)), bring=inline, read=inline)
     async with archiving(store) as c:
         await keeping(c, "5KB")
         owned = await c.own(settings=replace(SMALL, archive=lane))

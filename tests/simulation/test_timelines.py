@@ -17,7 +17,7 @@ from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.session.confirmation import Confirming
+from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.storage.replica.partition import Partition
 
 FORK = 29
@@ -130,7 +130,7 @@ async def test_a_rescue_waits_for_the_lease_of_an_owner_that_it_cut_off() -> Non
         pipeline = await c.opened(first)
         await pipeline.committed(pipeline.append(20))
         await c.all_hold(19)
-        old = Confirming(pipeline.session)
+        old = SessionConfirmation(pipeline.session)
         await pipeline.committed(pipeline.append(1))
         assert old.is_leased
         for link in pipeline.session.replicators.values():

@@ -53,15 +53,15 @@ from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
-from waltzd.server.copy_pace import CopyPace
+from waltzd.server.copy_rate import CopyRateLimit
 from waltzd.server.election import Election
 from waltzd.server.failure_detector import FailureDetector, open_probe
 from waltzd.server.metadata import MetadataSaver
+from waltzd.server.name_recorder import NameRecorder
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
-from waltzd.server.roster import Roster
-from waltzd.server.session.archive_lane import ArchiveLane
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.partition_leader import PartitionLeader
@@ -191,7 +191,7 @@ async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, 
     return port
 
 
-def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack) -> ArchiveLane | None:
+def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack) -> ArchiveFetcher | None:
     """Return the reader of the archive, or None if there is no archive. The store is not contacted yet."""
     if config.archive is None:
         return None
@@ -199,7 +199,7 @@ def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack)
     bring = ends.enter_context(Threads(ARCHIVE_THREADS, "archive", is_waited_for=False))
     read = ends.enter_context(Threads(ARCHIVE_THREADS, "archive_cache", is_waited_for=False))
     store = open_store(config.archive, config.archive_key, accepts_unsigned=config.archive_unsigned == "accepted")
-    lane = ArchiveLane(ArchiveReader(store, meta.key, cache), bring=bring.run, read=read.run)
+    lane = ArchiveFetcher(ArchiveReader(store, meta.key, cache), bring=bring.run, read=read.run)
     ends.push_async_callback(lane.close)
     return lane
 
@@ -247,7 +247,7 @@ class _Daemon:
         clients: Listener,
         operators: Listener,
         streams: StreamPort | None,
-        archive: ArchiveLane | None,
+        archive: ArchiveFetcher | None,
     ) -> None:
         self._config = config
         self._doors = clients, operators
@@ -272,7 +272,7 @@ class _Daemon:
         self._owner_key = secrets.token_bytes(SECRET_BYTES)
         """Key from which the secrets of this server's sessions are derived. It never leaves this process."""
         self._timer = PeriodicTimer(TICK_SECONDS)
-        self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
+        self._copy_rate = CopyRateLimit(cluster, config.catch_up_bytes_per_second)
         self.archive = archive
         self._session_settings = SessionSettings(
             partitions=meta.partitions,
@@ -282,7 +282,7 @@ class _Daemon:
             storage_seconds=config.storage_seconds,
             lease_seconds=config.read_lease_ms / 1000,
             backup_seconds=config.backup_seconds,
-            catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
+            catch_up_bytes_per_second=lambda: self._copy_rate.bytes_per_second,
             archive=archive,
         )
         self._pipeline_settings = PipelineSettings(
@@ -332,7 +332,7 @@ class _Daemon:
             is_backing_up=lambda: any(owned.backed_up is not None for owned in self.owner.describe()),
             seconds=config.backup_seconds,
         )
-        self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
+        self._name_recorder = NameRecorder(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
         """Run until stopped, or until an error forbids to continue."""
@@ -350,9 +350,9 @@ class _Daemon:
                     tasks.create_task(self.registration.reconciler.run(), name="registration"),
                     tasks.create_task(self.election.reconciler.run(), name="election"),
                     tasks.create_task(self._detector.run(), name="failure detector"),
-                    tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
+                    tasks.create_task(self._copy_rate.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
-                    tasks.create_task(self._roster.run(), name="names of applications"),
+                    tasks.create_task(self._name_recorder.run(), name="names of applications"),
                     tasks.create_task(self._saver.run(), name="metadata in the archive"),
                     tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),

@@ -64,7 +64,7 @@ class MetadataSaver:
                 self._saved = self._seen_at = None
                 continue
             try:
-                await self.look()
+                await self.save_if_changed()
                 trouble = ""
             except WaltzError as error:
                 trouble = f"{error.code} {error.message}"
@@ -72,7 +72,7 @@ class MetadataSaver:
                 log.warning("the documents of the cluster are not saved in the archive: %s", trouble)
             self._trouble = trouble
 
-    async def look(self) -> None:
+    async def save_if_changed(self) -> None:
         """Save the documents if they have changed."""
         if not self._is_backing_up() and not await self._cluster.coordinator.children(ARCHIVES):
             self._is_archiving = False

@@ -34,7 +34,7 @@ CLOSE_SECONDS = 10.0
 """Time for a log to be handed over. Each of its waits has a shorter deadline."""
 
 
-class _Tenancy:
+class _AssignedPartition:
     """One partition that is assigned to this server, or still running here."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class PartitionOwner:
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
-        self._tenancies: dict[int, _Tenancy] = {}
+        self._assigned: dict[int, _AssignedPartition] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
         self._changed = ChangeSignal()
@@ -107,7 +107,7 @@ class PartitionOwner:
             watching = [
                 self._tasks.create_task(one.run(), name=one.name) for one in (self.reconciler, self.servers_reconciler)
             ]
-            while not self._is_closing or self._tenancies:
+            while not self._is_closing or self._assigned:
                 seen = self._changed.version
                 await self._changed.wait(seen)
             for task in watching:
@@ -118,20 +118,20 @@ class PartitionOwner:
         await self._registration.change(is_draining=True)
         try:
             async with asyncio.timeout(seconds):
-                while self._tenancies and self._has_successor():
+                while self._assigned and self._has_successor():
                     seen = self._changed.version
                     await self._changed.wait(seen)
         except TimeoutError:
             log.warning("no server took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
-        return not self._tenancies
+        return not self._assigned
 
     async def close(self) -> None:
         """Close all remaining partitions in order."""
         self._is_closing = True
-        for tenancy in self._tenancies.values():
-            tenancy.want(None)
+        for assigned in self._assigned.values():
+            assigned.want(None)
         self._changed.notify()
-        while self._tenancies:
+        while self._assigned:
             seen = self._changed.version
             await self._changed.wait(seen)
 
@@ -148,7 +148,7 @@ class PartitionOwner:
     @property
     def owned(self) -> list[int]:
         """Partitions that are here, including those that are being opened or handed over."""
-        return sorted(self._tenancies)
+        return sorted(self._assigned)
 
     @property
     def logs(self) -> int:
@@ -156,7 +156,7 @@ class PartitionOwner:
         return self.meta.partitions if self._assignment is None else len(self._assignment.owners)
 
     def describe(self) -> tuple[OwnedPartition, ...]:
-        owned_logs = [self._tenancies[partition].owned for partition in self.owned]
+        owned_logs = [self._assigned[partition].owned for partition in self.owned]
         return tuple(owned.describe() for owned in owned_logs if owned is not None)
 
     def topology(self) -> Topology:
@@ -202,14 +202,14 @@ class PartitionOwner:
                 f"there is no partition {partition}: the cluster has {self.meta.partitions}", partition=partition
             )
         place = topology.place(partition)
-        tenancy = self._tenancies.get(partition)
-        if tenancy is None or tenancy.wanted is None:
+        assigned = self._assigned.get(partition)
+        if assigned is None or assigned.wanted is None:
             self._refuse(partition, place)
-        if generation is not None and generation != tenancy.wanted:
+        if generation is not None and generation != assigned.wanted:
             self._refuse_generation(partition, generation, place)
-        if tenancy.owned is None or tenancy.generation != tenancy.wanted:
+        if assigned.owned is None or assigned.generation != assigned.wanted:
             raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
-        return tenancy.owned.pipeline
+        return assigned.owned.pipeline
 
     def _refuse(self, partition: int, place: Place) -> NoReturn:
         if place.server is None:
@@ -297,43 +297,43 @@ class PartitionOwner:
         known = () if before is None else before.owners
         for partition, (was, now) in enumerate(zip_longest(known, after.owners, fillvalue=UNOWNED)):
             wanted = now.generation if now.server == self.name else None
-            tenancy = self._tenancies.get(partition)
-            if wanted is None and tenancy is None:
+            assigned = self._assigned.get(partition)
+            if wanted is None and assigned is None:
                 continue
-            if tenancy is None:
-                tenancy = self._tenancies[partition] = _Tenancy()
-                self._tasks.create_task(self._hold(partition, tenancy), name=f"tenancy of partition {partition}")
-            if tenancy.wanted != wanted:
+            if assigned is None:
+                assigned = self._assigned[partition] = _AssignedPartition()
+                self._tasks.create_task(self._hold(partition, assigned), name=f"partition {partition}")
+            if assigned.wanted != wanted:
                 previous = None if was.server is None or was.server == self.name else self._servers.get(was.server)
-                tenancy.want(wanted, previous_owner_alive=partial(self._is_alive, previous))
+                assigned.want(wanted, previous_owner_alive=partial(self._is_alive, previous))
 
     def _is_alive(self, server: ServerMeta | None) -> bool:
         return server is not None and not self._is_gone(server)
 
-    async def _hold(self, partition: int, tenancy: _Tenancy) -> None:
+    async def _hold(self, partition: int, assigned: _AssignedPartition) -> None:
         try:
-            while tenancy.wanted is not None:
-                await self._hold_one_generation(partition, tenancy, tenancy.wanted)
+            while assigned.wanted is not None:
+                await self._hold_one_generation(partition, assigned, assigned.wanted)
         finally:
-            del self._tenancies[partition]
+            del self._assigned[partition]
             self._changed.notify()
 
-    async def _hold_one_generation(self, partition: int, tenancy: _Tenancy, generation: int) -> None:
-        owned = self._make_owned_log(partition, generation, tenancy.previous_owner_alive)
+    async def _hold_one_generation(self, partition: int, assigned: _AssignedPartition, generation: int) -> None:
+        owned = self._make_owned_log(partition, generation, assigned.previous_owner_alive)
         log.info("partition %d: taken over in generation %d", partition, generation)
         await owned.start()
-        tenancy.owned, tenancy.generation = owned, generation
-        owned.task.add_done_callback(lambda _: tenancy.signal.notify())
+        assigned.owned, assigned.generation = owned, generation
+        owned.task.add_done_callback(lambda _: assigned.signal.notify())
         try:
-            while tenancy.wanted == generation:
-                seen = tenancy.signal.version
+            while assigned.wanted == generation:
+                seen = assigned.signal.version
                 if owned.task.done():
                     owned.task.result()
                     raise AssertionError(f"the log of partition {partition} ended by itself")
-                await tenancy.signal.wait(seen)
+                await assigned.signal.wait(seen)
             await self._close(partition, owned)
         finally:
-            tenancy.owned = tenancy.generation = None
+            assigned.owned = assigned.generation = None
             owned.task.cancel()  # has an effect only after a cancellation or an internal error
         log.info("partition %d: generation %d is closed here", partition, generation)
 

@@ -48,7 +48,7 @@ from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
-from waltzd.server.session.confirmation import Confirming
+from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
@@ -250,7 +250,7 @@ class Pipeline:
         """Scheduled step; None if there is none."""
         self._is_held = False
         self._on_fatal = on_fatal
-        self._confirming = Confirming(session)
+        self._confirmation = SessionConfirmation(session)
         session.on_commit(self._on_commit)
         session.on_rise = self._on_rise
         self._warming = asyncio.create_task(self._warm_up(), name=f"lock table of partition {session.partition}")
@@ -553,7 +553,7 @@ class Pipeline:
     async def confirm(self) -> None:
         """Wait for proof that `committed` is not below any id that was acknowledged before this call."""
         if self.ended is None:
-            await self._confirming.confirm()
+            await self._confirmation.confirm()
         if self.ended is not None:
             raise self.ended
 

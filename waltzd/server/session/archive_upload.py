@@ -21,18 +21,18 @@ from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, ArchiveRounds, UploadTurns
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.partition_leader import PartitionLeader
-from waltzd.server.session.trimmer import Trimming
+from waltzd.server.session.trimmer import Trimmer
 
 _logger = logging.getLogger("waltz.server")
 
 
-class Archiving:
+class ArchiveUploader:
     """Uploads and trimming of one session."""
 
     def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._leader = leader
         self._coordinator = cluster.coordinator
-        self._trimming = Trimming(leader, cluster, say)
+        self._trimmer = Trimmer(leader, cluster, say)
         self._say = say
         self._turns = UploadTurns()
         self._rounds = ArchiveRounds()
@@ -65,14 +65,14 @@ class Archiving:
             except WaltzError as error:
                 self._tell(f"{error.code} {error.message}")
                 pause = IDLE_SECONDS
-            await self._trimming.step()
+            await self._trimmer.step()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._signal.wait(self._signal.version)
 
     @property
     def trim_trouble(self) -> str:
-        return self._trimming.trouble
+        return self._trimmer.trouble
 
     def hurry(self) -> None:
         """Upload now, except after a failure: a sealed segment waits."""

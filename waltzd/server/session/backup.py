@@ -17,8 +17,8 @@ from waltzd.cluster.archives import archived, of_timeline, said
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp
-from waltzd.server.session.archive_upload import Archiving
-from waltzd.server.session.confirmation import Confirming
+from waltzd.server.session.archive_upload import ArchiveUploader
+from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.partition_leader import PartitionLeader
 
 _logger = logging.getLogger("waltz.server")
@@ -32,13 +32,13 @@ class Backup:
     """Backup of one session."""
 
     def __init__(
-        self, leader: PartitionLeader, coordinator: Coordinator, archiving: Archiving, say: Callable[[str], None]
+        self, leader: PartitionLeader, coordinator: Coordinator, uploader: ArchiveUploader, say: Callable[[str], None]
     ) -> None:
         self._leader = leader
         self._coordinator = coordinator
-        self._archiving = archiving
+        self._uploader = uploader
         self._say = say
-        self._confirming = Confirming(leader)
+        self._confirmation = SessionConfirmation(leader)
         self._asked = ""
         """Storage that is asked; empty before the first choice."""
         self._failed: dict[str, str] = {}
@@ -58,7 +58,7 @@ class Backup:
 
     @property
     def _reached(self) -> int:
-        known, tail = self._archiving.known, self.known
+        known, tail = self._uploader.known, self.known
         return max(-1 if known is None else known.last_id, -1 if tail is None else tail.last_id)
 
     async def run(self) -> None:
@@ -77,9 +77,9 @@ class Backup:
         able = [
             name
             for name, replicator in sorted(self._leader.replicators.items())
-            if replicator.is_readable and self._archiving.archives(name)
+            if replicator.is_readable and self._uploader.archives(name)
         ]
-        if not able or self._archiving.begins_late:
+        if not able or self._uploader.begins_late:
             return seconds
         if self._since is None:
             self._since = asyncio.get_running_loop().time()
@@ -103,18 +103,18 @@ class Backup:
             return seconds
         began = asyncio.get_running_loop().time()
         moment = owned.storage_clocks.bounded(owned.settings.wall(), began)
-        known, lineage = self._archiving.known, owned.core.meta.lineage
+        known, lineage = self._uploader.known, owned.core.meta.lineage
         if known is None:
             meta = of_timeline((await archived(self._coordinator, owned.partition))[0], lineage)
             known = Archived() if meta is None else said(meta)
-        await self._confirming.confirm()
+        await self._confirmation.confirm()
         committed = owned.committed
         found = await owned.port(self._asked).back_up(
             owned.partition, known, session=owned.session, committed=committed, moment=moment, lineage=lineage
         )
         self._failed.clear()
         if found.archives_first:
-            self._archiving.hurry()
+            self._uploader.hurry()
             return ARCHIVES_FIRST_SECONDS
         self.known = found
         if found.last_id >= committed:

@@ -25,7 +25,7 @@ CONFIRM_SECONDS = 2.0
 """Time for a majority to confirm the session."""
 
 
-class Confirming:
+class SessionConfirmation:
     def __init__(self, leader: PartitionLeader) -> None:
         self._leader = leader
         self._current: asyncio.Task[None] | None = None

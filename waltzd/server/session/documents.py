@@ -34,7 +34,7 @@ PAUSES = 20
 """Longest pause before the coordinator is asked again, in multiples of the first pause."""
 
 
-class Documents:
+class PartitionDocuments:
     def __init__(
         self,
         cluster: Cluster,

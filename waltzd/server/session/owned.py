@@ -30,10 +30,10 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archive_upload import Archiving
+from waltzd.server.session.archive_upload import ArchiveUploader
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
-from waltzd.server.session.documents import Documents
+from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import SessionSettings
@@ -91,7 +91,7 @@ class OwnedLog(Generic[P]):
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
         """Id of the last session that was open, and how far each replica had acknowledged in it. The coordinator may not
         have that yet."""
-        self._archiving: Archiving | None = None
+        self._uploader: ArchiveUploader | None = None
         self._backup: Backup | None = None
         """Backup of the present session, or of the last one."""
         self._trouble = ""
@@ -153,7 +153,7 @@ class OwnedLog(Generic[P]):
         meta, known, version = await self._next_session()
         # Where the session before was this owner's, its pipeline is closed already and answers nothing.
         lease_before = 0.0 if meta.opened == self._marks[0] else meta.lease_ms / 1000
-        documents = Documents(
+        documents = PartitionDocuments(
             cluster, self.partition, version=version, known=known, retry_seconds=self._settings.retry_seconds
         )
         await documents.read()
@@ -172,14 +172,14 @@ class OwnedLog(Generic[P]):
         tell_failure(following, session.leader.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.leader.end)
-        archiving = self._archiving = Archiving(session.leader, cluster, self._note)
-        backup = self._backup = Backup(session.leader, cluster.coordinator, archiving, self._note)
+        uploader = self._uploader = ArchiveUploader(session.leader, cluster, self._note)
+        backup = self._backup = Backup(session.leader, cluster.coordinator, uploader, self._note)
         uploading: list[asyncio.Task[None]] = []
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
             self._pipeline = pipeline = self._make_pipeline(session.leader)
-            uploading.append(asyncio.create_task(archiving.run(), name=f"archive of partition {self.partition}"))
+            uploading.append(asyncio.create_task(uploader.run(), name=f"archive of partition {self.partition}"))
             if self._settings.backup_seconds:
                 uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
             self.signal.notify()
@@ -347,12 +347,12 @@ class OwnedLog(Generic[P]):
             replicas=tuple(leader.describe(name) for name in leader.core.names),
             format=leader.format,
             trouble=session.documents.trouble,
-            archived=None if self._archiving is None else self._archiving.known,
-            archive_trouble="" if self._archiving is None else self._archiving.trouble or self._archiving.trim_trouble,
+            archived=None if self._uploader is None else self._uploader.known,
+            archive_trouble="" if self._uploader is None else self._uploader.trouble or self._uploader.trim_trouble,
             backed_up=None if self._backup is None else self._backup.known,
             backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
             backup_trouble="" if self._backup is None else self._backup.trouble,
-            archive_check=None if self._archiving is None else self._archiving.seen,
+            archive_check=None if self._uploader is None else self._uploader.seen,
             timelines=leader.core.meta.timelines,
             ahead_ms=self._ahead(leader) // 1000,
         )

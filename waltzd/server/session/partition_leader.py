@@ -46,8 +46,8 @@ from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.copier import Copier, SourceFailed
-from waltzd.server.session.reader import Reading
-from waltzd.server.session.renewal import renewing
+from waltzd.server.session.reader import ReplicaReader
+from waltzd.server.session.renewal import renew_by_acknowledgements
 from waltzd.server.session.settings import SessionSettings
 from waltzd.wire.coalescing_sender import CoalescingSender
 
@@ -80,7 +80,7 @@ _STATES: dict[type[Task], ReplicatorState] = {GiveUp: ReplicatorState.GIVEN_UP, 
 """States of replicas that wait for an operator, by their task."""
 
 
-class PartitionLeader(Reading):
+class PartitionLeader(ReplicaReader):
     def __init__(
         self,
         partition: int,
@@ -650,7 +650,7 @@ class Replicator:
         # What the storage knows, not what it holds: it may have restarted, and have copied without a committed mark.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
-        stream = self._stream = renewing(
+        stream = self._stream = renew_by_acknowledgements(
             self.port.append(leader.partition, leader.session), self.name, self._progress.sent, leader
         )
         try:

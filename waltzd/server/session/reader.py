@@ -43,7 +43,7 @@ async def nothing_archived() -> Archived | None:
     return None
 
 
-class Reading:
+class ReplicaReader:
     """The part of `PartitionLeader` that readers use."""
 
     partition: int

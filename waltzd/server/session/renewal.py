@@ -19,14 +19,14 @@ class Owner(Protocol):
     settings: SessionSettings
 
 
-def renewing(stream: AppendPort, name: str, sent: int, owner: Owner) -> AppendPort:
+def renew_by_acknowledgements(stream: AppendPort, name: str, sent: int, owner: Owner) -> AppendPort:
     """Return a stream that renews the lease of the session; the stream itself if there is no lease. The storage `name`
     was sent everything up to `sent` before."""
     lease = owner.marks.lease if owner.marks is not None else None
-    return stream if lease is None else _Renewing(stream, name, sent, lease, owner)
+    return stream if lease is None else _RenewingStream(stream, name, sent, lease, owner)
 
 
-class _Renewing(AppendPort):
+class _RenewingStream(AppendPort):
     """A stream whose acknowledgements renew the lease. A storage checks its session before it writes, so an
     acknowledgement confirms that the storage was not fenced by a newer session after the records were sent."""
 

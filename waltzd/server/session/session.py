@@ -43,7 +43,7 @@ from waltzd.server.core.membership import acknowledging, closing, diverging, fol
 from waltzd.server.core.recovery import NEAR_IDS
 from waltzd.server.core.task import Level
 from waltzd.server.session.change_signal import PeriodicTimer
-from waltzd.server.session.documents import Documents
+from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.settings import (
     ACKNOWLEDGED_SECONDS,
@@ -63,7 +63,7 @@ class Session:
         partition: int,
         *,
         meta: PartitionMeta,
-        documents: Documents,
+        documents: PartitionDocuments,
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: SessionSettings,
         timer: PeriodicTimer,

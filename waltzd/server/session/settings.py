@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.server.session.archive_lane import ArchiveLane
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
 
 PATIENCE_SECONDS = 0.3
 """Time that a session which could open waits for replicas that are nearly level."""
@@ -97,7 +97,7 @@ class SessionSettings:
     trim_seconds: float = 10.0
     """Interval in which the trim floor is computed again. Retention policies are days, or many segments."""
     turns: RenewalTurns = field(default_factory=RenewalTurns)
-    archive: ArchiveLane | None = None
+    archive: ArchiveFetcher | None = None
     """Reader of records that storages have trimmed; None without an archive."""
     backup_seconds: float = 0.0
     """Interval in which a storage uploads what is committed and not archived yet; 0 for never."""

@@ -27,7 +27,7 @@ from waltzd.server.core.retention import Sealed, next_floor, reach_of
 from waltzd.server.session.partition_leader import PartitionLeader
 
 
-class Trimming:
+class Trimmer:
     """Trimming of one session."""
 
     def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:

@@ -128,7 +128,7 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon.expiry = Expiry(None)
     daemon._server = type("Server", (), {"listen": "a:1", "streams": "", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.owner = registration, election, host
-    daemon._copy_pace, daemon._detector, daemon._policy, daemon._roster = Part(), Part(), Part(), Part()
+    daemon._copy_rate, daemon._detector, daemon._policy, daemon._name_recorder = Part(), Part(), Part(), Part()
     daemon._saver = daemon.groups = Part()
     result: command._Daemon = daemon
     return result

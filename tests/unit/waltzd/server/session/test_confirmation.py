@@ -18,7 +18,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.session.change_signal import ChangeSignal
-from waltzd.server.session.confirmation import Confirming
+from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.settings import SessionSettings
 
@@ -64,8 +64,8 @@ class FakeLog:
         return SimpleNamespace(status=status)
 
 
-def confirming(log: FakeLog) -> Confirming:
-    return Confirming(cast(PartitionLeader, log))
+def confirming(log: FakeLog) -> SessionConfirmation:
+    return SessionConfirmation(cast(PartitionLeader, log))
 
 
 def test_a_majority_is_enough() -> None:
@@ -196,7 +196,7 @@ def test_who_loses_its_vote_takes_its_part_of_the_lease_away() -> None:
 async def test_real_storages_confirm_an_open_session_and_the_next_one_of_its_owner() -> None:
     async with cell() as c:
         _, pipeline = await c.holding(100, settings=SETTINGS)
-        asked, log = Confirming(pipeline.session), pipeline.session
+        asked, log = SessionConfirmation(pipeline.session), pipeline.session
         await asked.confirm()
         c.storages["s2"].kill()
         await asked.confirm()
@@ -212,7 +212,7 @@ async def test_real_storages_confirm_an_open_session_and_the_next_one_of_its_own
 async def test_storages_that_have_opened_for_another_owner_confirm_nothing() -> None:
     async with cell() as c:
         _, first = await c.holding(100)
-        asked = Confirming(first.session)
+        asked = SessionConfirmation(first.session)
         for link in first.session.replicators.values():  # it hears nothing any more, and still asks
             link.cancel()
         second = await c.opened(await c.own(2))
@@ -221,14 +221,14 @@ async def test_storages_that_have_opened_for_another_owner_confirm_nothing() -> 
         assert first.session.committed < second.session.committed, "its own mark is an old one"
         with pytest.raises(NotReady, match="has promised itself to session 2"):
             await asked.confirm()
-        await Confirming(second.session).confirm()
+        await SessionConfirmation(second.session).confirm()
 
 
 @story
 async def test_acknowledged_appends_are_a_lease() -> None:
     async with cell() as c:
         _, pipeline = await c.holding(100, settings=leasing(0.2))
-        log = Confirming(pipeline.session)
+        log = SessionConfirmation(pipeline.session)
         assert (await c.meta()).lease_ms == 200
         assert log.is_leased
         await asyncio.sleep(0.3)
@@ -250,7 +250,7 @@ async def test_nobody_opens_while_a_lease_may_hold() -> None:
         _, first = await c.holding(100, settings=leasing(0.2))
         for link in first.session.replicators.values():
             link.cancel()
-        old = Confirming(first.session)
+        old = SessionConfirmation(first.session)
         await old.confirm()
         began = clock()
         dies = await c.own(2, settings=leasing(0.0))
@@ -299,7 +299,7 @@ async def test_a_lease_is_outlasted_from_when_the_promises_are_known() -> None:
         _, first = await c.holding(100, settings=leasing(0.2))
         for link in first.session.replicators.values():
             link.cancel()
-        old, began = Confirming(first.session), clock()
+        old, began = SessionConfirmation(first.session), clock()
         c.connect = lambda meta: SlowToPromise(c.storages[meta.name])  # type: ignore[method-assign]
         owned = await c.own(2, settings=leasing(0.0))
         await asyncio.sleep(0.45)

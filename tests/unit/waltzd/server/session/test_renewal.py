@@ -12,7 +12,7 @@ from tests.unit.timeless import run
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Content
 from waltzd.server.core.lease import Lease
-from waltzd.server.session.renewal import renewing
+from waltzd.server.session.renewal import renew_by_acknowledgements
 
 both = pytest.mark.parametrize("at_once", [False, True])
 
@@ -60,7 +60,7 @@ class Room:
             sending_up_to=None,
             settings=SimpleNamespace(clock=lambda: self.now),
         )
-        self.renewing = renewing(self.stream, "A", 4, self.owner)
+        self.renewing = renew_by_acknowledgements(self.stream, "A", 4, self.owner)
         self.renewing.hear(self.heard.append)
 
     async def send(self, first_id: int, count: int, *, at: float) -> None:

@@ -15,7 +15,7 @@ from waltzd.errors import BadMetadata, CannotConnect, Diverged, NodeMissing
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.session.change_signal import PeriodicTimer
-from waltzd.server.session.documents import Documents
+from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import SessionSettings
 
@@ -109,7 +109,7 @@ class FormatOf:
 @pytest.mark.parametrize("trouble", [CannotConnect("away"), NodeMissing("gone"), BadMetadata("nonsense"), 0])
 def test_a_format_rises_and_never_falls_whatever_becomes_of_the_document(trouble: int | Exception) -> None:
     cluster: Any = FormatOf()
-    documents = Documents(cluster, 0, version=1, retry_seconds=1.0)
+    documents = PartitionDocuments(cluster, 0, version=1, retry_seconds=1.0)
 
     async def read(answer: int | Exception) -> int:
         cluster.answer = answer

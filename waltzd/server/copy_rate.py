@@ -10,7 +10,7 @@ from waltzd.cluster.cluster import COPY_RATE, Cluster
 from waltzd.server.reconcile import Reconciler
 
 
-class CopyPace:
+class CopyRateLimit:
     def __init__(self, cluster: Cluster, most: int) -> None:
         """`most`: limit of the configuration for each replica that copies, in bytes a second; 0 for no limit."""
         self._cluster = cluster

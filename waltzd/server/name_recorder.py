@@ -21,7 +21,7 @@ FORGET_SECONDS = 3600.0
 """Interval in which the leader looks for names to forget."""
 
 
-class Roster:
+class NameRecorder:
     def __init__(self, names: ClientNames, registry: ClientRegistry, *, is_leader: Callable[[], bool]) -> None:
         self._names = names
         self._registry = registry
@@ -34,11 +34,11 @@ class Roster:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                await self.look(asyncio.get_running_loop().time())
+                await self.record_names(asyncio.get_running_loop().time())
             except WaltzError as error:
                 log.info("the names of applications are written down later: %s %s", error.code, error.message)
 
-    async def look(self, now: float) -> None:
+    async def record_names(self, now: float) -> None:
         connected = self._registry.names
         self._noted = {name: self._noted[name] for name in connected if name in self._noted}
         for name in connected:

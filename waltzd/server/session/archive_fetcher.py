@@ -25,7 +25,7 @@ RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
 """A function that runs another one on a thread."""
 
 
-class ArchiveLane:
+class ArchiveFetcher:
     """Reads of one server from the archive, for all its partitions."""
 
     def __init__(self, reader: ArchiveReader, *, bring: RunBlocking, read: RunBlocking) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from waltzd.cluster.clients import SEEN_SECONDS
 from waltzd.errors import CannotConnect
-from waltzd.server.roster import FORGET_SECONDS, Roster
+from waltzd.server.name_recorder import FORGET_SECONDS, NameRecorder
 
 
 class Names:
@@ -32,10 +32,10 @@ class Connected:
     names: list[str] = []  # noqa: RUF012  a test sets it
 
 
-def made(is_leader: bool = True) -> tuple[Roster, Names, Connected]:
+def made(is_leader: bool = True) -> tuple[NameRecorder, Names, Connected]:
     names: Any = Names()
     connected: Any = Connected()
-    return Roster(names, connected, is_leader=lambda: is_leader), names, connected
+    return NameRecorder(names, connected, is_leader=lambda: is_leader), names, connected
 
 
 def test_a_name_is_looked_up_once_in_some_minutes_while_it_is_connected() -> None:
@@ -43,12 +43,12 @@ def test_a_name_is_looked_up_once_in_some_minutes_while_it_is_connected() -> Non
         roster, names, connected = made()
         connected.names = ["ann", "bob"]
         for second in range(0, SEEN_SECONDS + 60, 60):
-            await roster.look(10_000.0 + second)
+            await roster.record_names(10_000.0 + second)
         assert names.noted == ["ann", "bob", "ann", "bob"]
         connected.names = ["bob"]
-        await roster.look(10_700.0)
+        await roster.record_names(10_700.0)
         connected.names = ["ann", "bob"]
-        await roster.look(10_760.0)
+        await roster.record_names(10_760.0)
         assert names.noted[4:] == ["ann"], "it went and came again"
 
     asyncio.run(story())
@@ -59,7 +59,7 @@ def test_only_the_leader_forgets_and_seldom(is_leader: bool) -> None:
     async def story() -> None:
         roster, names, _ = made(is_leader)
         for second in range(0, 2 * int(FORGET_SECONDS), 60):
-            await roster.look(10_000.0 + second)
+            await roster.record_names(10_000.0 + second)
         assert names.forgot == (2 if is_leader else 0)
 
     asyncio.run(story())
@@ -71,9 +71,9 @@ def test_what_could_not_be_written_is_written_later() -> None:
         connected.names = ["ann"]
         names.error = CannotConnect("away")
         with pytest.raises(CannotConnect):
-            await roster.look(10_000.0)
+            await roster.record_names(10_000.0)
         names.error = None
-        await roster.look(10_060.0)
+        await roster.record_names(10_060.0)
         assert names.noted == ["ann"]
 
     asyncio.run(story())

@@ -15,7 +15,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, NodeMissing
-from waltzd.server.copy_pace import CopyPace
+from waltzd.server.copy_rate import CopyRateLimit
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 MB = 1_000_000
@@ -35,7 +35,7 @@ def test_a_bound_lasts_as_long_as_the_session_that_set_it(configured: int, bound
 
     async def work() -> None:
         tree = MemoryTree()
-        pace = CopyPace(await Cluster.create(tree.connect(), META), configured)
+        pace = CopyRateLimit(await Cluster.create(tree.connect(), META), configured)
         watching = asyncio.create_task(pace.reconciler.run())
         command = tree.connect()
         assert pace.bytes_per_second == configured
