@@ -1,8 +1,8 @@
-"""From what was typed to an exit code.
+"""Entry point of `waltzctl`: parse a command line, run the command, return an exit code.
 
-Commands are listed here and imported only when they run, so that `--help` is quick. A command returns its exit code or
-raises an error of `waltzd.errors`; this module alone turns either into what the shell sees, and never shows a traceback
-for something that a user or a machine did.
+`COMMANDS` lists all commands; the module of a command is imported only when it runs, so that `--help` is quick. A command
+returns its exit code or raises an error of `waltzd.errors`. Only this module turns either into output and an exit code. A
+mistake of a user or a failure of a machine never shows a traceback.
 """
 
 from __future__ import annotations
@@ -20,198 +20,188 @@ from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, WaltzError, not_insta
 try:
     import typer
     from typer import Option
-    from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
     from typer.core import TyperCommand, TyperGroup
-except ModuleNotFoundError as error:  # an application has this program, too
+except ModuleNotFoundError as error:  # an application installs this program without the extra `tools`
     sys.exit("\n".join(not_installed(error, "tools").lines()))
 
-from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
+from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, silence_stdout
 from waltzctl.shell.options import HELP, command_of
 from waltzctl.shell.removed import check_command
 from waltzctl.show.terminal import printable
 
 COMPLETE = "_WALTZCTL_COMPLETE"
-"""The variable by which a shell asks: `bash_source`, and so for zsh and fish."""
+"""Environment variable through which a shell requests completions: `bash_source`, `zsh_source`, `fish_source`."""
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
-        "archive": ("", "The log in a store: how far, and whole or not."),
-        "backup": ("", "How much would be lost now; and whether all of it comes back."),
-        "bench": ("", "Measure what a cluster does under load."),
-        "certificate": ("", "Make certificates for trials and a first cluster."),
-        "channel": ("", "Names for sets of partitions."),
-        "client": ("", "Which applications are connected, and who is slowed."),
-        "cluster": ("", "Look at a cluster as a whole, and change it."),
-        "config": ("", "Check configuration files."),
-        "console": ("waltzctl.console.command:console", "The cluster in a browser."),
-        "context": ("", "Give clusters names."),
-        "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
-        "doctor": ("waltzctl.health.doctor:doctor", "Look for what will go wrong next, with the cure."),
+        "archive": ("", "Inspect, verify and repair the archive of the log."),
+        "backup": ("", "Test that a backup can be restored."),
+        "bench": ("", "Measure a cluster under load."),
+        "certificate": ("", "Issue certificates for trials and a first cluster."),
+        "channel": ("", "List and set channels: names for sets of partitions."),
+        "client": ("", "List and disconnect applications."),
+        "cluster": ("", "Describe, change, save and restore a cluster."),
+        "config": ("", "Validate configuration files."),
+        "console": ("waltzctl.console.command:console", "Serve a read-only web page that shows the cluster."),
+        "context": ("", "Name clusters, and select one."),
+        "create-cluster": ("waltzctl.placement.creation:create", "Create a cluster from running storages."),
+        "doctor": ("waltzctl.health.doctor:doctor", "Check for coming problems, and show how to fix each."),
         "down": ("waltzctl.local_cluster.up:down", "Stop a cluster that `up` started."),
-        "errors": ("", "Explain the error codes that Waltz prints."),
-        "events": ("waltzctl.health.events:events", "What the daemons said lately, in one order."),
-        "export": ("", "What `spark-export` wrote: look, and check."),
-        "group": ("", "Consumer groups: members that share work, and what they put aside."),
-        "health": ("waltzctl.health.health:health", "Commit a probe in every partition, and say how long it took."),
-        "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
-        "lock": ("", "Why a transaction was refused."),
-        "logs": ("waltzctl.local_cluster.up:logs", "What the daemons of a cluster on this machine wrote."),
-        "partition": ("", "Replicas and owners of partitions."),
-        "policy": ("", "Who may do what."),
-        "rebuild-index": ("waltzctl.records.offline:rebuild_index", "Make index files again from the data."),
-        "reset": ("waltzctl.local_cluster.up:reset", "Stop a cluster on this machine and remove all that it holds."),
-        "segment": ("", "Look into single files of a storage."),
-        "server": ("", "Servers, and which of them take partitions."),
+        "errors": ("", "Explain error codes and exit codes."),
+        "events": ("waltzctl.health.events:events", "Show recent log lines of all daemons, by time."),
+        "export": ("", "Describe and verify the output of `spark-export`."),
+        "group": ("", "Manage durable consumer groups and their dead letters."),
+        "health": ("waltzctl.health.health:health", "Commit a probe in every partition, and show the latency."),
+        "history": ("waltzctl.placement.cluster:history", "List changes of the cluster: who, what, when and why."),
+        "lock": ("", "Explain why a lock failed."),
+        "logs": ("waltzctl.local_cluster.up:logs", "Show the log files of a cluster on this machine."),
+        "partition": ("", "Assign, describe and compare partitions."),
+        "policy": ("", "Set and explain the access policy."),
+        "rebuild-index": ("waltzctl.records.offline:rebuild_index", "Rebuild the index files of a storage, offline."),
+        "reset": ("waltzctl.local_cluster.up:reset", "Stop a cluster on this machine and delete its data."),
+        "segment": ("", "Dump single files of a storage."),
+        "server": ("", "List, drain and remove servers."),
         "spark-export": (
             "waltz_spark.export.export_command:spark_export",
             "Export the log to Parquet, or to a Delta table.",
         ),
-        "status": ("waltzctl.health.status:status", "Whether a cluster is well, and what is wrong."),
-        "storage": ("", "Storages: add, remove, replace, look."),
-        "support": ("", "Collect what a person who helps needs to see."),
-        "top": ("waltzctl.health.top:top", "What a cluster is doing, live."),
+        "status": ("waltzctl.health.status:status", "Show whether a cluster is healthy, and what is wrong."),
+        "storage": ("", "Add, describe, recover and remove storages."),
+        "support": ("", "Collect diagnostics for a support request."),
+        "top": ("waltzctl.health.top:top", "Show live throughput and latency of a cluster."),
         "txn": ("", "Read, follow and append transactions."),
-        "up": ("waltzctl.local_cluster.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
+        "up": ("waltzctl.local_cluster.up:up", "Start a real cluster on this machine, to try Waltz."),
         "verify-segments": ("waltzctl.records.offline:verify_segments", "Check all files of a storage, offline."),
     },
     "archive": {
-        "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, or remove leftovers."),
-        "sign": ("waltzctl.records.archive:sign", "Make the key of an archive; sign what is older."),
-        "status": ("waltzctl.records.archive:status", "How far each partition is archived, or can be restored."),
-        "timelines": ("waltzctl.records.archive:timelines", "List the timelines of each partition in a store."),
-        "verify": ("waltzctl.records.archive:verify", "Check an archive in its store."),
+        "heal": ("waltzctl.records.archive:heal", "Restore lost objects of an archive, or delete leftovers."),
+        "sign": ("waltzctl.records.archive:sign", "Create an archive key, or sign an unsigned archive."),
+        "status": ("waltzctl.records.archive:status", "Show how far each partition is archived or backed up."),
+        "verify": ("waltzctl.records.archive:verify", "Check all objects of an archive."),
     },
     "backup": {
         "drill": (
             "waltzctl.records.drill:drill",
-            "Restore into a scratch directory, and check it all.",
+            "Restore a backup into a scratch directory and check it.",
         ),
-        "status": ("waltzctl.records.backup:status", "How far each partition is backed up."),
     },
     "bench": {
-        "append": ("waltzctl.bench.command:append", "Append transactions."),
-        "feed": ("waltzctl.bench.command:feed", "Read what was written, from memory and from disks."),
+        "append": ("waltzctl.bench.command:append", "Measure appends."),
+        "feed": ("waltzctl.bench.command:feed", "Measure reads from memory and from disk."),
     },
     "certificate": {
-        "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+        "issue": ("waltzctl.config.certificates:issue", "Issue certificates of one role."),
     },
     "channel": {
-        "list": ("waltzctl.config.channel:list_", "The channels and their partitions."),
-        "remove": ("waltzctl.config.channel:remove", "Take a name away; its partitions stay."),
-        "set": ("waltzctl.config.channel:set_", "Give partitions a name, or a channel other partitions."),
+        "list": ("waltzctl.config.channel:list_", "List channels and their partitions."),
+        "set": ("waltzctl.config.channel:set_", "Set the partitions of a channel, or delete it."),
     },
     "client": {
-        "describe": ("waltzctl.health.client:describe", "One application: its instances, and what it uses."),
-        "disconnect": ("waltzctl.health.client:disconnect", "End the mounts of an application."),
-        "list": ("waltzctl.health.client:list_", "The instances of applications, a line each."),
+        "disconnect": ("waltzctl.health.client:disconnect", "Close the mounts of an application."),
+        "list": ("waltzctl.health.client:list_", "List connected applications, or describe one."),
     },
     "cluster": {
-        "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
+        "delete": ("waltzctl.placement.cluster:delete", "Delete the documents of a cluster from ZooKeeper."),
         "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
-        "load-metadata": ("waltzctl.placement.metadata:load", "Put the documents of a cluster back into ZooKeeper."),
+        "load-metadata": ("waltzctl.placement.metadata:load", "Load saved documents of a cluster into ZooKeeper."),
         "rebuild-metadata": (
             "waltzctl.placement.metadata:rebuild",
-            "Make the documents of a cluster anew from its storages.",
+            "Rebuild the documents of a cluster from its storages.",
         ),
-        "restore": ("waltzctl.placement.restore:restore", "Make a cluster out of an archive, at one moment."),
-        "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
-        "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
-        "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
-        "wait": ("waltzctl.health.gate:wait", "Wait until a cluster is well."),
+        "restore": ("waltzctl.placement.restore:restore", "Create a cluster from an archive, at a point in time."),
+        "save-metadata": ("waltzctl.placement.metadata:save", "Save the documents of a cluster to a file."),
+        "set": ("waltzctl.placement.cluster:set_", "Set replicas, format or retention; close ZooKeeper."),
+        "wait": ("waltzctl.health.gate:wait", "Wait until a cluster is healthy or can spare a storage."),
     },
     "config": {
-        "validate": ("waltzctl.config.configuration:validate", "Check configuration files."),
+        "validate": ("waltzctl.config.configuration:validate", "Validate configuration files."),
     },
     "context": {
-        "add": ("waltzctl.shell.context:add", "Give a cluster a name."),
-        "list": ("waltzctl.shell.context:list_", "The clusters that have names."),
-        "remove": ("waltzctl.shell.context:remove", "Forget a name; the cluster is not touched."),
-        "use": ("waltzctl.shell.context:use", "Mean a cluster from now on; or say which one is meant."),
+        "add": ("waltzctl.shell.context:add", "Name a cluster."),
+        "list": ("waltzctl.shell.context:list_", "List named clusters."),
+        "remove": ("waltzctl.shell.context:remove", "Delete a name; the cluster is not touched."),
+        "use": ("waltzctl.shell.context:use", "Select a cluster, or show the selected one."),
     },
     "errors": {
         "lookup": ("waltzctl.shell.error:lookup", "Explain an error code, or list all codes."),
     },
     "export": {
-        "status": ("waltz_spark.export.manifest_command:status", "What an export holds, as its manifest says."),
+        "status": ("waltz_spark.export.manifest_command:status", "Describe an export by its manifest."),
         "verify": (
             "waltz_spark.export.manifest_command:verify",
             "Check all files of an export, alone or against the log.",
         ),
     },
     "group": {
-        "create": ("waltzctl.groups.changes:create", "Make a group."),
-        "describe": ("waltzctl.groups.command:describe", "One group: where it stands, and its members."),
-        "list": ("waltzctl.groups.command:list_", "The groups, a line each."),
-        "parked": ("", "What a group has put aside."),
-        "pass-over": ("waltzctl.groups.changes:pass_over", "Let groups go on without an entry that cannot be read."),
-        "remove": ("waltzctl.groups.changes:remove", "Take a group away; the log stays."),
+        "create": ("waltzctl.groups.changes:create", "Create a group."),
+        "describe": ("waltzctl.groups.command:describe", "Describe a group: position, lag and members."),
+        "list": ("waltzctl.groups.command:list_", "List groups."),
+        "parked": ("", "List and replay the dead letters of a group."),
+        "remove": ("waltzctl.groups.changes:remove", "Delete a group; the log stays."),
         "reset": ("waltzctl.groups.position:reset", "Reset the position of a group, or skip ids."),
-        "resume": ("waltzctl.groups.position:resume", "Let a group go on that has stopped."),
-        "set": ("waltzctl.groups.changes:set_", "Give a group other settings."),
+        "resume": ("waltzctl.groups.position:resume", "Resume a stopped group."),
+        "set": ("waltzctl.groups.changes:set_", "Set the settings of a group."),
     },
     "group parked": {
-        "list": ("waltzctl.groups.parked:list_", "What is parked, with member and reason."),
-        "replay": ("waltzctl.groups.parked:replay", "Let what is parked be done again, once, or leave it for good."),
+        "list": ("waltzctl.groups.parked:list_", "List dead letters, with member and reason."),
+        "replay": ("waltzctl.groups.parked:replay", "Deliver dead letters again, or discard them."),
     },
     "lock": {
-        "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
+        "explain": ("waltzctl.records.lock:explain", "Show the holder of a lock, and what to wait for."),
     },
     "partition": {
-        "assign": ("waltzctl.placement.partition:assign", "Move replicas, go on with moves, or take them back."),
+        "assign": ("waltzctl.placement.partition:assign", "Move replicas, resume moves, or cancel them."),
         "auto-assign": ("waltzctl.placement.partition:auto_assign", "Spread replicas evenly over storages and groups."),
-        "compare": ("waltzctl.records.compare:compare", "Whether replicas hold the same, and where they differ first."),
-        "describe": ("waltzctl.placement.partition:describe", "One partition: owner, session, replicas."),
-        "list": ("waltzctl.placement.partition:list_", "All partitions, a line each."),
-        "preferred": ("waltzctl.placement.ownership:preferred", "Which server should own a partition."),
-        "rescue": ("waltzctl.placement.rescue:rescue", "Go on from the copies at hand, where no owner can decide."),
-        "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server."),
+        "compare": ("waltzctl.records.compare:compare", "Compare replicas, and show the first difference."),
+        "describe": ("waltzctl.placement.partition:describe", "Describe a partition: owner, session, replicas."),
+        "list": ("waltzctl.placement.partition:list_", "List partitions."),
+        "preferred": ("waltzctl.placement.ownership:preferred", "Set or list preferred owners of partitions."),
+        "rescue": ("waltzctl.placement.rescue:rescue", "Resume a partition that lost its majority, from the copies left."),
+        "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server, once."),
     },
     "policy": {
-        "explain": ("waltzctl.config.policy:explain", "What a name may do, and which grants say so."),
-        "set": ("waltzctl.config.policy:set_", "Put the policy of a file in force, check it, or take it away."),
-        "show": ("waltzctl.config.policy:show", "The grants that count."),
+        "explain": ("waltzctl.config.policy:explain", "Show the grants, or the rights of an application."),
+        "set": ("waltzctl.config.policy:set_", "Set the policy from a file, check it, or delete it."),
     },
     "segment": {
-        "dump": ("waltzctl.records.offline:dump_segment", "Show what a segment or another file holds, damaged or not."),
+        "dump": ("waltzctl.records.offline:dump_segment", "Dump a segment or another file, damaged or not."),
     },
     "server": {
-        "drain": ("waltzctl.placement.ownership:drain", "Let a server give its partitions away, or take some again."),
-        "list": ("waltzctl.placement.ownership:list_", "The servers, and which of them are up."),
-        "remove": ("waltzctl.placement.ownership:remove", "Take a server that was stopped for good off the list."),
+        "drain": ("waltzctl.placement.ownership:drain", "Move partitions off a server, or allow them again."),
+        "list": ("waltzctl.placement.ownership:list_", "List servers."),
+        "remove": ("waltzctl.placement.ownership:remove", "Remove a server that was stopped for good."),
     },
     "storage": {
-        "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),
+        "add": ("waltzctl.placement.membership:add", "Add a storage to the cluster."),
         "availability": (
             "waltzctl.placement.storage:availability",
-            "Take partitions of a storage offline, or back online.",
+            "Take replicas of a storage offline, or back online.",
         ),
-        "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
-        "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),
-        "may-stop": ("waltzctl.health.gate:may_stop", "Whether a storage may be stopped without harm."),
-        "recover": ("waltzctl.placement.recover:recover", "Bring replicas back whose disk was lost or damaged."),
-        "remove": ("waltzctl.placement.membership:remove", "Move everything off a storage, and take it out."),
-        "replace": ("waltzctl.placement.membership:replace_", "Move everything from one storage to another."),
-        "set": ("waltzctl.placement.membership:set_", "Write down other addresses or another group."),
-        "verify": ("waltzctl.placement.storage:verify", "Check a storage's files while it runs."),
+        "describe": ("waltzctl.placement.storage:describe", "Describe a storage, its replicas and counters."),
+        "list": ("waltzctl.placement.storage:list_", "List storages."),
+        "recover": ("waltzctl.placement.recover:recover", "Rebuild replicas whose disk was lost or damaged."),
+        "remove": ("waltzctl.placement.membership:remove", "Move all replicas off a storage, and remove it."),
+        "set": ("waltzctl.placement.membership:set_", "Set the addresses or the group of a storage."),
+        "verify": ("waltzctl.placement.storage:verify", "Check the files of a running storage."),
     },
     "support": {
-        "bundle": ("waltzctl.health.support:bundle", "One archive without payloads and secrets."),
+        "bundle": ("waltzctl.health.support:bundle", "Write a diagnostics archive, without payloads and secrets."),
     },
     "txn": {
         "append": ("waltzctl.records.txn:append", "Append a transaction."),
-        "get": ("waltzctl.records.txn:get", "Show transactions by their ids."),
-        "grep": ("waltzctl.records.txn:grep", "Show the transactions that match."),
-        "tail": ("waltzctl.records.txn:tail", "Show the newest transactions, and those that come."),
+        "get": ("waltzctl.records.txn:get", "Show transactions by id."),
+        "grep": ("waltzctl.records.txn:grep", "Show matching transactions."),
+        "tail": ("waltzctl.records.txn:tail", "Show the newest transactions, and follow the log."),
     },
 }
-"""The words of a group → its commands and groups, where each is defined ("" for a group), and its line in the help."""
+"""Words of a group → its commands and subgroups: each with `module:function` ("" for a group) and its line in the help."""
 
 GENERAL_FAILURES = frozenset({"verify-segments"})
-"""Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
+"""Commands with three outcomes: clean, findings, could not run (`EXIT_ERROR` for every error but a usage error)."""
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands by name only."""
+    """Group that imports the module of a command only when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(COMMANDS[self._table])
@@ -249,7 +239,7 @@ class LazyGroup(TyperGroup):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of standard output is gone, as in `waltzctl … | head`
             silence_stdout()
             return EXIT_OK
         return result
@@ -280,20 +270,20 @@ cli = typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """One command line; the exit code."""
+    """Run one command line; return the exit code."""
     try:
         try:
             with cli.make_context("waltzctl", list(arguments)) as context:
                 result = cli.invoke(context)
-        except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
+        except ModuleNotFoundError as error:  # an extra, such as spark, is not installed
             raise not_installed(error, "tools", "spark", "console") from error
-    except ClickException as error:
-        error.show()
+    except typer.TyperException as error:  # a usage error: each one that typer raises can show itself
+        error.show()  # type: ignore[attr-defined]
         return EXIT_USAGE
     except typer.Exit as ended:
         return ended.exit_code
     except (typer.Abort, KeyboardInterrupt) as error:
-        with suppress(OSError):  # told to end by a terminal that went away
+        with suppress(OSError):  # the terminal may have gone away
             said = f"\n{error}" if isinstance(error, Interrupted) else "Interrupted. Data files are as they were."
             typer.echo(said, err=True)
         return EXIT_INTERRUPTED
@@ -305,14 +295,14 @@ def run(arguments: Sequence[str]) -> int:
             for line in error.lines():
                 typer.echo(printable(line), err=True)
         return code
-    except OSError as error:  # our own output, a terminal that went away: files of a storage have errors of their own
-        typer.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)
+    except OSError as error:  # writing to standard output failed: errors of files are translated to `WaltzError`
+        typer.echo(f"waltzctl failed: {error.strerror or error}", err=True)
         return EXIT_ERROR
     return result if isinstance(result, int) else EXIT_OK
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether `-o json` was typed, however it was: what failed may have failed before the options were understood."""
+    """Return whether `-o json` was typed. Reads the raw arguments: parsing the options may be what failed."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return any(one in ("-ojson", "--output=json") or (one in ("-o", "--output") and two == "json") for one, two in pairs)
 
@@ -333,11 +323,11 @@ def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would write each failed handshake onto the terminal
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # or the start of another program ends it, while calls run
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would print each failed handshake
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC would fail when a subprocess is started
     if asked := os.environ.get(COMPLETE):
         shell, _, verb = asked.partition("_")
-        if verb in ("source", "complete"):  # typer, and the scripts that it makes, have it the other way round
+        if verb in ("source", "complete"):  # typer expects `source_bash`
             os.environ[COMPLETE] = f"{verb}_{shell}"
         cli.main(prog_name="waltzctl")
     for stream in (sys.stdout, sys.stderr):
@@ -345,7 +335,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     if code == EXIT_INTERRUPTED:
-        deaf()
+        ignore_signals()
     sys.exit(code)
 
 

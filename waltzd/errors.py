@@ -226,7 +226,7 @@ class GroupStateDamaged(WaltzError, code="W2301", status="DATA_LOSS"):
     """An entry of the group log cannot be decoded: a newer version wrote it, or it contradicts earlier entries. Groups
     deliver nothing, because a guess at their state could skip a transaction. Not done: nothing was delivered. Next:
     bring all servers to the newest version; if the error remains, report it, and skip the entry with `waltzctl group
-    pass-over ENTRY`."""
+    resume --pass-over ENTRY`."""
 
 
 class GroupLogClosed(WaltzError, code="W2302", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
@@ -449,7 +449,7 @@ class NotGranted(WaltzError, code="W2036", exit_code=EXIT_NOT_AUTHORISED, status
 class PolicyUnreadable(WaltzError, code="W2037", retry=Retry.LATER, status="UNAVAILABLE"):
     """This server has not read a valid policy since it started: the document is damaged, or a newer Waltz wrote it. It
     admits operators only. Servers that had read a valid policy keep it. Not done: nothing was read or written. Next: an
-    operator looks at it with `waltzctl policy show`, and writes another one with `waltzctl policy set FILE`."""
+    operator looks at it with `waltzctl policy explain`, and writes another one with `waltzctl policy set FILE`."""
 
 
 class ChangedMeanwhile(WaltzError, code="W2025", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
@@ -478,7 +478,7 @@ class CoordinatorOpen(WaltzError, code="W2039", exit_code=EXIT_UNSAFE):
     """This daemon has certificates, but the documents of its cluster in ZooKeeper are open. Every process that reaches
     ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the
     daemon did not start, and nothing was changed. Next: give every server the same `coordinator_credentials`, with
-    `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster secure`."""
+    `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster set --secure`."""
 
 
 class NotInstalled(WaltzError, code="W2032"):
@@ -528,7 +528,7 @@ class Superseded(WaltzError, code="W2051", exit_code=EXIT_CONFLICT, status="ABOR
     """A newer instance of this application was registered, and only one instance of its name may live. Requests of this
     instance are rejected where the newer one has mounted. Earlier requests are in the log or not; the newer instance
     sees which. This error ends an instance that was paused or cut off and replaced meanwhile. Not done: requests
-    without an answer are decided; the log tells how. Next: end this instance; `waltzctl client describe NAME` shows the
+    without an answer are decided; the log tells how. Next: end this instance; `waltzctl client list NAME` shows the
     newer one."""
 
 

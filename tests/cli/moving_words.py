@@ -11,7 +11,6 @@ _MOVING = {
     ("partition", "auto-assign"),
     ("storage", "add"),
     ("storage", "remove"),
-    ("storage", "replace"),
 }
 
 

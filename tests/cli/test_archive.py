@@ -170,7 +170,7 @@ def test_an_archive_is_told_verified_and_cleaned(
         follow(waltzctl, cluster, archived, page)
     backed_up = check_backup(waltzctl, cluster, archived)
     cluster.stop()  # an archive outlives its cluster
-    told = as_json(waltzctl("backup", "status", str(archived), "-o", "json"))
+    told = as_json(waltzctl("archive", "status", "--lost-now", str(archived), "-o", "json"))
     assert [one["backed_up_to"] for one in told["partitions"]] == backed_up
     assert all(one["complete_to"] for one in told["partitions"])
     assert told["metadata"]["moment"]
@@ -233,7 +233,7 @@ def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int
     """How far all partitions are backed up, once that is all."""
     ends = time.monotonic() + PATIENCE_SECONDS
     while True:
-        told = waltzctl("backup", "status", *where(cluster), "-o", "json")
+        told = waltzctl("archive", "status", "--lost-now", *where(cluster), "-o", "json")
         found = as_json(told)
         if found["metadata"] and found["metadata"]["number"] and all(
             row["lost_transactions"] == 0 and row["complete_to"] for row in found["partitions"]
@@ -243,7 +243,7 @@ def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int
         time.sleep(0.2)
     assert told.code == 0, told.err
     assert [row["lost_seconds"] for row in found["partitions"]] == [0, 0, 0]
-    assert "Documents of the cluster: number" in waltzctl("backup", "status", *where(cluster)).out
+    assert "Documents of the cluster: number" in waltzctl("archive", "status", "--lost-now", *where(cluster)).out
     newest = sorted((store / "metadata").iterdir())[-1]
     saved = read(newest.read_bytes(), "here")
     assert (saved.meta.partitions, saved.documents[CLIENT_IDS].secret) == (2, NO_SECRET)  # type: ignore[attr-defined]
@@ -295,4 +295,4 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 def test_examples(waltzctl: Tool) -> None:
     for command in ("status", "verify", "heal", "sign"):
         assert examples(waltzctl, ["archive", command])
-    assert examples(waltzctl, ["backup", "status"])
+    assert examples(waltzctl, ["archive", "status"])

@@ -25,14 +25,14 @@ def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
     yield where
     assert waltzctl("policy", "set", "--none", "--confirm", "local", *where).code == 0
     for row in as_json(waltzctl("channel", "list", *where, "-o", "json"))["channels"]:
-        assert waltzctl("channel", "remove", row["name"], "--yes", *where).code == 0
+        assert waltzctl("channel", "set", row["name"], "--none", "--yes", *where).code == 0
 
 
 def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
     assert "There are no channels" in waltzctl("channel", "list", *place).out
     refused(waltzctl("channel", "set", "all", "0", *place), 2, "no name of a channel")
     refused(waltzctl("channel", "set", "orders", "0-4", *place), 3, "no partition 4")
-    refused(waltzctl("channel", "remove", "orders", *place), 3, "W2300", "there is no channel orders", "channel list")
+    refused(waltzctl("channel", "set", "orders", "--none", *place), 3, "W2300", "no channel orders", "channel list")
     assert waltzctl("channel", "set", "orders", "1,0", "--reason", "trials", *place).code == 0
     assert "nothing to do" in waltzctl("channel", "set", "orders", "0-1", *place).out
     refused(waltzctl("channel", "set", "orders", "3", *place), 2, "say --yes")
@@ -57,7 +57,7 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
     assert waltzctl("policy", "set", file, "--check", "--channel", "orders=0-1").code == 0
     refused(waltzctl("policy", "set", file, "--check", "--channel", "orders"), 2, "--channel orders: this is no channel")
     assert waltzctl("policy", "set", file, "--yes", *place).code == 0
-    refused(waltzctl("channel", "remove", "orders", "--yes", *place), 5, "the policy speaks of the channel orders")
+    refused(waltzctl("channel", "set", "orders", "--none", "--yes", *place), 5, "the policy speaks of the channel orders")
     assert waltzctl("channel", "set", "orders", "1-2", "--dry-run", *place).out.splitlines() == [
         "would do: channel set orders",
         "  orders: add 2",
@@ -77,6 +77,6 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
 
 
 def test_the_examples_of_the_help_are_run(place: list[str], waltzctl: Tool) -> None:
-    for name in ("set", "list", "remove"):
+    for name in ("set", "list"):
         for arguments in examples(waltzctl, ["channel", name]):
             assert waltzctl(*arguments, *place).code == 0, arguments

@@ -43,13 +43,13 @@ def test_an_instance_is_listed_while_it_is_connected(live: LocalCluster, waltzct
         table = waltzctl("client", "list", *where).out
         assert "box:1" in table
         assert "live" in table
-        described = as_json(waltzctl("client", "describe", "anonymous", *where, "-o", "json"))
+        described = as_json(waltzctl("client", "list", "anonymous", *where, "-o", "json"))
         assert "box:1" in {each["instance"] for each in described["instances"]}
         assert sum(each["mounts"] for each in described["uses"]) >= 2
-        assert "mounts" in waltzctl("client", "describe", "anonymous", *where).out
+        assert "mounts" in waltzctl("client", "list", "anonymous", *where).out
     assert "box:1" not in instances(waltzctl, live)
     assert instances(waltzctl, live, "--all")["box:1"]["state"] == "gone"
-    refused(waltzctl("client", "describe", "nobody", *where), 3, "W2102", "there is no application nobody")
+    refused(waltzctl("client", "list", "nobody", *where), 3, "W2102", "there is no application nobody")
 
 
 def test_an_operator_disconnects_an_instance_and_it_comes_back(live: LocalCluster, waltzctl: Tool) -> None:
@@ -77,7 +77,7 @@ def test_of_exclusive_instances_only_the_newest_lives(live: LocalCluster, waltzc
                 old.append(b"z", partition=0)
             found = instances(waltzctl, live, "--all")
             assert found["new"]["epoch"] > found["old"]["epoch"] > 0
-            described = as_json(waltzctl("client", "describe", "anonymous", "--directory", live.directory, "-o", "json"))
+            described = as_json(waltzctl("client", "list", "anonymous", "--directory", live.directory, "-o", "json"))
             assert described["epoch"] == found["new"]["epoch"]
 
 
@@ -92,7 +92,7 @@ def test_who_wants_more_than_its_quota_is_shown_to_be_slowed(live: LocalCluster,
             for number in range(30):
                 one.append(b"x%d" % number, partition=0)
             assert instances(waltzctl, live)["box:3"]["is_slowed"]
-            uses = as_json(waltzctl("client", "describe", "anonymous", *where, "-o", "json"))["uses"]
+            uses = as_json(waltzctl("client", "list", "anonymous", *where, "-o", "json"))["uses"]
             assert sum(use["slowed_milliseconds"] for use in uses) > 0
             top = waltzctl("top", "--once", "--every", "0.2", *where)
             assert "slowed by their quotas: anonymous" in top.out
@@ -103,6 +103,6 @@ def test_who_wants_more_than_its_quota_is_shown_to_be_slowed(live: LocalCluster,
 
 def test_the_examples_of_the_help_are_run(live: LocalCluster, waltzctl: Tool) -> None:
     with client(live, "box:4"):
-        for name in ("list", "describe", "disconnect"):
+        for name in ("list", "disconnect"):
             for arguments in examples(waltzctl, ["client", name]):
                 assert waltzctl(*arguments, "--directory", live.directory).code == 0, arguments

@@ -44,7 +44,7 @@ def offered(*typed: str, program: Sequence[str] = SHELL, **environment: str) -> 
 
 def test_commands_and_options() -> None:
     assert offered("sto") == ["storage"]
-    assert {"remove", "replace", "recover"} <= set(offered("storage", "re"))
+    assert {"remove", "recover"} <= set(offered("storage", "re"))
     assert "--dry-run" in offered("storage", "remove", "--d")
 
 

@@ -120,7 +120,7 @@ def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool,
                 (["storage", "list"], "/storages", ("replicas", "free_bytes")),
                 (["server", "list"], "/servers", ("open",)),
                 (["archive", "status"], "/archive", ("partition", "committed", "behind")),
-                (["backup", "status"], "/archive", ("partition", "committed")),
+                (["archive", "status", "--lost-now"], "/archive", ("partition", "committed")),
             ):
                 html, told = client.get(path).text, json.loads(waltzctl(*words, "-o", "json").out)
                 rows = next(value for value in told.values() if isinstance(value, list))

@@ -30,7 +30,7 @@ def test_a_line_for_each_group(servers: Servers, waltzctl: Tool) -> None:
     assert "There are no consumer groups" in waltzctl("group", "list", *WHERE).out
     servers.put(
         3,
-        place(0, floor=89, target=95, open=2, parked=1, is_at_work=True, in_flight=2, members=(member(), member("two"))),
+        place(0, floor=89, reach=95, open=2, parked=1, is_at_work=True, in_flight=2, members=(member(), member("two"))),
         place(1, floor=50),
         place(2, is_at_work=True, in_flight=2, members=(member(),)),
     )
@@ -150,13 +150,14 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
 
 
 def test_groups_go_on_without_an_entry_that_cannot_be_read(servers: Servers, waltzctl: Tool) -> None:
-    refused(waltzctl("group", "pass-over", "1742", "--yes", *WHERE), 2, "say --confirm 1742")
-    assert waltzctl("group", "pass-over", "1742", "--dry-run", *WHERE).code == 0
+    refused(waltzctl("group", "resume", "--pass-over", "1742", "--yes", *WHERE), 2, "say --confirm 1742")
+    assert waltzctl("group", "resume", "--pass-over", "1742", "--dry-run", *WHERE).code == 0
     assert servers.asked == []
-    assert waltzctl("group", "pass-over", "1742", "--confirm", "1742", "--reason", "case 815", *WHERE).code == 0
+    assert waltzctl("group", "resume", "--pass-over", "1742", "--confirm", "1742", "--reason", "case 815", *WHERE).code == 0
     assert [what[1:] for what in servers.asked] == [("pass over", 1742)]
     (row,) = as_json(waltzctl("history", *WHERE, "-o", "json"))["history"]
-    assert (row["verb"], row["subject"], row["outcome"], row["reason"]) == ("group pass-over", "1742", "done", "case 815")
+    assert (row["verb"], row["subject"]) == ("group resume --pass-over", "1742")
+    assert (row["outcome"], row["reason"]) == ("done", "case 815")
 
 
 def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
@@ -183,7 +184,7 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--from-last", "--from-time", "1h"), 2, "--from-last and --from-time contradict each other"),
         (("create", "mailer", "--from-id", "0=1,2"), 2, "this says no ids"),
         (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is none of the group"),
-        (("create", "mailer", "--from-time", "noon"), 2, "this is no time"),
+        (("create", "mailer", "--from-time", "noon"), 2, "this is not a time"),
         (("set", "index"), 2, "no setting was named"),
         (("set", "mailer", "--tries", "3"), 3, "no consumer group mailer"),
         (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
@@ -209,8 +210,8 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     """Each partition by its owner, behind the id that was said."""
     servers.put(
         3,
-        place(0, floor=89, target=95, open=2, is_at_work=True, members=(member(),)),
-        place(1, stopped="id 6: no such address", floor=5, target=59, open=4),
+        place(0, floor=89, reach=95, open=2, is_at_work=True, members=(member(),)),
+        place(1, stopped="id 6: no such address", floor=5, reach=59, open=4),
         partitions="0-1",
     )
     assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [
@@ -285,7 +286,7 @@ def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, walt
 
 def test_the_examples_of_the_help_are_run(servers: Servers, waltzctl: Tool) -> None:
     commands = ("create", "describe", "list", "set", "reset", "resume", "parked list", "parked replay")
-    for words in (*commands, "pass-over", "remove"):
+    for words in (*commands, "remove"):
         for arguments in examples(waltzctl, ["group", *words.split()]):
             if words not in ("create", "remove"):
                 servers.put(3, place(0, floor=9, stopped="id 10", parked=1), name="mailer")

@@ -91,7 +91,7 @@ def test_it_comes_while_the_cluster_runs_and_nothing_of_it_is_lost(cluster: Loca
 
     spare = next(name for name in cluster.blueprint.storage_names if name not in held)
     new = f"{spare}={','.join(cluster.blueprint.addresses(spare))}"
-    done = waltzctl(*bounded(("storage", "replace", held[1], new, "--yes", "--confirm", held[1])), *place)
+    done = waltzctl(*bounded(("storage", "remove", held[1], "--replacement", new, "--yes", "--confirm", held[1])), *place)
     assert done.code == 0, done
     row = json.loads(waltzctl("partition", "list", *place, "-o", "json").out)["partitions"][GROUP_LOG]
     assert sorted(row["replicas"]) == sorted({*held, spare} - {held[1]})

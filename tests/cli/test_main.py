@@ -32,15 +32,15 @@ ONLINE = [["storage", name] for name in ("describe", "verify", "availability")]
 ELSEWHERE = {
     "cli/test_bench": [["bench", name] for name in ("append", "feed")],
     "cli/test_certificate_issue": [["certificate", "issue"]],
-    "cli/test_client": [["client", name] for name in ("describe", "disconnect", "list")],
+    "cli/test_client": [["client", name] for name in ("disconnect", "list")],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
-    "cli/test_channel": [["channel", name] for name in ("list", "remove", "set")],
+    "cli/test_channel": [["channel", name] for name in ("list", "set")],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", "validate"]],
     "cli/test_console": [["console"]],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "use")],
     "cli/test_group": [
-        *(["group", name] for name in ("create", "describe", "list", "pass-over", "remove")),
+        *(["group", name] for name in ("create", "describe", "list", "remove")),
         *(["group", name] for name in ("reset", "resume", "set")),
         *(["group", "parked", name] for name in ("list", "replay")),
     ],
@@ -51,7 +51,7 @@ ELSEWHERE = {
         ["support", "bundle"],
         ["top"],
     ],
-    "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
+    "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "set")],
     "cli/test_metadata": [["cluster", f"{name}-metadata"] for name in ("load", "rebuild", "save")],
     "cli/test_ownership": [
         *(["partition", name] for name in ("preferred", "transfer")),
@@ -63,17 +63,15 @@ ELSEWHERE = {
         ["history"],
     ],
     "cli/test_archive": [
-        ["backup", "status"],
         *(["archive", name] for name in ("heal", "sign", "status", "verify")),
     ],
-    "cli/test_policy": [["policy", name] for name in ("explain", "set", "show")],
+    "cli/test_policy": [["policy", name] for name in ("explain", "set")],
     "cli/test_recover": [["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"]],
-    "cli/test_wait": [["cluster", "wait"], ["storage", "may-stop"]],
+    "cli/test_wait": [["cluster", "wait"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
-    "process/test_closed_coordinator": [["cluster", "secure"]],
-    "cli/test_restore": [["archive", "timelines"], ["backup", "drill"], ["cluster", "restore"]],
+    "cli/test_restore": [["backup", "drill"], ["cluster", "restore"]],
     "spark/test_spark_export": [["spark-export"], *(["export", name] for name in ("status", "verify"))],
 }
 """By the file of tests in which the examples of their help are run, or read."""

@@ -144,7 +144,7 @@ def test_one_storage_under_two_names_is_refused(place: Place) -> None:
     theirs = place.local.blueprint.addresses("storage-2")
     for words in (
         ["storage", "add", f"storage-9={again[0]},{again[1]}", "--auto-assign", "--yes"],
-        ["storage", "replace", "storage-1", f"storage-9={again[0]},{again[1]}", "--yes"],
+        ["storage", "remove", "storage-1", "--replacement", f"storage-9={again[0]},{again[1]}", "--yes"],
         ["storage", "set", "storage-1", "--listen", theirs[0], "--admin-listen", theirs[1], "--yes"],
         ["storage", "set", "storage-2", "--listen", again[0], "--admin-listen", again[1], "--yes"],
     ):
@@ -165,7 +165,7 @@ def test_plans_change_nothing(place: Place) -> None:
         ["storage", "add", four, "--auto-assign"],
         ["storage", "remove", "storage-3", "--fewer-replicas"],
         ["storage", "remove", "storage-3", "--fewer-replicas", "--delete-files"],
-        ["storage", "replace", "storage-3", four],
+        ["storage", "remove", "storage-3", "--replacement", four],
         ["storage", "set", "storage-1", "--group", "rack-1"],
         ["storage", "availability", "storage-1", "0", "--offline"],
         ["partition", "assign", "0", "--off", "storage-3"],
@@ -187,7 +187,7 @@ def test_plans_change_nothing(place: Place) -> None:
 def test_the_examples_of_the_help_run(place: Place) -> None:
     four = dict(zip(("127.0.0.1:55480", "127.0.0.1:55481"), place.local.blueprint.addresses("storage-4"), strict=True))
     pattern = re.compile("|".join(map(re.escape, four)))
-    for verb in ("add", "remove", "replace", "set"):
+    for verb in ("add", "remove", "set"):
         for typed in examples(place.bare, ["storage", verb]):
             done = place.tool(*(pattern.sub(lambda found: four[found[0]], word) for word in typed))
             assert (done.code, done.err) == (0, ""), done
@@ -209,10 +209,10 @@ def test_what_cannot_be_meant(place: Place) -> None:
         (["storage", "remove", "storage-9"], 3, "W2102"),
         (["storage", "remove", "storage-4"], 3, "W2102"),
         (["storage", "remove", "storage-3"], 5, "add a storage first, or say --fewer-replicas"),
-        (["storage", "replace", "storage-9", four], 3, "did you mean"),
-        (["storage", "replace", "storage-1", "storage-4"], 3, "W2102"),
-        (["storage", "replace", "storage-1", "storage-1"], 2, "cannot stand for itself"),
-        (["storage", "replace", "storage-1", "storage-2"], 2, "W1001"),
+        (["storage", "remove", "storage-9", "--replacement", four], 3, "did you mean"),
+        (["storage", "remove", "storage-1", "--replacement", "storage-4"], 3, "W2102"),
+        (["storage", "remove", "storage-1", "--replacement", "storage-1"], 2, "cannot stand for itself"),
+        (["storage", "remove", "storage-1", "--replacement", "storage-2"], 2, "W1001"),
         (["storage", "set", "storage-9", "--group", "x"], 3, "W2102"),
         (["storage", "set", "storage-1", "--admin-listen", "127.0.0.1:1"], 6, "W4001"),
         (["storage", "set", "storage-2", "--listen", one[0]], 4, "an address of the storage storage-1 already"),
@@ -274,16 +274,17 @@ def test_another_one_stands_for_a_dead_one(place: Place, tmp_path: Path) -> None
         refused(place.tool("storage", "availability", "storage-2", "0", "--offline", "--yes"), 5, "W2100")
         dry = place.tool("storage", "availability", "storage-2", "0-1", "--offline", "--dry-run", "-o", "json")
         assert (dry.code, json.loads(dry.out)["result"]) == (5, "refused")
-        done = place.tool("storage", "replace", "storage-3", place.new("storage-4"), "--yes")
+        done = place.tool("storage", "remove", "storage-3", "--replacement", place.new("storage-4"), "--yes")
         assert (done.code, done.err) == (0, ""), done
         assert place.replicas() == everywhere("storage-1", "storage-2", "storage-4")
         assert place.names() == ["storage-1", "storage-2", "storage-4"]
         assert place.json("storage", "list")["storages"][2]["group"] == "storage-3", (
             "it fails with whatever the old one did"
         )
-        assert place.json("storage", "replace", "storage-3", "storage-4", "--yes")["result"] == "nothing-to-do"
+        again = ("storage", "remove", "storage-3", "--replacement", "storage-4", "--yes")
+        assert place.json(*again)["result"] == "nothing-to-do"
         assert place.json("storage", "remove", "storage-3", "--yes")["result"] == "nothing-to-do"
-        refused(place.tool("storage", "replace", "storage-3", place.new("storage-5"), "--yes"), 3, "W2102")
+        refused(place.tool("storage", "remove", "storage-3", "--replacement", place.new("storage-5"), "--yes"), 3, "W2102")
         place.wait_until("all is well", lambda found: found.is_healthy)
     assert load.acknowledged > 10
 
@@ -324,7 +325,7 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
     for number in ("0", "1"):
         for _ in range(3):
             assert place.tool("txn", "append", number, "--file", str(payload)).code == 0
-    words = ("storage", "replace", "storage-3", place.new("storage-4"), "--yes")
+    words = ("storage", "remove", "storage-3", "--replacement", place.new("storage-4"), "--yes")
     slow = place.process(*words, "--rate", "2kB", "--progress", "json")
     assert slow.stderr is not None
     events = [json.loads(slow.stderr.readline())]
@@ -369,7 +370,7 @@ def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> No
     with NumberedLoad(place.local.server_addresses, tmp_path) as load:
         for words, subject in (
             (["storage", "add", place.new("storage-4"), "--auto-assign", "--yes"], "storage-4"),
-            (["storage", "replace", "storage-2", place.new("storage-5"), "--yes"], "storage-2 storage-5"),
+            (["storage", "remove", "storage-2", "--replacement", place.new("storage-5"), "--yes"], "storage-2 storage-5"),
             (["storage", "remove", "storage-4", "--yes"], "storage-4"),
         ):
             for _ in range(KILLS):

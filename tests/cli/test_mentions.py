@@ -111,7 +111,7 @@ def test_what_is_said_can_be_typed() -> None:
         "… status",
         "status --wacth",
         "txn get 0 1 --timeout",
-        "storage replace a b c",
+        "storage remove a b c",
     ],
 )
 def test_what_cannot_be_typed_would_be_found(said: str) -> None:

@@ -225,7 +225,7 @@ def test_two_who_are_asked_at_the_same_time_cannot_both_say_yes(
         confirm(*arguments)
 
     monkeypatch.setattr(change, "_confirm", late)
-    refused(waltzctl(*words.split(), "--yes", *place), 4, "W2025", "this has changed since it was planned")
+    refused(waltzctl(*words.split(), "--yes", *place), 4, "W2025", "the cluster changed after the plan was made")
     if others.startswith("storage"):
         assert waltzctl("storage", "availability", "storage-2", "0", "--online", "--yes", *place).code == 0
 

@@ -40,8 +40,8 @@ def write(path: Path, *grants: object, **more: object) -> Path:
 
 
 def test_a_policy_from_its_file_to_its_end(place: list[str], waltzctl: Tool, tmp_path: Path) -> None:
-    assert "every application may do everything" in waltzctl("policy", "show", *place).out
-    assert as_json(waltzctl("policy", "show", *place, "-o", "json")) == {"version": 1, "exists": False, "grants": []}
+    assert "every application may do everything" in waltzctl("policy", "explain", *place).out
+    assert as_json(waltzctl("policy", "explain", *place, "-o", "json")) == {"version": 1, "exists": False, "grants": []}
     file = write(tmp_path / "policy.json", OTHERS)
     planned = waltzctl("policy", "set", file, "--dry-run", *place)
     connected = "  anonymous may not"  # other tests of this cluster, and its servers in the group log
@@ -54,11 +54,11 @@ def test_a_policy_from_its_file_to_its_end(place: list[str], waltzctl: Tool, tmp
         "  audit may not subscribe any more in partitions 0-3",
         "Nothing was changed.",
     ]
-    refused(waltzctl("policy", "set", file, *place), 2, "has to be agreed to")
+    refused(waltzctl("policy", "set", file, *place), 2, "needs a confirmation")
     assert as_json(waltzctl("policy", "set", file, "--yes", *place, "-o", "json"))["grants"] == 1
     denied = waltzctl("txn", "append", "0", "x", *place)
     refused(denied, 9, "W2036", "anonymous may", "waltzctl policy explain anonymous")
-    shown = waltzctl("policy", "show", *place, "-o", "yaml").out
+    shown = waltzctl("policy", "explain", *place, "-o", "yaml").out
     again = tmp_path / "again.yml"
     again.write_text(shown)
     assert "nothing to do" in waltzctl("policy", "set", again, "--yes", *place).out
@@ -130,7 +130,7 @@ def test_a_document_that_nobody_can_read_is_seen_and_replaced(place: list[str], 
         using(resolve({"directory": place[1]}), put)
 
     spoil(b'{"schema": 7}')
-    refused(waltzctl("policy", "show", *place), 1, "W2022", "/policy has schema 7")
+    refused(waltzctl("policy", "explain", *place), 1, "W2022", "/policy has schema 7")
     status = waltzctl("status", *place)
     assert status.code == 10
     assert "/policy has schema 7" in status.out
@@ -147,7 +147,7 @@ def test_the_examples_of_the_help_are_run(
     monkeypatch.chdir(tmp_path)
     write(Path("policy.yml"), ALL)
     assert waltzctl("policy", "set", "policy.yml", "--none", *place).code == 2, "one of the two"
-    for name in ("set", "show", "explain"):
+    for name in ("set", "explain"):
         for arguments in examples(waltzctl, ["policy", name]):
             done = waltzctl(*arguments, *([] if "--check" in arguments else place))
             assert (done.code, done.err) == (0, ""), arguments

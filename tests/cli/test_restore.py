@@ -342,12 +342,11 @@ def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Too
 
 
 def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    _, _, latest, by_time = examples(waltzctl, ["archive", "status"])
+    _, latest, by_time, *_, listed = examples(waltzctl, ["archive", "status"])
     told = waltzctl(*latest[:2], lost.store, *latest[3:], "-o", "json")
     found = json.loads(told.out)
     assert (told.code, list(found["marks"])) == (0, ["0", "1", "2"])
-    listed = examples(waltzctl, ["archive", "timelines"])[0]
-    rows = json.loads(waltzctl(*listed[:2], lost.store, "-o", "json").out)["timelines"]
+    rows = json.loads(waltzctl(*listed[:2], lost.store, *listed[3:], "-o", "json").out)["timelines"]
     assert [(row["partition"], row["timeline"], row["fork"]) for row in rows] == [(0, 1, None), (1, 1, None)]
     refused(waltzctl("archive", "status", lost.store, "--latest", "--timeline", "1=2"), 2, "W2277", "timeline 2 of")
     file = tmp_path / "marks.json"

@@ -432,7 +432,8 @@ def test_what_runs_of_a_cluster_that_was_made_before_stays(
     told = waltzctl("up", "small", "--detach")
     refused(
         told, 1, "W2094 storage-2 ended with exit code", "Not done: storage-2 is not ready; partition",
-        "zookeeper, storage-1, server-1 run\n", "`waltzctl up small --detach` again", "`waltzctl storage replace`",
+        "zookeeper, storage-1, server-1 run\n", "`waltzctl up small --detach` again",
+        "`waltzctl storage remove STORAGE --replacement NEW`",
     )  # fmt: skip
     cluster.recall()
     assert cluster.running == ["zookeeper", "storage-1", "server-1"]
@@ -813,7 +814,7 @@ def test_reset_removes_what_is_ours_and_nothing_else(home: Path, waltzctl: Tool)
     (home / "outside" / "kept").touch()
     (home / "small" / "server-7").symlink_to(home / "outside")
 
-    refused(waltzctl("reset", "small"), 2, "W2101", "standard input is no terminal")
+    refused(waltzctl("reset", "small"), 2, "W2101", "standard input is not a terminal")
     assert len(processes(home / "small")) == 3
     told = waltzctl("reset", "small", "--yes", "-o", "json")
     assert (told.code, told.err) == (0, "")

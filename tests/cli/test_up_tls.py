@@ -144,7 +144,7 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
     assert (told.code, "ZooKeeper refuses to show the documents" in told.out) == (10, True), "it is nobody yet"
     with credentials_file(home / "closed").open("a") as file:
         file.write("read-only screen:a-password-that-reads\n")
-    secured = waltzctl("cluster", "secure", "--directory", "closed", "--yes")
+    secured = waltzctl("cluster", "set", "--secure", "--directory", "closed", "--yes")
     assert secured.code == 0, secured.err
     for command in ("status", "doctor", "health"):
         done = waltzctl(command, *with_password, *(["--no-write"] if command == "health" else []))
@@ -154,7 +154,7 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
     said = " ".join(told.out.split())
     assert (told.code, "ZooKeeper refuses to show the documents" in said) == (10, True), said
     assert "does not answer" not in said
-    refused = waltzctl("cluster", "secure", *with_password, "--dry-run")
+    refused = waltzctl("cluster", "set", "--secure", *with_password, "--dry-run")
     assert refused.code != 0
 
 

@@ -1,4 +1,4 @@
-"""`waltzctl cluster wait` and `waltzctl storage may-stop` between two steps of an upgrade, with real daemons."""
+"""`waltzctl cluster wait` between two steps of an upgrade, with real daemons."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from waltzctl.local_cluster.local import LocalCluster
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
+WITHOUT = ("cluster", "wait", "--without")
 
 
 def test_what_the_help_shows_waits_for_a_cluster_that_is_well(own: LocalCluster, waltzctl: Tool) -> None:
     for typed in examples(waltzctl, ["cluster", "wait"]):
         told = waltzctl(*typed, "--directory", own.directory)
         assert told.code == 0, told
-        assert "HEALTHY" in told.out
-    for typed in examples(waltzctl, ["storage", "may-stop"]):
-        told = waltzctl(*typed, "--directory", own.directory)
-        assert told.code == 0, told
-        assert told.out.startswith("storage-1 may be stopped") or json.loads(told.out)["may_stop"]
+        assert ("storage-1 may be stopped" if "--without" in typed else "HEALTHY") in told.out
+    assert json.loads(waltzctl(*WITHOUT, "storage-1", "-o", "json", "--directory", own.directory).out)["may_stop"]
     refused(waltzctl("cluster", "wait", "--directory", own.directory), 2, "--healthy")
-    refused(waltzctl("storage", "may-stop", "storage-9", "--directory", own.directory), 3, "storage-9")
+    refused(waltzctl("cluster", "wait", "--without", "storage-9", "--directory", own.directory), 3, "storage-9")
 
 
 def test_a_slow_look_is_a_note_and_closes_no_gate(
@@ -48,14 +46,14 @@ def test_a_second_storage_is_stopped_only_when_the_first_is_level_again(own: Loc
     where = ("--directory", own.directory)
     own.daemons["storage-2"].kill()
     ends = time.monotonic() + PATIENCE_SECONDS
-    while (told := waltzctl("storage", "may-stop", "storage-1", *where)).code == 0:
+    while (told := waltzctl("cluster", "wait", "--without", "storage-1", "--timeout", "0", *where)).code == 0:
         assert time.monotonic() < ends, "the owner notices that storage-2 is gone"
         time.sleep(0.1)
     refused(told, 5, "partition 0 would have 1 of 3 members level", "wait: `waltzctl cluster wait --healthy`")
-    assert waltzctl("storage", "may-stop", "storage-2", *where).code == 0, "it is down already"
+    assert waltzctl("cluster", "wait", "--without", "storage-2", "--timeout", "0", *where).code == 0, "it is down already"
     gate = waltzctl("cluster", "wait", "--healthy", "--timeout", "0", *where)
     assert (gate.code, "DEGRADED" in gate.out) == (10, True)
-    words = ["storage", "may-stop", "storage-1", "--timeout", str(PATIENCE_SECONDS)]
+    words = ["cluster", "wait", "--without", "storage-1", "--timeout", str(PATIENCE_SECONDS)]
     waiting = subprocess.Popen([sys.executable, "-m", "waltzctl", *words, "--directory", str(own.directory)])
     try:
         assert waiting.poll() is None
@@ -70,5 +68,5 @@ def test_without_a_server_it_is_not_known_whether_a_storage_may_be_stopped(own: 
     for name in own.blueprint.server_names:
         own.daemons[name].ask_to_end()
         assert own.daemons[name].wait_end(PATIENCE_SECONDS)
-    told = waltzctl("storage", "may-stop", "storage-1", "--timeout", "3600", "--directory", own.directory)
+    told = waltzctl("cluster", "wait", "--without", "storage-1", "--timeout", "3600", "--directory", own.directory)
     refused(told, 5, "whether storage-1 may be stopped is not known", "ZooKeeper lists no server", "start a server")

@@ -301,7 +301,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     assert refused.wait() == EXIT_UNSAFE
     assert "W2039" in refused.log
     assert f"{root}: /, /archives, /assignment and " in refused.log
-    assert "waltzctl cluster secure" in refused.log
+    assert "waltzctl cluster set --secure" in refused.log
 
     accepted = make_server("a", **settings, coordinator_credentials=file, coordinator_open="accepted").start()
     assert "W2039" in accepted.log, "it says so all the same"
@@ -319,14 +319,15 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
         said = capsys.readouterr()
         return code, " ".join((said.out + said.err).split())
 
-    code, said = tool("cluster", "secure", "--yes")
+    code, said = tool("cluster", "set", "--secure", "--yes")
     assert (code, "no credentials are given" in said) == (2, True)
 
     def helped(*words: str) -> SimpleNamespace:
         assert main.run(list(words)) == 0
         return SimpleNamespace(out=capsys.readouterr().out)
 
-    looking, closing = examples(helped, ["cluster", "secure"])
+    (looking,) = [typed for typed in examples(helped, ["cluster", "set"]) if "--secure" in typed]
+    closing = [*(word for word in looking if word != "--dry-run"), "-o", "json"]
     code, said = tool(*looking)
     assert code == 0
     assert "documents to waltz: nobody else reads or changes them" in said

@@ -195,7 +195,7 @@ def test_looking_with_a_certificate(
     code, out, _ = waltzctl("doctor", "-o", "json", *options(secured.operator))
     found = {check["name"]: check for check in json.loads(out)["checks"]}
     assert (code, found["open documents"]["grade"]) == (10, "FAIL")
-    assert "waltzctl cluster secure" in found["open documents"]["fix"]
+    assert "waltzctl cluster set --secure" in found["open documents"]["fix"]
     assert (found["certificates"]["grade"], found["certificates"]["finding"]) == (
         "PASS", "the first one ends in 365 days"
     )  # fmt: skip

@@ -541,7 +541,7 @@ def test_a_dry_run_says_that_there_is_no_java(
         ("spark-export OUT SOURCE --from-txn 50", 4, "the export ends before id 36"),
         ("spark-export OUT SOURCE --to-txn 0=99", 3, "the last id that can be read is 35"),
         ("spark-export OUT SOURCE --from-txn 9 --to-txn 3", 2, "--to-txn 3 lies before --from-txn 9"),
-        ("spark-export OUT SOURCE --since noon", 2, "--since noon: this is no time"),
+        ("spark-export OUT SOURCE --since noon", 2, "--since noon: this is not a time"),
         ("spark-export OUT SOURCE --since 2h --from-txn 5", 2, "--since and --from-txn say the same thing twice"),
         ("spark-export OUT SOURCE --since 1h --until 2h", 2, "--until 2h lies before --since 1h"),
         ("spark-export OUT SOURCE --from-txn x", 2, "it has to be an id, or PARTITION=ID"),

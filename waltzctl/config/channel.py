@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from waltzctl.config.policy import connected, spelled_loss
 from waltzctl.config.policy_file import exact_names, losses
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import check_partitions, chosen
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
@@ -26,9 +27,6 @@ from waltzd.cluster.cluster import Cluster, channels_of, save_channels
 from waltzd.errors import EXIT_OK, BadArgument, Unsafe
 from waltzd.protocol.channels import CHANNELS_MAX, Channels, Ranges, is_channel, named_in, no_channel, numbers_of
 from waltzd.protocol.policy import Policy
-
-Name = Annotated[str, Argument(metavar="NAME")]
-Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
@@ -55,7 +53,13 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def set_(*, name: Name, numbers: Numbers, command: ChangeCommand) -> int:
+def set_(
+    *,
+    name: Annotated[str, Argument(metavar="NAME")],
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    is_none: Annotated[bool, Option("--none", help="Delete the channel; its partitions and their data stay.")] = False,
+    command: ChangeCommand,
+) -> int:
     """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
     exports and in applications; or give a channel other partitions. The name begins with a letter. A partition may be in
     many channels; what other channels are named here count as what they are at this moment.
@@ -68,19 +72,13 @@ def set_(*, name: Name, numbers: Numbers, command: ChangeCommand) -> int:
     Examples:
       waltzctl channel set orders 0-1 --dry-run
       waltzctl channel set orders 0-2 --yes --reason 'more room for orders'
+      waltzctl channel set orders --none --dry-run
     """
+    if is_none is (numbers is not None):
+        raise Misused("Name the PARTITIONS of the channel, or say --none.")
+    if numbers is None:
+        return _change("channel set --none", name, None, command)
     return _change("channel set", name, chosen(command.target, numbers), command)
-
-
-def remove(*, name: Name, command: ChangeCommand) -> int:
-    """Take a channel's name away. Its partitions and what is in them stay. It is refused while the policy speaks of it.
-
-    \b
-    Examples:
-      waltzctl channel remove orders --dry-run
-      waltzctl channel remove orders --yes
-    """
-    return _change("channel remove", name, None, command)
 
 
 def _change(verb: str, name: str, numbers: list[int] | None, command: ChangeCommand) -> int:

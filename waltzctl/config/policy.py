@@ -38,37 +38,33 @@ STEPS_MAX = 200
 """Of a plan: the history keeps them."""
 
 
-def show(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show the grants of the policy. As YAML or JSON it is a file that `waltzctl policy set` takes.
-
-    \b
-    Examples:
-      waltzctl policy show
-      waltzctl policy show -o yaml
-    """
-    document, _ = using(target, Cluster.policy)
-    put(grants(document), output)
-    return EXIT_OK
-
-
 def explain(
     *,
-    name: Annotated[str, Argument(metavar="NAME")],
+    name: Annotated[str | None, Argument(metavar="[NAME]")] = None,
     partition: Annotated[int | None, Argument(metavar="[PARTITION]", min=0)] = None,
     file: Annotated[
-        Path | None, Option("--file", dir_okay=False, metavar="FILE", help="By this file, not by the policy that counts.")
+        Path | None,
+        Option("--file", dir_okay=False, metavar="FILE", help="Use the policy in this file, not the one in force."),
     ] = None,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Say what an application of this name may do, in one partition or in all, and which grants say so. The name is that in
-    its certificate; without certificates it is `anonymous`.
+    """Show the grants of the policy in force, or, with a NAME, what an application may do in all partitions or in one, and
+    which grants allow it. NAME is the name in the certificate of the application, or `anonymous` without certificates. The
+    YAML or JSON output without a NAME is a file for `waltzctl policy set`.
 
     \b
     Examples:
+      waltzctl policy explain
+      waltzctl policy explain -o yaml
       waltzctl policy explain payments
       waltzctl policy explain payments 3 -o json
     """
+    if name is None:
+        if file is not None:
+            raise Misused("--file needs a NAME.")
+        put(grants(using(target, Cluster.policy)[0]), output)
+        return EXIT_OK
     check_name(name)
 
     async def ask(cluster: Cluster) -> tuple[ClusterMeta, PolicyDocument | None, Channels]:

@@ -118,13 +118,13 @@ def parse(raw: bytes, path: str) -> PolicyFile:
 
 
 def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
-    """With what may be left out. `version` and `exists` are what `policy show` writes, so that its output can be edited."""
+    """A policy file as it is written. `policy explain` writes `version` and `exists`, so that its output can be edited."""
     filled = {"expect": [], **found, "schema": SCHEMA}
     if filled.pop("version", JSON_VERSION) != JSON_VERSION:
         raise BadArgument("it was written by another version of waltzctl")
     if filled.pop("exists", True) is not True:
         raise BadArgument(
-            "it is what `policy show` wrote where there was no policy",
+            "it is what `policy explain` wrote where there was no policy",
             next_step="`waltzctl policy set --none` takes one away",
         )
     for name, complete in (("grants", whole_grant), ("expect", partial(with_defaults, Expectation))):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import Begin
@@ -195,41 +195,6 @@ def remove(*, name: GroupName, command: ChangeCommand) -> int:
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             await told(cluster, command.target.tls, say, lambda admin: admin.remove_group(name, group.made_at))
             return {"name": name, "made_at": group.made_at}
-
-        return Change(plan=plan, do=do)
-
-    return command.perform(prepare)
-
-
-def pass_over(
-    *,
-    id: Annotated[int, Argument(metavar="ENTRY", min=0, help="The id that `waltzctl group list` names.")],
-    command: ChangeCommand,
-) -> int:
-    """Let consumer groups go on without an entry of the group log that no server can read. What it said of one group is
-    lost: transactions that were done may be given out once more. Bring all servers to the newest version first; one of them
-    may be able to read it.
-
-    \b
-    Examples:
-      waltzctl group pass-over 1742 --dry-run
-      waltzctl group pass-over 1742 --confirm 1742 --reason 'case 815: written by a broken build'
-    """
-
-    async def prepare(cluster: Cluster) -> Change:
-        plan = Plan(
-            verb="group pass-over",
-            subject=str(id),
-            steps=(
-                f"pass over entry {id} of the group log, on all servers",
-                "what the entry said of a group is lost: transactions that were done may be given out once more",
-            ),
-            danger=Danger.TYPED,
-        )
-
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, command.target.tls, say, lambda admin: admin.pass_entry(id))
-            return {"entry": id}
 
         return Change(plan=plan, do=do)
 

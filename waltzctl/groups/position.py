@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from waltzctl.groups.command import GroupName, one_of
-from waltzctl.groups.request import changed
+from waltzctl.groups.request import changed, told
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.numbers import check_partitions
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
@@ -214,15 +215,36 @@ def _moved(group: GroupView, number: int, after: int) -> str:
     return "; ".join(found)
 
 
-def resume(*, name: GroupName, numbers: Partitions = None, command: ChangeCommand) -> int:
-    """Let a group go on where it has stopped, since the tries of a transaction were used up: that transaction gets one more
-    try. When it fails again, the group stops again.
+def resume(
+    *,
+    name: Annotated[str | None, Argument(metavar="[NAME]")] = None,
+    numbers: Partitions = None,
+    entry: Annotated[
+        int | None,
+        Option(
+            "--pass-over", metavar="ENTRY", min=0, help="Resume all groups without this entry of the group log, by its id."
+        ),
+    ] = None,
+    command: ChangeCommand,
+) -> int:
+    """Resume a group that stopped because a transaction failed as often as its tries allow. The transaction gets one more
+    try; if it fails again, the group stops again.
+
+    With --pass-over and no NAME resume all groups without an entry of the group log that no server can read; `waltzctl
+    group list` shows its id. What the entry recorded of a group is lost: transactions that were done may be delivered
+    again. First upgrade all servers: a newer version may be able to read the entry.
 
     \b
     Examples:
       waltzctl group resume mailer --dry-run
       waltzctl group resume mailer --partitions 0 --reason 'the mail server is back'
+      waltzctl group resume --pass-over 1742 --confirm 1742 --reason 'case 815'
     """
+    if (name is None) is (entry is None) or (entry is not None and numbers is not None):
+        raise Misused("Name the group to resume, or say --pass-over ENTRY alone.")
+    if name is None:
+        assert entry is not None
+        return _pass_over(entry, command)
 
     async def prepare(cluster: Cluster) -> Planned:
         _, group = await one_of(cluster, command.target.tls, name)
@@ -238,6 +260,29 @@ def resume(*, name: GroupName, numbers: Partitions = None, command: ChangeComman
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             ids: dict[int, Sequence[int]] = {one.partition: () for one in stopped}
             return {"partitions": await changed(cluster, command.target.tls, say, group, Change.GO_ON, ids)}
+
+        return Planned(plan=plan, do=do)
+
+    return command.perform(prepare)
+
+
+def _pass_over(id: int, command: ChangeCommand) -> int:
+    """Let all groups resume without an entry of the group log that no server can read."""
+
+    async def prepare(cluster: Cluster) -> Planned:
+        plan = Plan(
+            verb="group resume --pass-over",
+            subject=str(id),
+            steps=(
+                f"pass over entry {id} of the group log, on all servers",
+                "what the entry said of a group is lost: transactions that were done may be given out once more",
+            ),
+            danger=Danger.TYPED,
+        )
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            await told(cluster, command.target.tls, say, lambda admin: admin.pass_entry(id))
+            return {"entry": id}
 
         return Planned(plan=plan, do=do)
 

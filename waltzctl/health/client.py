@@ -1,4 +1,4 @@
-"""`waltzctl client`: lists connected applications, and ends their mounts."""
+"""`waltzctl client`: which applications are connected, and ending their mounts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.shell.change import Change, ChangeCommand
-from waltzctl.shell.cluster_target import CommandTarget, unknown, using
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, unknown, using
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.client import client, clients
@@ -23,19 +24,30 @@ from waltzd.errors import EXIT_OK, Unfinished, WaltzError
 
 def list_(
     *,
-    with_gone: Annotated[bool, Option("--all", help="Also list instances that were connected lately.")] = False,
+    name: Annotated[str | None, Argument(metavar="[NAME]")] = None,
+    with_gone: Annotated[
+        bool, Option("--all", help="Include instances that disconnected within the last ten minutes.")
+    ] = False,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """List the connected instances of applications, a line each: the name in the certificate (`anonymous` without one),
-    the name of the process, its state, since when it is connected, when its last message came, and what it has mounted.
-    State `hangs`: heartbeats of its connections are overdue. State `slowed`: it wants more than its quota.
+    """List the connected instances of applications: the name in the certificate (`anonymous` without one), the name of the
+    instance, its state, since when it is connected, when it was last heard, and the partitions that it has mounted. The
+    heartbeat of a hanging instance is overdue. A slowed instance exceeds its quota.
+
+    With a NAME describe one application: when it was seen first and last, its instances, and what it uses at each server:
+    mounts, bytes in flight, how long its quota slowed it, and how many of its mounts were refused.
 
     \b
     Examples:
       waltzctl client list
       waltzctl client list --all -o wide
+      waltzctl client list anonymous
     """
+    if name is not None:
+        if with_gone:
+            raise Misused("--all lists the instances of all applications; leave NAME out.")
+        return _describe(name, target, output)
     put(
         clients(
             using(target, lambda cluster: client_inventory.take_inventory(cluster, target.tls, needs_answer=True)),
@@ -46,15 +58,7 @@ def list_(
     return EXIT_OK
 
 
-def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show one application: when it was seen first and last, its instances, and what it uses at each server: mounts,
-    bytes in flight, how long its quota slowed it, and how many mounts were refused.
-
-    \b
-    Examples:
-      waltzctl client describe anonymous
-      waltzctl client describe anonymous -o json
-    """
+def _describe(name: str, target: ClusterTarget, output: str) -> int:
 
     async def ask(cluster: Cluster) -> tuple[ClientInventory, Mapping[str, ClientMeta]]:
         return await client_inventory.take_inventory(cluster, target.tls, needs_answer=True), await ClientNames(
@@ -70,9 +74,9 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], target: CommandT
 
 
 def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], command: ChangeCommand) -> int:
-    """End the mounts of an application, or of one of its instances, after the transactions that are already decided.
-    The library mounts again by itself within a second, so this is for an instance that hangs. To keep an application
-    out, remove its grants with `waltzctl policy set`.
+    """End the mounts of an application, or of one of its instances, behind what was decided. The library mounts again by
+    itself, within a second: this is for one that hangs. To keep a name out, take its grants away with `waltzctl policy
+    set`.
 
     \b
     Examples:

@@ -1,9 +1,8 @@
-"""`waltzctl cluster wait` and `waltzctl storage may-stop`: what a rolling upgrade waits for before it goes to the next
-machine.
+"""`waltzctl cluster wait`: the gate between two machines of an upgrade.
 
-Both repeat a report until its condition holds or the time is over. `wait` needs the verdict HEALTHY. `may-stop` counts
-replicas: a storage may stop if every partition keeps a majority of level replicas that answer. So it returns at once if
-the cluster survives a second failure, and waits while another storage copies.
+The command polls the cluster until there is nothing more to wait for, or the time is over. `--healthy` waits for the
+verdict of `status`. `--without` counts replicas: a storage may stop when every partition keeps a majority of replicas that
+are level and answer. So it returns at once if the cluster can spare the storage, and waits while another storage copies.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typer import Option
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.status import page
-from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, StorageName, unknown
-from waltzctl.shell.options import Misused, Output
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, known_storages, unknown
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.shell.safety import without
 from waltzctl.show.forms import AnyForm, put, put_json
@@ -27,34 +26,53 @@ from waltzctl.show.terminal import printable
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzd.client import loop
 from waltzd.cluster.documents import Membership
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, Retry, Unsafe, WaltzError
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, Retry, Unsafe, WaltzError
 from waltzd.protocol.quorum import majority
 
 LOOK_SECONDS = 1.0
 TOLD_MAX = 3
-"""Partitions named in an error."""
+"""Partitions that are named in an error."""
 
 
 def wait(
     *,
-    healthy: Annotated[bool, Option("--healthy", help="Wait until `waltzctl status` shows HEALTHY.")] = False,
+    healthy: Annotated[bool, Option("--healthy", help="Wait until `waltzctl status` reports HEALTHY.")] = False,
+    storage: Annotated[
+        str | None,
+        Option(
+            "--without",
+            metavar="STORAGE",
+            help="Wait until every partition keeps a majority without this storage.",
+            autocompletion=known_storages,
+        ),
+    ] = None,
     timeout: Annotated[
-        float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="Longest time to wait.")
+        float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="Maximum time to wait; 0 checks once.")
     ] = 600.0,
     progress: ShownProgress = Shown.AUTO,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Wait until a cluster is healthy, then show its status. Exit code 0 if it is HEALTHY, and 10 if the time is over
-    first, with the remaining problems. Use it between two machines of a rolling upgrade.
+    """Wait until a cluster is healthy, or until a storage may be stopped. Use it between two machines of an upgrade.
+
+    With --healthy show the status of the cluster at the end. The exit code is 0 if the cluster is HEALTHY, and 10 if the
+    time is over before that.
+
+    With --without the exit code is 0 if every partition keeps a majority of level replicas that answer when the STORAGE
+    stops, and 5 if the time is over before that. The command fails at once if a partition has too few replicas to spare
+    one, or if no server is up that could tell. It stops nothing itself. The systemd unit of a storage runs it before each
+    stop if WALTZ_STORAGE is set, so that two storages are not stopped while one of them still catches up.
 
     \b
     Examples:
       waltzctl cluster wait --healthy
       waltzctl cluster wait --healthy --timeout 60 -o json
+      waltzctl cluster wait --without storage-1 --timeout 90
     """
-    if not healthy:
-        raise Misused("Say what to wait for: --healthy.")
+    if healthy is (storage is not None):
+        raise Misused("Say what to wait for: --healthy, or --without STORAGE.")
+    if storage is not None:
+        return _wait_without(storage, timeout, progress, target, output)
     with Waiting(progress) as line:
         found = loop.run(_until(target, timeout, _ills, line.say))
     put(page(target, found), output)
@@ -66,32 +84,10 @@ def _ills(found: HealthReport) -> Sequence[str]:
     return () if verdict.is_healthy else [reason.sentence for reason in verdict.reasons] or [verdict.sentence]
 
 
-def may_stop(
-    *,
-    name: StorageName,
-    timeout: Annotated[
-        float,
-        Option(
-            "--timeout", min=0, max=3600, metavar="SECONDS", help="Longest time to wait for other storages; 0 checks once."
-        ),
-    ] = 0.0,
-    progress: ShownProgress = Shown.AUTO,
-    target: CommandTarget,
-    output: Output = "table",
-) -> int:
-    """Check that a storage may be stopped: without it every partition still has a majority of level replicas that
-    answer. Exit code 0 if so. Otherwise the command waits for other storages until --timeout, then refuses with exit
-    code 5. It refuses at once if a partition has no replica to spare, or no server is up that knows. It stops nothing
-    itself.
-
-    The systemd unit of a storage runs this before each stop if it is given the name of the storage (`WALTZ_STORAGE`),
-    so that no second storage is stopped while the first still catches up.
-
-    \b
-    Examples:
-      waltzctl storage may-stop storage-1
-      waltzctl storage may-stop storage-1 --timeout 90 -o json
-    """
+def _wait_without(name: str, timeout: float, progress: Shown, target: ClusterTarget, output: str) -> int:
+    """Wait until the storage may stop; raise `Unsafe` if it may not within `timeout` seconds."""
+    if output not in ("table", "json"):
+        raise BadArgument(f"-o {output} is for --healthy only", next_step="use -o table or -o json")
 
     def waits_for(found: HealthReport) -> Sequence[str]:
         return obstacles(found.snapshot, name)
@@ -104,7 +100,7 @@ def may_stop(
     if has_no_owner(found.snapshot, name):
         raise Unsafe(
             f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
-            not_done="the command did not wait for other storages: without a server they do not become level",
+            not_done="it was not waited for the other storages: they do not become level without a server",
             next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
         )
     if left := waits_for(found):
@@ -112,12 +108,10 @@ def may_stop(
         hopeless = cannot_spare(found.snapshot, name)
         raise Unsafe(
             f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
-            not_done=f"the command did not wait for other storages: {name} holds partitions that cannot spare a replica"
+            not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
             if hopeless
             else f"the other storages were not level after {timeout:g} seconds",
-            next_step="stop it at a time when applications can wait"
-            if hopeless
-            else "wait: `waltzctl cluster wait --healthy`",
+            next_step="stop it when applications may wait" if hopeless else "wait: `waltzctl cluster wait --healthy`",
         )
     if output == "json":
         put_json({"storage": name, "may_stop": True})
@@ -127,8 +121,8 @@ def may_stop(
 
 
 def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
-    """Return why a storage must not stop: a sentence for each partition that would stop with it, or a single sentence
-    if ZooKeeper lists no server, because then no owner knows which replicas are level. No I/O."""
+    """Return why a storage should not fall silent, a sentence for each partition that would not go on, or one sentence when
+    ZooKeeper lists no server: then no owner says which replicas are level. Pure."""
     if name not in {view.meta.name for view in found.storages}:
         raise unknown("storage", name, [view.meta.name for view in found.storages])
     if has_no_owner(found, name):
@@ -147,13 +141,12 @@ def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
 
 
 def has_no_owner(found: ClusterSnapshot, name: str) -> bool:
-    """Return whether this storage has members of partitions while no registered server could own them. No I/O."""
+    """Return whether this storage has members of partitions and no server is registered that could own them. Pure."""
     return not found.servers and bool(_held(found, name))
 
 
 def cannot_spare(found: ClusterSnapshot, name: str) -> bool:
-    """Return whether a partition stops without this storage even if all others are level. No
-    I/O."""
+    """Return whether a partition has so few members that it stops without this one, however level the others are. Pure."""
     sizes = [sum(role is Membership.MEMBER for role in view.replicas.values()) for view in _held(found, name)]
     return any(size - 1 < majority(size) for size in sizes)
 
@@ -173,7 +166,7 @@ async def _until(
     say: Callable[[str], None],
     is_hopeless: Callable[[HealthReport], bool] = _never,
 ) -> HealthReport:
-    """Repeat reports until nothing is left to wait for, or the time is over; return the last report."""
+    """Look until there is nothing to wait for, or until the time is over; return the last look."""
     async with Poll(target, aloud=True) as poll:
         ends = time.monotonic() + seconds
         async for found in poll.reports(LOOK_SECONDS):

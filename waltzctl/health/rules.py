@@ -561,14 +561,15 @@ RULES = (
     Rule(
         name="scrub",
         find=_scrubs,
-        fix="the owner heals damage; replace the disk if more damage appears: `waltzctl storage replace`",
+        fix="the owner heals damage; replace the disk if more damage appears: "
+        "`waltzctl storage remove STORAGE --replacement NEW`",
         needs=("storages",),
         alerts={"WaltzScrubFoundDamage": (Grade.WARN, 0)},
     ),
     Rule(
         name="free space",
         find=_space,
-        fix="free space there, or move replicas away: `waltzctl storage replace`",
+        fix="free space there, or move replicas away: `waltzctl storage remove STORAGE --replacement NEW`",
         needs=("storages",),
         is_now=True,
         alerts={"WaltzStorageDiskFull": (Grade.FAIL, 1), "WaltzStorageDiskNearlyFull": (Grade.WARN, 10)},
@@ -604,7 +605,8 @@ RULES = (
     Rule(
         name="backup",
         find=_backup,
-        fix="see `waltzctl backup status`: the log goes on, but what is not backed up is lost if all storages are lost",
+        fix="see `waltzctl archive status --lost-now`: the log goes on, but what is not backed up is lost if all "
+        "storages are lost",
         needs=("servers",),
         alerts={"WaltzBackupBehind": (Grade.WARN, 5), "WaltzMetadataNotSaved": (Grade.WARN, 30)},
     ),
@@ -679,7 +681,7 @@ RULES = (
     Rule(
         name="open documents",
         find=_closed,
-        fix="give every server and operator the same coordinator_credentials, then `waltzctl cluster secure`",
+        fix="give every server and operator the same coordinator_credentials, then `waltzctl cluster set --secure`",
         needs=("ZooKeeper",),
         is_now=True,
     ),

@@ -703,7 +703,8 @@ def unfinished_error(
     return type(first)(
         "\n".join(error.message for error in failed.values()),
         not_done=f"{missing}; {partitions}. {_stays([name for name in running if name not in failed])}",
-        next_step=f"{again}. {_mending(directory)}; a storage that is lost is replaced by `waltzctl storage replace`",
+        next_step=f"{again}. {_mending(directory)}; "
+        "a storage that is lost is replaced by `waltzctl storage remove STORAGE --replacement NEW`",
     )
 
 

@@ -59,7 +59,7 @@ class End:
             "--timeline",
             metavar="PARTITION=NUMBER",
             help="Take an older timeline of a partition, which a rescue or a restore ended; the newest one by default. "
-            "Once for each partition; `waltzctl archive timelines` lists them.",
+            "Once for each partition; `waltzctl archive status STORE --timelines` lists them.",
         ),
     ] = ()
 

@@ -65,11 +65,16 @@ def set_(
             help="What storages keep of the archived log: all, a time, or a size for each replica of a partition.",
         ),
     ] = None,
+    secure: Annotated[
+        bool,
+        Option("--secure", help="Close the documents in ZooKeeper: only the given credentials can read or change them."),
+    ] = False,
     options: Moving,
     command: ChangeCommand,
 ) -> int:
-    """Change how many replicas each partition has, the format of what they write, or what storages keep of the archived
-    log. The number of partitions, the name and the key of a cluster cannot be changed.
+    """Set the number of replicas of each partition, the format of new segments, or how much of the archived log storages
+    keep; or close the documents of the cluster in ZooKeeper. The number of partitions, the name and the key of a cluster
+    cannot be changed.
 
     More replicas are copied while writing goes on; fewer leave when a majority stays. A new format is written by each
     partition from its next session on, which its owner begins at once: transactions wait for a moment. Every storage must
@@ -77,15 +82,25 @@ def set_(
     do not keep is removed by and by, once it is archived and all replicas have it: it can then be read from the archive
     only (docs/archive.md).
 
+    With --secure the documents belong to the credentials that this command is given; nobody else can read or change them,
+    or create nodes at the top of ZooKeeper. First give the credentials to every server (coordinator_credentials) and every
+    operator: a process without them loses the cluster at once. To replace a password, put the new line in front of the old
+    one in the files of all, restart each server, run this command, then remove the old line.
+
     \b
     Examples:
       waltzctl cluster set --replicas 3 --dry-run
       waltzctl cluster set --replicas 3 --yes
       waltzctl cluster set --format 1 --dry-run
       waltzctl cluster set --keep-local 7d --dry-run
+      waltzctl cluster set --secure --coordinator-credentials zookeeper.credentials --dry-run
     """
-    if sum(one is not None for one in (replicas, format, keep_local)) != 1:
-        raise Misused("Say one of --replicas, --format and --keep-local.")
+    if sum(one is not None for one in (replicas, format, keep_local)) + secure != 1:
+        raise Misused("Say one of --replicas, --format, --keep-local and --secure.")
+    if secure:
+        if options.bytes_per_second is not None or options.timeout is not None:
+            raise Misused("--rate and --timeout are for copies, and --secure copies nothing.")
+        return _secure(command)
     if keep_local is not None:
         if options.bytes_per_second is not None:
             raise Misused("--rate is a bound on copies, and --keep-local copies nothing.")
@@ -98,20 +113,7 @@ def set_(
     return spread_all("cluster set", replicas, command, options)
 
 
-def secure(*, command: ChangeCommand) -> int:
-    """Close the documents of a cluster in ZooKeeper: from then on they belong to the credentials that this command is
-    given, and nobody else reads or changes them, or creates nodes at the top of ZooKeeper. Every server needs them in its
-    configuration before that (coordinator_credentials), and every operator; a process that has none loses the cluster at
-    once.
-
-    A password is replaced in the same way: the new line goes in front of the old one in the files of all, each server is
-    started again, this command gives the documents to the new one, and the old line goes.
-
-    \b
-    Examples:
-      waltzctl cluster secure --coordinator-credentials zookeeper.credentials --dry-run
-      waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
-    """
+def _secure(command: ChangeCommand) -> int:
     if not command.confirmation.is_dry:
         check_operator(command.target.tls, "change a cluster")
     if not command.target.access.has_credentials:
@@ -134,7 +136,7 @@ def secure(*, command: ChangeCommand) -> int:
             )
         if above:
             steps.append(f"let nobody else create nodes in {', '.join(above)}: each fills the memory of ZooKeeper")
-        plan = Plan(verb="cluster secure", subject=meta.name, steps=tuple(steps))
+        plan = Plan(verb="cluster set --secure", subject=meta.name, steps=tuple(steps))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
             above = await cluster.coordinator.close_above()

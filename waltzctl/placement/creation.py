@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from typer import Option
 
 from waltzctl.placement.plan import Creation, assign_replicas
-from waltzctl.shell.change import NOTHING_BEGUN, who
+from waltzctl.shell.change import NOTHING_BEGUN, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
@@ -245,7 +245,7 @@ async def _remember(
         HistoryEntry(
             began=began,
             ended=datetime.now(UTC).isoformat(timespec="seconds"),
-            who=who(tls),
+            who=current_user(tls),
             verb="create-cluster",
             subject=meta.name,
             reason=None,

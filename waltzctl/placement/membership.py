@@ -1,4 +1,4 @@
-"""`waltzctl storage add`, `remove`, `replace` and `set`: which storages belong to a cluster.
+"""`waltzctl storage add`, `remove` and `set`: which storages belong to a cluster.
 
 Replicas move first and by themselves (`mover`); the document of a storage is written before anything is copied to it, and
 taken away when no partition has anything there any more. Each command says what it will do from what there is, so that
@@ -14,10 +14,11 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
-from waltzctl.placement.mover import Moving, change_of, placement_state
+from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import StorageName, known_storages, option
+from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
@@ -27,7 +28,8 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.tls import Tls
 
-DeleteFiles = Annotated[bool, Option("--delete-files", help="Delete its files instead of setting them aside.")]
+REPLACED = "storage remove --replacement"
+"""Verb of a replacement in the history; earlier versions wrote `storage replace`."""
 
 # -- add ---------------------------------------------------------------------------------------------------------------
 
@@ -41,9 +43,9 @@ def add(
     options: Moving,
     command: ChangeCommand,
 ) -> int:
-    """Take a storage into the cluster. It must run, with the cluster's key and number of partitions in its configuration.
-    With --auto-assign it gets its share of the replicas: it copies them while writing goes on, they become members when
-    they are level, and then the ones that they stand for leave. To run this again goes on from where it was.
+    """Add a storage to the cluster. It must run, with the cluster's key and number of partitions in its configuration. With
+    --auto-assign it gets its share of the replicas: it copies them while clients write, they become members when they are
+    level, then the replicas that they replace are removed. If the command is interrupted, run it again: it resumes.
 
     \b
     Examples:
@@ -117,7 +119,7 @@ async def check_storage(now: PlacementState, storage: StorageMeta, tls: Tls | No
         if view.meta.name != storage.name and view.reported is not None and reported.is_same_as(view.reported):
             raise NameInUse(
                 f"the storage at {storage.admin_listen} is {view.meta.name}: both addresses lead to it",
-                next_step=f"`waltzctl storage set {view.meta.name}` changes the addresses of one that is there",
+                next_step=f"`waltzctl storage set {view.meta.name}` changes its addresses",
             )
     check_formats({storage.name: reported}, meta.format)
     await reach_replicas(storage, meta.key, tls, reported.instance)
@@ -133,19 +135,37 @@ def remove(
     fewer_replicas: Annotated[
         bool, Option("--fewer-replicas", help="Where no other storage is left for a replica, do without it.")
     ] = False,
-    delete_files: DeleteFiles = False,
+    new: Annotated[
+        str | None,
+        Option(
+            "--replacement",
+            metavar="NEW[=LISTEN,ADMIN[,GROUP]]",
+            help="Copy all its replicas to this storage, and move no others.",
+            autocompletion=known_storages,
+        ),
+    ] = None,
+    delete_files: Annotated[bool, Option("--delete-files", help="Delete its files instead of setting them aside.")] = False,
     options: Moving,
     command: ChangeCommand,
 ) -> int:
-    """Take a storage out of the cluster. Its replicas are copied to others first, and leave it when those are level; a
-    partition always keeps its majority, or this is refused. The storage may be down: then the others copy from each other.
-    To run this again goes on from where it was.
+    """Remove a storage from the cluster. Its replicas are first copied to other storages, and removed when the copies are
+    level. The command is refused if a partition would lose its majority. The storage may be down: then the others copy from
+    each other. If the command is interrupted, run it again: it resumes.
+
+    With --replacement each replica is copied to NEW, and no other replica moves. NEW is a storage of the cluster, or is
+    added, in the group of the removed storage unless a GROUP is given.
 
     \b
     Examples:
       waltzctl storage remove storage-3 --fewer-replicas --dry-run
       waltzctl storage remove storage-3 --fewer-replicas --dry-run -o json
+      waltzctl storage remove storage-3 --replacement storage-4=127.0.0.1:55480,127.0.0.1:55481 \\
+        --dry-run
     """
+    if new is not None:
+        if fewer_replicas:
+            raise Misused("--fewer-replicas does not go with --replacement, which keeps the number of replicas.")
+        return _replace(name, new, options, command, deletes_files=delete_files)
 
     async def prepare(cluster: Cluster) -> Change:
         now = await placement_state(cluster, command.target.tls)
@@ -176,53 +196,33 @@ def removal(now: PlacementState, name: str, *, fewer_replicas: bool, deletes_fil
 
 
 async def was_taken_out(cluster: Cluster, name: str, *, replaced_as: str | None = None) -> bool:
-    """By a command that came to its end. `replaced_as`: by this very replacement."""
+    """Return whether a finished command removed the storage; with `replaced_as`, whether it was this replacement."""
     done = [entry for _, entry in await cluster.history() if entry.outcome == "done"]
+    replaced = [entry.subject for entry in done if entry.verb in (REPLACED, "storage replace")]
     if replaced_as is not None:
-        return any((entry.verb, entry.subject) == ("storage replace", replaced_as) for entry in done)
-    return any(
-        (entry.verb == "storage remove" and entry.subject == name)
-        or (entry.verb == "storage replace" and entry.subject.partition(" ")[0] == name)
-        for entry in done
-    )
+        return replaced_as in replaced
+    was_removed = any((entry.verb, entry.subject) == ("storage remove", name) for entry in done)
+    return was_removed or any(subject.partition(" ")[0] == name for subject in replaced)
 
 
 # -- replace -----------------------------------------------------------------------------------------------------------
 
 
-def replace_(
-    *,
-    old: Annotated[str, Argument(metavar="OLD", autocompletion=known_storages)],
-    new: Annotated[str, Argument(metavar="NEW[=LISTEN,ADMIN[,GROUP]]", autocompletion=known_storages)],
-    delete_files: Annotated[
-        bool, Option("--delete-files", help="Delete the old one's files instead of setting them aside.")
-    ] = False,
-    options: Moving,
-    command: ChangeCommand,
-) -> int:
-    """Let one storage stand for another: each replica on OLD is copied to NEW, and nothing else moves. OLD may be down. NEW
-    is a storage of the cluster, or is added, in the group of OLD unless another one is given. To run this again goes on
-    from where it was.
-
-    \b
-    Examples:
-      waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
-      waltzctl storage replace storage-3 storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --dry-run
-    """
+def _replace(old: str, new: str, options: MoveOptions, command: ChangeCommand, *, deletes_files: bool) -> int:
     given, tls = storage_of(new) if "=" in new else None, command.target.tls
     subject = f"{old} {new.partition('=')[0]}"
 
     async def prepare(cluster: Cluster) -> Change:
         now = await placement_state(cluster, tls)
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
-            return nothing_to_do("storage replace", subject)
+            return nothing_to_do(REPLACED, subject)
         group = now.storage(old).group
         if given is None:
-            found = replacement(now, old, now.storage(new), None, deletes_files=delete_files)
+            found = replacement(now, old, now.storage(new), None, deletes_files=deletes_files)
         else:
             storage = replace(given, group=group) if given.group == given.name and new.count(",") == 1 else given
             reported = await _newcomer(now, storage, tls)
-            found = replacement(now, old, storage, reported, deletes_files=delete_files)
+            found = replacement(now, old, storage, reported, deletes_files=deletes_files)
         return change_of(found, options, tls)
 
     return command.perform(prepare)
@@ -245,7 +245,7 @@ def replacement(
         number: tuple(sorted(new if name == old else name for name in names)) for number, names in now.goals.items()
     }
     return MovePlan(
-        now=now, verb="storage replace", subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=reported,
+        now=now, verb=REPLACED, subject=f"{old} {new}", goals=goals, newcomer=storage, newcomer_says=reported,
         leaver=old, deletes_files=deletes_files,
     )  # fmt: skip
 
@@ -263,8 +263,7 @@ def set_(
     group: Annotated[str | None, Option("--group", metavar="NAME", help="What it may fail together with.")] = None,
     command: ChangeCommand,
 ) -> int:
-    """Write down other addresses or another group of a storage: its name says which one it is. It must answer at the new
-    addresses, and belong to this cluster.
+    """Set other addresses or another group for a storage. It must answer at the new addresses, and belong to this cluster.
 
     \b
     Examples:

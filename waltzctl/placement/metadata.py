@@ -34,7 +34,7 @@ from waltzctl.placement.restored_documents import (
     statements,
 )
 from waltzctl.shell.blueprint import write_whole
-from waltzctl.shell.change import Change, ChangeCommand, who
+from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.options import Output
@@ -172,7 +172,9 @@ def load(
     daemons = RealDaemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
-        return await loading(cluster, daemons, saved, file=str(file), added=added, where=command.target.where, who=who(tls))
+        return await loading(
+            cluster, daemons, saved, file=str(file), added=added, where=command.target.where, who=current_user(tls)
+        )
 
     return command.perform(prepare)
 
@@ -398,7 +400,7 @@ def rebuild(
             raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
         meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
         return await rebuilding(
-            cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=who(tls)
+            cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=current_user(tls)
         )
 
     return command.perform(prepare)

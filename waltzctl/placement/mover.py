@@ -18,7 +18,7 @@ from uuid import UUID
 
 from waltzctl.placement import replica_moves
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
-from waltzctl.shell.change import Change, change_option, who
+from waltzctl.shell.change import Change, change_option, current_user
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
@@ -238,7 +238,7 @@ class Throttle:
         each = max(1, self._bytes_per_second // copies)
         saying = (each, self._cluster.coordinator.session)
         if saying != self._said:
-            rate = CopyRate(bytes_per_second=each, who=who())
+            rate = CopyRate(bytes_per_second=each, who=current_user())
             await self._cluster.set_copy_rate(rate, lasts=self._lasts)
             self._said = saying
 

@@ -198,7 +198,7 @@ async def _still_lost(
     replica_states = {number: one for number, one in _replica_states(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, replica_states)
     if plan.refusals and confirmation.override != name:
-        raise Unsafe(f"{VERB} {name}: this has changed since it was planned: {'; '.join(plan.refusals)}")
+        raise Unsafe(f"{VERB} {name}: the cluster changed after the plan was made: {'; '.join(plan.refusals)}")
     return list(replica_states)
 
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, placement_state
 from waltzctl.placement.rescue_scene import Scene
-from waltzctl.shell.change import Change, ChangeCommand, who
+from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
@@ -103,7 +103,9 @@ def rescue(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             storages = RealDaemons(cluster, command.target.tls)
-            done = [await carry_out(cluster, storages, scene, who(command.target.tls)) for scene in scenes.values()]
+            done = [
+                await carry_out(cluster, storages, scene, current_user(command.target.tls)) for scene in scenes.values()
+            ]
             await _until_open(storages, closed, seconds, say)
             return {
                 "partitions": [

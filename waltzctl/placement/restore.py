@@ -35,7 +35,7 @@ from waltzctl.placement.restored_documents import (
     look_at,
     put_back,
 )
-from waltzctl.shell.change import Change, ChangeCommand, who
+from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Danger, Plan
@@ -157,7 +157,7 @@ def restore(
         target = await look_at(cluster, wish.meta)
         _check_target(target, wish)
         _check_room(wish, descriptions)
-        return _change(wish, descriptions, living, target, end.words, who(tls), tls)
+        return _change(wish, descriptions, living, target, end.words, current_user(tls), tls)
 
     return command.perform(prepare)
 

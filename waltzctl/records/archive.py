@@ -20,10 +20,11 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.placement.backup import End, MaybeEnding
+from waltzctl.records import backup
 from waltzctl.shell.change import ConfirmOptions, agree
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
 from waltzctl.shell.numbers import check_partitions, partitions_of
-from waltzctl.shell.options import Misused, Output
+from waltzctl.shell.options import Misused, Output, Watch
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
@@ -62,33 +63,62 @@ def status(
         str | None, Argument(metavar="[STORE]", help="Ask this store, and no cluster: a directory, or s3://bucket/folder.")
     ] = None,
     end: MaybeEnding,
+    is_loss: Annotated[
+        bool, Option("--lost-now", help="Show instead how much would be lost if all storages failed at this moment.")
+    ] = False,
+    watch: Watch = None,
+    is_timelines: Annotated[
+        bool, Option("--timelines", help="List instead the timelines of each partition in the STORE.")
+    ] = False,
     given: ClusterOptions,
     output: AnyForm = "table",
 ) -> int:
-    """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
+    """Show how far each partition is archived, and why archiving stopped. The owners of the partitions are asked; `archive
+    verify` checks the objects in the store.
 
-    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local 7d` says what stays there.
-    What is committed and not archived is in the segment that is being written, or waits for the store. Owners look for each
-    archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
-    where an archive does not go on, or lacks something.
+    Transactions below the floor of a partition are in the archive only; `waltzctl cluster set --keep-local 7d` sets how
+    much storages keep. A committed transaction that is not archived is in the segment that is still written, or waits for
+    the store. Owners check within a day that each archived object exists: `checked` is when the last check began, and
+    `missing` lists lost objects. The exit code is 8 if archiving stopped or an object is missing.
 
-    With a STORE no cluster is asked: show where each partition would end that is restored from it, and what would be given
-    up; at the newest moment that is whole, unless another end is given. As JSON that is a file for --to-marks of `waltzctl
-    cluster restore`; other marks in it fork the log at other ids.
+    With a STORE no cluster is asked: show the last id of each partition that a restore would bring back, and what it would
+    leave out. The end is the newest moment for which the store is complete, unless --to-time or --to-marks sets another.
+    The JSON output is a file for `waltzctl cluster restore STORE --to-marks FILE`; edit its marks to fork the log at other
+    ids.
+
+    With --lost-now show for each partition how many transactions, and how many seconds of them, are committed and not in
+    the store, and the age of the saved documents of the cluster. Without a STORE the owners report exact numbers. With a
+    STORE only the store is read. The exit code is 8 if the backup stopped or is more than a minute behind.
+
+    With --timelines list where a rescue or a restore ended the log of a partition in the STORE, and the last id of each
+    timeline. The last timeline of a partition is the current one. An older one stays readable above its fork, for `waltzctl
+    cluster restore --timeline`, until its folder is removed from the store by hand.
 
     \b
     Examples:
       waltzctl archive status
-      waltzctl archive status -o json
       waltzctl archive status /mnt/archive --latest
       waltzctl archive status s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
+      waltzctl archive status --lost-now --watch 5
+      waltzctl archive status /mnt/archive --lost-now -o json
+      waltzctl archive status /mnt/archive --timelines
     """
     from waltzctl.show import archive
 
+    if end.is_said + is_loss + is_timelines > 1:
+        raise Misused("--lost-now, --timelines and an end (--latest, --to-time, --to-marks) exclude each other.")
+    if watch is not None and not is_loss:
+        raise Misused("--watch needs --lost-now.")
+    if is_loss:
+        return backup.show_loss(store, watch, given, output)
+    if is_timelines:
+        if store is None:
+            raise Misused("--timelines needs a STORE.")
+        return _timelines(store, output)
     if store is not None:
         return _marks(store, end, output)
     if end.is_said:
-        raise Misused("Name the STORE of which a moment is meant.")
+        raise Misused("An end (--latest, --to-time, --to-marks) needs a STORE.")
     target = given.target()
     found = using(target, lambda cluster: _reaching(cluster, target))
     put(archive.reaching(found), output)
@@ -435,18 +465,7 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
     return whole if sha256_of(whole) == piece.sha256 else None
 
 
-def timelines(*, store: Place, output: AnyForm = "table") -> int:
-    """List the timelines of each partition in a STORE: where a rescue or a restore ended its log, and how far each one
-    reaches. No cluster is asked.
-
-    The last one of a partition is the current one. An older one stays readable above its fork, for `--timeline` of
-    `waltzctl cluster restore`, until its folder is removed from the store by hand.
-
-    \b
-    Examples:
-      waltzctl archive timelines /mnt/archive
-      waltzctl archive timelines s3://waltz-archive/orders -o json
-    """
+def _timelines(store: str, output: str) -> int:
     from waltzctl.show import archive
     from waltzd.archive.listing import branches_in, label_of
     from waltzd.archive.location import open_archive

@@ -1,16 +1,13 @@
-"""`waltzctl backup`: how much would be lost if all storages were, as owners say, or by the store alone."""
+"""`waltzctl archive status --lost-now`: how much would be lost if all storages failed at this moment."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Argument
+from typing import TYPE_CHECKING
 
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
-from waltzctl.shell.options import Watch
-from waltzctl.show.forms import AnyForm, put, put_again, screen_for
+from waltzctl.show.forms import put, put_again, screen_for
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
@@ -22,31 +19,8 @@ LATE_SECONDS = 60.0
 """More than is usual: the exit code says so."""
 
 
-def status(
-    *,
-    store: Annotated[
-        str | None,
-        Argument(
-            metavar="[STORE]",
-            help="Ask this store, and no cluster: a directory, or s3://bucket/folder. Without it, owners are asked.",
-        ),
-    ] = None,
-    watch: Watch = None,
-    given: ClusterOptions,
-    output: AnyForm = "table",
-) -> int:
-    """Show for each partition how much would be lost now if all storages were: transactions, and for how long something
-    that is committed is not in the store. And how old the documents of the cluster are there.
-
-    Owners know that exactly. With a STORE nobody else is asked, as when the cluster is gone: it says up to which moment all
-    that was committed is there. The exit code is 8 where the backup does not go on, or is a minute behind.
-
-    \b
-    Examples:
-      waltzctl backup status
-      waltzctl backup status --watch 5
-      waltzctl backup status /mnt/archive -o json
-    """
+def show_loss(store: str | None, watch: float | None, given: ClusterOptions, output: str) -> int:
+    """Show the loss as the owners report it, or as the store shows it if one is given. Return the exit code."""
     target = given.target() if store is None else None
     if watch is None:
         found = _look(store, target)

@@ -1,6 +1,6 @@
-"""Commands and options that earlier versions had, and what to use in place of each.
+"""Commands and options that were removed, with the replacement of each.
 
-A removed name is neither unknown nor misspelt: whoever types it, or runs a script that has it, is told what replaced it.
+A removed name is not reported as unknown: the error names the replacement, for people and scripts that still use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ REMOVED: dict[str, str] = {
     "archive marks": "use `waltzctl archive status STORE`",
     "archive new-key": "use `waltzctl archive sign --new-key FILE`",
     "archive restore": "restore segments from the archive of the cluster: `waltzctl cluster restore`",
+    "archive timelines": "use `waltzctl archive status STORE --timelines`",
     "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
+    "backup status": "use `waltzctl archive status --lost-now`, with a STORE behind `status` to ask the store only",
     "bench append --chart": "draw the JSON of `-o json`",
     "bench append --mode": "leave it out; locks are of the mode WRITE",
     "bench append --spread": "leave it out, or make a cluster with fewer --partitions",
@@ -33,6 +35,9 @@ REMOVED: dict[str, str] = {
     "in a checkout `./dev bench curves --curves readers`",
     "bench recovery": "stop an owner while `waltzctl bench append` runs, and read its highest latency",
     "channel create": "use `waltzctl channel set NAME PARTITIONS`",
+    "channel remove": "use `waltzctl channel set NAME --none`",
+    "client describe": "use `waltzctl client list NAME`",
+    "cluster secure": "use `waltzctl cluster set --secure`",
     "cluster status": "use `waltzctl status`",
     "config explain": "read docs/configuration.md; `waltzd storage --check-config` shows every value in force",
     "console --allow-changes": "leave it out; each page shows the commands that change something",
@@ -46,11 +51,13 @@ REMOVED: dict[str, str] = {
     "events --follow": "use `waltzctl events --since 1m` again, or follow the log of a daemon on its machine",
     "group lag": "use `waltzctl group list`, and `waltzctl group describe NAME` for each partition",
     "group parked discard": "use `waltzctl group parked replay --discard`",
+    "group pass-over": "use `waltzctl group resume --pass-over ENTRY`",
     "group skip": "use `waltzctl group reset NAME --partitions PARTITION --skip-to ID`",
     "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
     "moves": "use `waltzctl partition assign`: it goes on with moves, and --cancel takes them back; `status` lists them",
     "partition unassign": "use `waltzctl partition assign PARTITIONS --off STORAGE`",
     "policy remove": "use `waltzctl policy set --none`",
+    "policy show": "use `waltzctl policy explain` without a name",
     "policy test": "use `waltzctl policy set FILE --check`",
     "server undrain": "use `waltzctl server drain SERVER --undo`",
     "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
@@ -66,12 +73,14 @@ REMOVED: dict[str, str] = {
     "spark-export --where": _WRITE_BY_SPARK,
     "storage clean": "use `waltzctl storage recover STORAGE --clean`",
     "storage create-partition": "use `waltzctl partition assign PARTITIONS --to STORAGE`",
+    "storage may-stop": "use `waltzctl cluster wait --without STORAGE`; with `--timeout 0` it checks once",
     "storage partitions": "use `waltzctl storage describe STORAGE`",
     "storage recover --from": _COPY,
     "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
     "storage recover --to": _COPY,
     "storage remove-partition": "use `waltzctl partition assign PARTITIONS --off STORAGE`; for forgotten replicas "
     "`waltzctl storage recover STORAGE --clean`",
+    "storage replace": "use `waltzctl storage remove OLD --replacement NEW`",
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 

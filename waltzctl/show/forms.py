@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 JSON_VERSION = 1
 Form = Literal["table", "wide", "json", "yaml", "csv", "name"]
 FORMS = get_args(Form)
-AnyForm = Annotated[Form, Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts.")]
-"""Of every command that reads; `Output` is that of commands that change something."""
+AnyForm = Annotated[Form, Option("-o", "--output", rich_help_panel=OUTPUT, help="Output format.")]
+"""Output option of commands that read; `Output` is the one of commands that change something."""
 NAMING = frozenset({"partition", "id", "pid"})
 """Columns whose numbers are names: they have no separators between thousands."""
 T = TypeVar("T")

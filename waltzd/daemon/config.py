@@ -309,7 +309,7 @@ class ServerConfig(DaemonConfig):
     coordinator_open: str = setting(
         "Behaviour of a server with certificates if ZooKeeper permits every process to change the documents of the "
         "cluster. `refused`: the server does not start. `accepted`: it logs a warning and starts; for a ZooKeeper that "
-        "no other process can reach, and until `waltzctl cluster secure` has closed the documents.",
+        "no other process can reach, and until `waltzctl cluster set --secure` has closed the documents.",
         default="refused",
         choices=("refused", "accepted"),
     )

@@ -167,7 +167,7 @@ async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
     if cluster.coordinator.has_credentials and (above := await cluster.coordinator.open_above()):
         log.warning(
             "ZooKeeper at %s lets everybody who gets a connection create nodes in %s, and ends when they fill its memory. "
-            "Close it by `waltzctl cluster secure`", config.hosts, ", ".join(above),
+            "Close it by `waltzctl cluster set --secure`", config.hosts, ", ".join(above),
         )  # fmt: skip
     found = await cluster.open_nodes()
     if not found:
@@ -179,7 +179,7 @@ async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
     )
     if config.tls_certificate is not None and config.coordinator_open == "refused":
         raise CoordinatorOpen(what)
-    log.warning("%s %s. Close them by `waltzctl cluster secure`", CoordinatorOpen.code, what)
+    log.warning("%s %s. Close them by `waltzctl cluster set --secure`", CoordinatorOpen.code, what)
 
 
 async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, ends: AsyncExitStack) -> StreamPort | None:

@@ -80,7 +80,7 @@ def testwho_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person may choose what `LOGNAME` says."""
     monkeypatch.setenv("LOGNAME", f"ada{NASTY}\udcff")
     assert getpass.getuser() == f"ada{NASTY}\udcff"
-    with_entry = json.dumps(change.who(), ensure_ascii=False)
+    with_entry = json.dumps(change.current_user(), ensure_ascii=False)
     check(with_entry)
     assert with_entry.encode().startswith(b'"unverified: ada\\\\x1b')
 
@@ -95,10 +95,13 @@ def testwho_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("a/b", "..", "x y", "", "ÄÖ", "\x1b[31m", "x" * 65)
         for more in ([], ["--dry-run"])
     ]
-    + [["storage", "replace", "storage-1", f"{name}=127.0.0.1:1,127.0.0.1:2", "--yes"] for name in ("a/b", "..", "\x1b")]
+    + [
+        ["storage", "remove", "storage-1", "--replacement", f"{name}=127.0.0.1:1,127.0.0.1:2", "--yes"]
+        for name in ("a/b", "..", "\x1b")
+    ]
     + [
         [*words, f"s4=127.0.0.1:1,127.0.0.1:2,{group}"]
-        for words in (["storage", "add"], ["storage", "replace", "storage-1"])
+        for words in (["storage", "add"], ["storage", "remove", "storage-1", "--replacement"])
         for group in ("\x1b[31m", "x" * 65, " a", "a\nb")
     ]
     + [

@@ -14,7 +14,7 @@ WAITING = well(partitions=(partition(0), partition(1, reported=owned(1, (replica
 MENDING = "`waltzctl status --directory 'my place'` says what is missing, `waltzctl down 'my place'` stops everything"
 AGAIN = (
     f"read what it says in its log, then `waltzctl up 'my place' --detach` again. {MENDING}; a storage that is lost is "
-    "replaced by `waltzctl storage replace`"
+    "replaced by `waltzctl storage remove STORAGE --replacement NEW`"
 )
 
 

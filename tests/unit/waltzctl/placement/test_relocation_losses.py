@@ -50,7 +50,7 @@ def test_the_last_replica_with_data_is_not_taken_away() -> None:
     for kept in (("s1",), ("s2",), ("s2", "s3"), ("s1", "s2")):
         assert against(now, kept), kept
     assert against(now, ("s2", "s3")) == [
-        "partition 0 would have 0 of 3 members level; it takes no transactions now, and would be further from it"
+        "partition 0 would have 0 of 3 members level; it takes no transactions now, and would lack even more members"
     ]
     assert "what the others hold may be needed" in against(now, ("s1",))[0]
 

@@ -36,7 +36,7 @@ def test_where_nobody_says_who_is_level_it_may_be_the_last() -> None:
     closed = tuple(partition(number, reported=None) for number in range(4))
     plan = taken(now(well(partitions=closed), ("s2", "s3")))
     assert len(plan.refusals) == 4, plan
-    assert "0 of 3 members level without s1, and what this one holds may be needed" in plan.refusals[0]
+    assert "0 of 3 members level without s1, whose replica may be needed" in plan.refusals[0]
 
 
 def test_a_vote_counts_also_of_one_that_is_no_longer_assigned() -> None:
