@@ -33,15 +33,13 @@ TRIAL = ("--coordinator", "localhost:2181")
 
 
 def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
-    assert waltzctl("context", "list").out == (
-        "No cluster has a name yet: waltzctl context add NAME --coordinator HOST:PORT\n"
-    )
+    assert waltzctl("context", "list").out == ("No cluster has a name: waltzctl context add NAME --coordinator HOST:PORT\n")
     added = waltzctl(
         "context", "add", "payments", "--coordinator", "zk1:2181,zk2:2181", "--root", "/waltz/p", "--protected"
     )
     assert (added.code, added.out, added.err) == (0, "payments is zk1:2181,zk2:2181/waltz/p.\n", "")
     added = waltzctl("context", "add", "trial", "--coordinator", "localhost:2181", "--use")
-    assert added.out == "trial is localhost:2181/waltz, and meant from now on.\n"
+    assert added.out == "trial is localhost:2181/waltz, and selected.\n"
     assert waltzctl("context", "list", "-o", "name").out == "payments\ntrial\n"
     found = as_json(waltzctl("context", "list", "-o", "json"))
     assert (found["current"], found["file"]) == ("trial", str(contexts_path()))
@@ -50,11 +48,11 @@ def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
         ("trial", True, False),
     ]
     used = waltzctl("context", "use", "payments")
-    assert used.out == "payments is meant from now on: zk1:2181,zk2:2181/waltz/p, protected.\n"
+    assert used.out == "payments is selected: zk1:2181,zk2:2181/waltz/p, protected.\n"
     shown = as_json(waltzctl("context", "use", "-o", "json"))
     assert (shown["cluster"], shown["where"], shown["is_protected"]) == ("payments", "zk1:2181,zk2:2181/waltz/p", True)
     assert waltzctl("context", "remove", "payments").out == (
-        "payments is forgotten; the cluster is as it was. No cluster is meant now.\n"
+        "payments is deleted; the cluster is unchanged. No cluster is selected now.\n"
     )
     refused(waltzctl("context", "use"), 2, "W2103")
     for words, is_current in ((("use", "trial"), True), (("remove", "trial"), False), (("add", "trial", *TRIAL), False)):
@@ -70,8 +68,8 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
     add = ["context", "add", "payments", "--coordinator"]
     assert waltzctl(*add, "zk1:2181").code == 0
     again = waltzctl(*add, "zk1:2181", "--use")
-    assert (again.code, again.out) == (0, "payments is zk1:2181/waltz, and meant from now on.\n")
-    refused(waltzctl(*add, "zk2:2181"), 4, "W2140 there is a context payments already: zk1:2181/waltz", "context remove")
+    assert (again.code, again.out) == (0, "payments is zk1:2181/waltz, and selected.\n")
+    refused(waltzctl(*add, "zk2:2181"), 4, "W2140 the context payments exists already: zk1:2181/waltz", "context remove")
     refused(waltzctl(*add, "zk1:2181", "--protected"), 4, "W2140")
     assert as_json(waltzctl("context", "list", "-o", "json"))["contexts"][0]["coordinator"] == "zk1:2181"
 

@@ -1,8 +1,7 @@
-"""What a cluster on this machine is made of, written down in its directory: key, sizes, and the port of every daemon.
+"""Blueprint of a cluster on this machine, in its directory (`cluster.json`): key, sizes, and the ports of every daemon.
 
-Chosen once, so that the cluster is the same one whenever it is brought up again. Beside it, `state.json` says which
-processes were started; it may be out of date, so readers look whether they still run.
-"""
+It is chosen once, so that the cluster is the same after each restart. `state.json` beside it lists the started processes;
+it may be out of date, so readers check whether each still runs."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ D = TypeVar("D", bound=Document)
 HOST = "127.0.0.1"
 BLUEPRINT, STATE = "cluster.json", "state.json"
 ARCHIVE_KEY = "archive.key"
-"""With it the archive is signed; it never goes into the store."""
+"""File with the key that signs the archive; it is never copied to the store."""
 PORTS = range(20_000, 32_000)
-"""Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
+"""Candidate ports, below the range for outgoing connections, so that no port is taken while its daemon is down."""
 STORAGES_MAX, SERVERS_MAX = 16, 16
 PORT_BLOCK = 2 * SERVERS_MAX + 2 * STORAGES_MAX + 1
-"""So many ports, from a given one on, are for a cluster whose ports are chosen by its user."""
+"""Number of ports reserved from `--port` on, for a cluster whose user chose the first port."""
 ZOOKEEPER = "zookeeper"
 
 
@@ -42,17 +41,17 @@ class Blueprint(Document):
     storages: Annotated[int, whole(0, STORAGES_MAX)]
     servers: Annotated[int, whole(0, SERVERS_MAX)]
     ports: Mapping[Name, tuple[Annotated[int, whole(1, 65535)], ...]]
-    """For each daemon, the one for its callers, then the one for operators."""
+    """Daemon → its port for clients or servers, then its port for operators. ZooKeeper has one port."""
     format: Annotated[int, whole(0, 1)] = 0
-    """Of the segments that it was made to write; `waltzctl cluster set` may have raised it since."""
+    """Segment format at creation; `waltzctl cluster set` may have raised it since."""
     has_tls: bool = False
-    """It was made with certificates for all, and documents that belong to its credentials."""
+    """True if the daemons have certificates and the documents in ZooKeeper are closed."""
     has_moved: bool = False
-    """Its storages have other ports than its documents say; the next start writes them down."""
+    """True if the ports of storages changed; the next start updates the documents."""
     archive: str | None = None
-    """The store to which its log is archived, as its daemons name it."""
+    """Archive store of its log, as in the configuration of its daemons; None without an archive."""
     is_founded: bool = False
-    """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
+    """True once its documents and replicas exist. From then on only an operator adds or removes storages."""
 
     def mistake(self) -> tuple[str, str] | None:
         for name in self.names:
@@ -71,7 +70,7 @@ class Blueprint(Document):
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they are started."""
+        """Names of all daemons, in the order in which they start."""
         return [ZOOKEEPER, *self.storage_names, *self.server_names]
 
     def addresses(self, name: str) -> tuple[str, ...]:
@@ -80,12 +79,12 @@ class Blueprint(Document):
 
 @dataclass(frozen=True)
 class Life:
-    """A process that was started."""
+    """Process that was started."""
 
     pid: int
     birth: str
     log_from: int
-    """The offset in the log at which this process began."""
+    """Offset in the log file at which the output of this process begins."""
     was_ready: bool = False
 
 
@@ -106,7 +105,7 @@ def draw(
     archive: str | None = None,
     base: int | None = None,
 ) -> Blueprint:
-    """A new blueprint, with ports that are free at this moment, or those from `base` on."""
+    """Return a new blueprint, with ports that are free now, or the ports from `base` on."""
     blueprint = Blueprint(
         key=uuid4(),
         partitions=partitions,
@@ -122,7 +121,7 @@ def draw(
 
 
 def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int, base: int | None = None) -> Blueprint:
-    """The same cluster with more daemons, and ports for those that have none yet."""
+    """Return the blueprint with more daemons, and ports for the new ones."""
     larger = replace(blueprint, storages=storages, servers=servers)
     if base is not None:
         return replace(larger, ports={**ports_from(base, larger.names), **blueprint.ports})
@@ -137,8 +136,8 @@ def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int,
 
 
 def ports_from(base: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The ports of these daemons in the block that begins at `base`: the first server has the first one, and a daemon
-    that is added later takes no port of another."""
+    """Return the ports of daemons in the block that begins at `base`. Each name has fixed ports, so that a daemon added
+    later takes no port of another one; `server-1` has the first."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:
         kind, _, number = name.partition("-")
@@ -151,7 +150,7 @@ def ports_from(base: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def free_base(names: Sequence[str]) -> int:
-    """The beginning of a block in which the ports of these daemons are free."""
+    """Return the first port of a block in which the ports of these daemons are free."""
     for base in range(PORTS.start, PORTS.stop - PORT_BLOCK, 100):
         if all(is_free(port) for ports in ports_from(base, names).values() for port in ports):
             return base
@@ -159,8 +158,8 @@ def free_base(names: Sequence[str]) -> int:
 
 
 def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
-    """Free ports, beginning at one that depends on the seed, so that two clusters made at the same time choose different
-    ones. `taken`: ports of daemons that may be down at this moment."""
+    """Yield free ports, from one that depends on the seed, so that two clusters created at the same time get different
+    ports. `taken` are ports of daemons that may be down now."""
     for step in range(len(PORTS)):
         port = PORTS[(seed + step) % len(PORTS)]
         if port not in taken and is_free(port):
@@ -169,7 +168,7 @@ def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
 
 
 def is_free(port: int) -> bool:
-    """No process listens there. Connections that are just ending do not count: daemons can listen all the same."""
+    """Return whether no process listens on the port. Closing connections do not count: a daemon can still listen."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -183,11 +182,11 @@ def is_free(port: int) -> bool:
 
 CERTIFICATES, CREDENTIALS = "certificates", "coordinator.credentials"
 OPERATOR, APPLICATION = "local", "application"
-"""Names in certificates."""
+"""Names in the certificates of the operator and of applications."""
 
 
 def certificate_files(directory: Path, owner: str) -> tuple[str, str, str]:
-    """The certificate, its key, and the authority. `owner` like "server-server-1": a role and a name."""
+    """Return the paths of the certificate, its key and the authority. `owner` is a role and a name: "server-server-1"."""
     folder = (directory / CERTIFICATES).absolute()
     return str(folder / f"{owner}.pem"), str(folder / f"{owner}.key"), str(folder / "ca.pem")
 
@@ -197,7 +196,7 @@ def operator_files(directory: Path) -> tuple[str, str, str]:
 
 
 def coordinator_files(directory: Path, owner: str) -> tuple[str, str, str]:
-    """What a process shows to ZooKeeper, and the authority that signs for ZooKeeper."""
+    """Return the paths of the certificate for ZooKeeper, its key, and the authority that signs ZooKeeper's certificate."""
     if has_one_authority(directory):
         return certificate_files(directory, owner)
     certificate, key, _ = certificate_files(directory, f"zookeeper-client-{owner.partition('-')[2]}")
@@ -205,7 +204,7 @@ def coordinator_files(directory: Path, owner: str) -> tuple[str, str, str]:
 
 
 def has_one_authority(directory: Path) -> bool:
-    """Whether the cluster was made before ZooKeeper had an authority of its own."""
+    """Return whether the cluster is from a version in which ZooKeeper had no authority of its own."""
     folder = directory / CERTIFICATES
     return (folder / f"{ZOOKEEPER}-{HOST}.pem").exists() and not (folder / "zookeeper-ca.pem").exists()
 
@@ -218,7 +217,7 @@ def credentials_file(directory: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """The file has these bytes, or is as it was. `mode`: of a new one."""
+    """Replace the content of a file atomically and durably. `mode` is the mode of a new file."""
     beside = path.with_name(path.name + ".new")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

@@ -1,12 +1,12 @@
-"""A change of a cluster from end to end: look, plan, ask, do, write down.
+"""A command that changes a cluster, from end to end: read the state, plan, ask, apply, record in the history.
 
-The plan that `--dry-run` shows is the very value that is carried out. What would harm a partition is refused, unless the
-danger is named: `--override` with the name of what is touched, and a reason. Who changed what and why is kept in the
-coordinator (`waltzctl history`), also of changes that failed or never came to their end.
+`--dry-run` shows the same plan that is applied. A plan that would harm a partition is refused unless `--override` names the
+subject and `--reason` is given. The history in the coordinator (`waltzctl history`) records who changed what and why, also
+for a change that failed or was interrupted.
 
-The question stands between two loops and two connections: Ctrl-C at it must end the command, and a person may think for
-long. What was planned carries the versions that it was planned from, or is planned again, so that a cluster which changed
-meanwhile is noticed.
+No event loop and no connection is open while the command asks: Ctrl-C must end it at once, and a person may take long to
+answer. A plan carries the versions of the documents that it was made from, or is made again before it is applied, so that a
+change by someone else in between is detected.
 """
 
 from __future__ import annotations
@@ -38,33 +38,35 @@ from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NotConfirmed, 
 from waltzd.wire.tls import Tls
 
 NOTHING_BEGUN = "Interrupted. Nothing was changed."
-ONLY_WAITED = "Interrupted. This command changed nothing; what it waited for goes on without it."
-WHOLE = "Interrupted. It was done as a whole or not at all: run the same command again to see which."
+ONLY_WAITED = "Interrupted. This command changed nothing; the moves that it waited for continue."
+WHOLE = "Interrupted. The change was applied completely or not at all: run the same command again to see which."
 STAYS = (
-    "Interrupted. What was done until now stays, and what was begun may go on. Run the same command again to go on from "
-    "there; `waltzctl history` says what was planned."
+    "Interrupted. Completed steps stay, and started steps may continue. Run the same command again to resume; "
+    "`waltzctl history` shows the plan."
 )
 REASON_CHARACTERS_MAX = 1000
 UNVERIFIED = "unverified: "
-"""In front of a name in the history that no certificate says."""
+"""Prefix of a name in the history that is not from a certificate."""
 change_option = partial(Option, rich_help_panel=CHANGE)
 
 
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class ConfirmOptions:
-    """The options with which a person agrees to a change, or explains it."""
+    """Options that confirm or explain a change."""
 
     is_dry: Annotated[bool, change_option("--dry-run", help="Show the plan and change nothing.")] = False
-    yes: Annotated[bool, change_option("--yes", help="Answer a simple question with yes.")] = False
+    yes: Annotated[bool, change_option("--yes", help="Answer yes, unless the change is dangerous.")] = False
     confirm: Annotated[
         str | None,
-        change_option("--confirm", metavar="NAME", help="The name that is asked for where a change is dangerous."),
+        change_option("--confirm", metavar="NAME", help="Confirm a dangerous change by its name."),
     ] = None
-    reason: Annotated[str | None, change_option("--reason", metavar="TEXT", help="Why; kept in the history.")] = None
+    reason: Annotated[
+        str | None, change_option("--reason", metavar="TEXT", help="Reason for the change, kept in the history.")
+    ] = None
     override: Annotated[
         str | None,
-        change_option("--override", metavar="NAME", help="Do it although it is unsafe: the name of what it changes."),
+        change_option("--override", metavar="NAME", help="Apply an unsafe change, by the name of its subject."),
     ] = None
     progress: ShownProgress = Shown.AUTO
 
@@ -72,24 +74,25 @@ class ConfirmOptions:
         if self.reason is not None and not 0 < len(self.reason) <= REASON_CHARACTERS_MAX:
             raise BadArgument(f"--reason: between 1 and {REASON_CHARACTERS_MAX} characters")
         if self.reason is not None and not is_line(self.reason):
-            raise BadArgument("--reason: it has characters that cannot be shown on one line, or is not UTF-8")
+            raise BadArgument("--reason: it is not one line of printable UTF-8 text")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What a command is going to do: the plan that is shown, and the function that carries it out."""
+    """A change that is planned and not yet applied."""
 
     plan: Plan
     do: Callable[[Cluster, Say], Awaitable[Mapping[str, Any]]]
-    """Returns what came of it, for JSON."""
+    """Function that applies the plan and returns the result for JSON."""
     is_change: bool = True
-    """False where it only waits for what others do: then there is no question and no entry in the history."""
+    """False if the command only waits for others: it asks nothing, and is not recorded in the history."""
     is_recorded: bool = True
-    """False where the history goes together with the cluster."""
+    """False if the change deletes the history together with the cluster."""
     is_planned_again: bool = False
-    """Plan again right before it is done: nothing that is saved carries a version of what was seen."""
+    """True if the plan is made and checked again just before it is applied, because no document that it writes carries a
+    version of what was read."""
     interrupted: str | None = None
-    """What to say when it is interrupted, in place of the general sentence."""
+    """Message after an interruption; None for the general one."""
 
     @property
     def after_interruption(self) -> str:
@@ -106,20 +109,21 @@ async def _nothing(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
 
 
 def nothing_to_do(verb: str, subject: str) -> Change:
-    """For a command that was done before."""
+    """Return a change without steps, for a command that was run before."""
     return Change(plan=Plan(verb=verb, subject=subject, steps=()), do=_nothing)
 
 
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class ChangeCommand:
-    """The options of every command that changes a cluster, and how it goes about it."""
+    """Options of every command that changes a cluster; `perform` runs the change."""
 
     confirmation: ConfirmOptions
     target: CommandTarget
     output: Output = "table"
 
     def perform(self, prepare: Prepare) -> int:
+        """Plan with `prepare`, ask, apply and print the result; return the exit code."""
         confirmation, target = self.confirmation, self.target
         if not confirmation.is_dry:
             check_operator(target.tls, "change a cluster")
@@ -131,7 +135,7 @@ class ChangeCommand:
                     if not (confirmation.is_dry or change.plan.steps):
                         using(target, lambda cluster: close_finished(cluster, change.plan, target.tls))
                     return EXIT_OK
-        except typer.Abort:  # also at the question, where it is the end of what is typed, too
+        except typer.Abort:  # Ctrl-C or the end of standard input at the question
             raise Interrupted(NOTHING_BEGUN) from None
 
         with interruptible(change.after_interruption), Waiting(confirmation.progress) as waiting:
@@ -145,7 +149,7 @@ class ChangeCommand:
 async def carried_out(
     cluster: Cluster, change: Change, prepare: Prepare, confirmation: ConfirmOptions, tls: Tls | None, say: Say
 ) -> Mapping[str, Any]:
-    """What was agreed to, and what came of it; written down in the history."""
+    """Apply a confirmed change, record it in the history, and return its result."""
     if not (change.is_change and change.is_recorded):
         return await change.do(cluster, say)
     async with recorded(cluster, change.plan, confirmation, tls):
@@ -158,28 +162,29 @@ async def carried_out(
 
 
 def agree(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget, output: str) -> bool:
-    """Whether to do it. False: nothing is to be done, and that has been said. Raises when it is refused."""
+    """Return whether to apply the plan; False for a dry run or a plan without steps, which is printed. Raise `Unsafe` or
+    `NotConfirmed` if it is refused."""
     if plan.refusals and confirmation.override != plan.subject:
         if confirmation.is_dry:
             put_plan(plan, output, result="refused")
         raise Unsafe(
             f"{plan.verb} {plan.subject}: {'; '.join(plan.refusals)}",
-            next_step=f"make the cluster well first, or override it with --override {plan.subject} and --reason TEXT",
+            next_step=f"make the cluster healthy first, or use --override {plan.subject} and --reason TEXT",
         )
     if confirmation.is_dry or not plan.steps:
         put_plan(plan, output, result="dry-run" if plan.steps else "nothing-to-do")
         return False
     if plan.refusals and confirmation.reason is None:
-        raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="say why with --reason TEXT")
+        raise NotConfirmed(f"--override {plan.subject} needs --reason", next_step="give the reason with --reason TEXT")
     _confirm(plan, confirmation, target)
     return True
 
 
 def _check_again(plan: Plan, confirmation: ConfirmOptions) -> None:
-    """The question may have been answered late, and another operator may have been faster."""
+    """Raise `ChangedMeanwhile` if the plan became unsafe while the command waited for an answer."""
     if plan.refusals and confirmation.override != plan.subject:
         raise ChangedMeanwhile(
-            f"{plan.verb} {plan.subject}: this has changed since it was planned: {'; '.join(plan.refusals)}",
+            f"{plan.verb} {plan.subject}: the cluster changed after the plan was made: {'; '.join(plan.refusals)}",
             not_done="nothing was changed",
         )
 
@@ -193,17 +198,17 @@ def _confirm(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget) ->
     if wanted is None and confirmation.yes:
         return
     if confirmation.confirm is not None:
-        raise NotConfirmed(f"--confirm {confirmation.confirm}: what is touched is {wanted or plan.subject}")
+        raise NotConfirmed(f"--confirm {confirmation.confirm}: the name to confirm is {wanted or plan.subject}")
     if not sys.stdin.isatty():
         how = "say --yes" if wanted is None else f"say --confirm {wanted}"
         raise NotConfirmed(
-            f"{plan.verb} {plan.subject} has to be agreed to, and standard input is no terminal",
-            next_step=f"look at it with --dry-run, then {how}",
+            f"{plan.verb} {plan.subject} needs a confirmation, and standard input is not a terminal",
+            next_step=f"see the plan with --dry-run, then {how}",
         )
     put_question(plan)
     agreed = confirmed("Do this?") if wanted is None else typed(f"Type {wanted} to do this") == wanted
     if not agreed:
-        raise NotConfirmed(f"{plan.verb} {plan.subject} was not agreed to")
+        raise NotConfirmed(f"{plan.verb} {plan.subject} was not confirmed")
 
 
 # -- the history -------------------------------------------------------------------------------------------------------
@@ -213,11 +218,11 @@ def _confirm(plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget) ->
 async def recorded(
     cluster: Cluster, plan: Plan, confirmation: ConfirmOptions, tls: Tls | None = None
 ) -> AsyncIterator[None]:
-    """Keeps the change that runs inside in the history: that it began, and how it ended."""
+    """Record the change that runs inside in the history: its start, then its outcome."""
     entry = HistoryEntry(
         began=_now(),
         ended=None,
-        who=who(tls),
+        who=current_user(tls),
         verb=plan.verb,
         subject=plan.subject,
         reason=confirmation.reason,
@@ -238,14 +243,14 @@ async def recorded(
             await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
             if outcome == "done":
                 await _close_resumed(cluster, number, entry)
-        except WaltzError as error:  # what became of the change itself is not hidden by this
+        except WaltzError as error:  # only reported: the outcome of the change itself must reach the caller
             why = printable(f"{error.code} {error.message}")
-            typer.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
+            typer.echo(f"The outcome could not be recorded in the history, entry {number}: {why}", err=True)
 
 
 async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> None:
-    """Close the entries of killed commands whose moves are over, with the command that finished or cancelled them. One that
-    still runs writes its own end later."""
+    """Close the history entries of killed commands whose moves this command finished or cancelled. An entry of a command
+    that still runs is closed as well, and overwritten by that command when it ends."""
     if not entry.moves:
         return
     left = (await cluster.moves())[0].partitions.keys()
@@ -257,26 +262,26 @@ async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> 
 
 
 async def close_finished(cluster: Cluster, plan: Plan, tls: Tls | None = None) -> None:
-    """Close the entries of this command that was killed, where it is run again and its moves have arrived meanwhile."""
+    """Close the history entries of killed runs of this command whose moves have finished since."""
     try:
         left = (await cluster.moves())[0].partitions.keys()
         for number, before in await cluster.history():
             is_same = (before.verb, before.subject) == (plan.verb, plan.subject)
             if before.ended is None and is_same and before.moves and not set(before.moves) & left:
-                outcome = f"its moves had arrived when {who(tls)} ran it again"
+                outcome = f"its moves had arrived when {current_user(tls)} ran it again"
                 await cluster.close_history(number, ended=_now(), outcome=outcome)
-    except WaltzError as error:  # nothing was to be done, and that has been said
+    except WaltzError as error:  # only reported: the command itself had nothing to do, and succeeded
         why = printable(f"{error.code} {error.message}")
-        typer.echo(f"How an earlier run of this command ended is not in the history: {why}", err=True)
+        typer.echo(f"The outcome of an earlier run of this command could not be recorded in the history: {why}", err=True)
 
 
-def who(tls: Tls | None = None) -> str:
-    """The name in the certificate. Without one, what the environment says, which any person may choose."""
+def current_user(tls: Tls | None = None) -> str:
+    """Return the name in the certificate; without one the unverified name of the user and host in the environment."""
     if tls is not None:
         return tls.identity.name
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in many containers
+    except (KeyError, OSError):  # the user has no name, as in many containers
         name = f"user {os.getuid()}"
     return printable(f"{UNVERIFIED}{name}@{socket.gethostname()}")
 

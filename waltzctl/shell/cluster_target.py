@@ -1,8 +1,8 @@
-"""Which cluster a command means, how it is reached, and with which certificate.
+"""Resolve which cluster a command is for, how to connect to it, and with which certificate.
 
-Four places may say so; each value is taken from the first that has it: an option, a variable of the environment, the
-context, and at last the cluster that `waltzctl up` made in `./waltz-local`. A context is a cluster with a name, kept in a
-file of the user. No cluster is contacted before `using`, and what is wrong with the files of a certificate is said first.
+Each setting comes from the first source that has it: an option, an environment variable, the context, then the cluster that
+`waltzctl up` made in `./waltz-local`. A context is a named cluster in a file of the user. `resolve` checks the files of a
+certificate; no cluster is contacted before `using`.
 """
 
 from __future__ import annotations
@@ -51,30 +51,32 @@ from waltzd.wire.tls import Tls, speaks_tls
 LOCAL_DIRECTORY = "waltz-local"
 LOCAL_ROOT = "/waltz"
 CONTEXTS_VARIABLE = "WALTZ_CONTEXTS"
-_NO_CLUSTER_ASKED = "nothing was asked of any cluster"
-_NO_DAEMON_ASKED = "nothing was asked of any daemon"
+_NO_CLUSTER_ASKED = "no cluster was contacted"
+_NO_DAEMON_ASKED = "no daemon was contacted"
 COMPLETION_SECONDS = 2.0
-"""How long a shell waits for names."""
+"""Timeout of a lookup of names for shell completion."""
 T = TypeVar("T")
 
-# -- what may be said --------------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 MEANT: dict[str, tuple[str, str]] = {
-    "context": ("NAME", "A cluster by its name: `waltzctl context list`."),
-    "directory": ("DIR", "A cluster on this machine, made by `waltzctl up DIR`."),
+    "context": ("NAME", "Name of a cluster in `waltzctl context list`."),
+    "directory": ("DIR", "Directory of a cluster that `waltzctl up DIR` made."),
     "coordinator": ("HOST:PORT,…", "Addresses of the ZooKeeper ensemble."),
-    "root": ("PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
-    "tls_certificate": ("FILE", "Your certificate, with the role operator, or observer to look. These three, or none."),
-    "tls_key": ("FILE", "Its key, which only you may read."),
-    "tls_ca": ("FILE", "The authorities that sign the daemons' certificates."),
-    "coordinator_tls": ("HOW", "To ZooKeeper: off (the default), host or authority, as a server's coordinator_tls."),
-    "coordinator_tls_certificate": ("FILE", "What is shown to ZooKeeper, where it is not --tls-certificate."),
-    "coordinator_tls_key": ("FILE", "Its key, which only you may read."),
-    "coordinator_tls_ca": ("FILE", "The authorities that sign for ZooKeeper, where it is not --tls-ca."),
-    "coordinator_credentials": ("FILE", "A line name:password, for a cluster whose documents are closed."),
+    "root": ("PATH", f"Path of the cluster in ZooKeeper; {LOCAL_ROOT} by default."),
+    "tls_certificate": (
+        "FILE",
+        "Your certificate, with the role operator, or observer to read. All three, or none.",
+    ),
+    "tls_key": ("FILE", "Key of your certificate, which only you may read."),
+    "tls_ca": ("FILE", "Authorities that sign the certificates of the daemons."),
+    "coordinator_tls": ("HOW", "TLS to ZooKeeper: off (the default), host or authority, as coordinator_tls of a server."),
+    "coordinator_tls_certificate": ("FILE", "Certificate for ZooKeeper, if it is not --tls-certificate."),
+    "coordinator_tls_key": ("FILE", "Key of that certificate, which only you may read."),
+    "coordinator_tls_ca": ("FILE", "Authorities that sign the certificate of ZooKeeper, if not --tls-ca."),
+    "coordinator_credentials": ("FILE", "File with a line name:password, for a cluster that is closed in ZooKeeper."),
 }
-"""Every setting that says which cluster is meant: what stands for its value, and its meaning. `option` and `variable` are
-its two names."""
+"""Setting that selects a cluster → placeholder of its value, and help text. `option` and `variable` give its names."""
 _PLACES = ("context", "directory", "coordinator")
 _TLS = ("tls_certificate", "tls_key", "tls_ca")
 _ACCESS_TLS = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
@@ -90,14 +92,14 @@ def variable(setting: str) -> str:
 
 
 def meant(setting: str, **more: Any) -> Any:
-    """As an option of every command. The variable is read by `resolve`, which remembers who said what."""
+    """Return the option of a setting, for every command. `resolve` reads the variable and records where a value is from."""
     metavar, meaning = MEANT[setting]
     help_ = f"{meaning} [env var: {variable(setting)}]"
     return Option(option(setting), metavar=metavar, help=help_, rich_help_panel=CLUSTER, **more)
 
 
 def kept(setting: str) -> Any:
-    """As an option of `context add`, which writes it down and reads no variable."""
+    """Return the option of a setting for `context add`, which reads no variable."""
     metavar, meaning = MEANT[setting]
     return Option(option(setting), metavar=metavar, help=meaning)
 
@@ -105,7 +107,7 @@ def kept(setting: str) -> Any:
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A cluster with a name. Either `directory` is given, of a cluster on this machine, or `coordinator`."""
+    """A named cluster: either the `directory` of a cluster on this machine, or a `coordinator`."""
 
     coordinator: Annotated[str | None, kept("coordinator")] = None
     root: Annotated[str | None, kept("root")] = None
@@ -118,7 +120,7 @@ class Context:
     coordinator_tls_key: Annotated[str | None, kept("coordinator_tls_key")] = None
     coordinator_tls_ca: Annotated[str | None, kept("coordinator_tls_ca")] = None
     coordinator_credentials: Annotated[str | None, kept("coordinator_credentials")] = None
-    protected: Annotated[bool, Option("--protected", help="To change something there, NAME has to be typed.")] = False
+    protected: Annotated[bool, Option("--protected", help="Require NAME as the confirmation of every change.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +140,14 @@ class ClusterTarget:
     root: str
     tls: Tls | None
     name: str
-    """The name of the context, or where the cluster is."""
+    """Name of the context, or the address of the cluster."""
     is_protected: bool
     origins: Mapping[str, tuple[str, str]]
-    """What was decided, and by whom: setting → (value, origin)."""
+    """Setting → its value and the source of the value."""
     directory: Path | None = None
-    """The directory of a cluster on this machine."""
+    """Directory of a cluster on this machine; None for any other cluster."""
     access: ZooKeeperCredentials = NO_CREDENTIALS
-    """To ZooKeeper."""
+    """Credentials for ZooKeeper."""
 
     @property
     def where(self) -> str:
@@ -153,7 +155,7 @@ class ClusterTarget:
 
 
 def unknown(kind: str, name: str, there: Any, *, not_done: str = "nothing was changed") -> NoSuchName:
-    """The error for a name that is not there, with the nearest one that is."""
+    """Return the error for an unknown name, with the closest known name."""
     import difflib
 
     names = sorted(map(str, there))
@@ -163,13 +165,13 @@ def unknown(kind: str, name: str, there: Any, *, not_done: str = "nothing was ch
     elif names:
         next_step = f"there are: {', '.join(names)}"
     else:
-        next_step = f"there is no {kind} at all"
+        next_step = f"there is no {kind} yet"
     return NoSuchName(f"there is no {kind} {name}", not_done=not_done, next_step=next_step)
 
 
 def check_name(name: str, *, not_done: str = "") -> None:
     if not is_name(name):
-        words = f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64"
+        words = f"{name!r} is not a name: at most 64 letters, digits, dots, dashes and underscores"
         raise BadArgument(words, not_done=not_done)
 
 
@@ -198,18 +200,18 @@ def load_contexts() -> Contexts:
         found = yaml.safe_load(text) or {}
         named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
         current = found.get("current")
-    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-        raise NotesDamaged(f"{path} cannot be understood: {error}") from error
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: an invalid date
+        raise NotesDamaged(f"{path} is not valid: {error}") from error
     return Contexts(current=None if current is None else str(current), named=named)
 
 
 def _context(path: Path, name: str, given: Any) -> Context:
     known = {field.name: field for field in fields(Context)}
     if not isinstance(given, dict):
-        raise NotesDamaged(f"{path}: context {name} is not a list of settings")
+        raise NotesDamaged(f"{path}: context {name} is not a mapping of settings")
     for key, value in given.items():
         if key not in known:
-            raise NotesDamaged(f"{path}: context {name} has a setting {key}, which is not known")
+            raise NotesDamaged(f"{path}: context {name} has an unknown setting {key}")
         if not isinstance(value, bool if key == "protected" else str):
             raise NotesDamaged(f"{path}: context {name}: {key} cannot be {value!r}")
     context = Context(**given)
@@ -240,11 +242,14 @@ def save_contexts(contexts: Contexts) -> None:
     write_whole(path, text.encode())
 
 
-# -- from what was said to a cluster -----------------------------------------------------------------------------------
+# -- resolution -------------------------------------------------------------------------------------------------------
 
 
 def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
-    """`given`: what options said, by their names, None where they said nothing."""
+    """Return the cluster that options, variables, the context or the current directory select.
+
+    `given` holds the options by setting, None for an option that was not used. Raise `NoClusterNamed` if nothing selects a
+    cluster."""
     _check_options(given)
     said = _said(given)
     origins: dict[str, tuple[str, str]] = {}
@@ -252,7 +257,7 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
         raise BadArgument(
             f"{said['directory'][1]} and {said['coordinator'][1]} name two clusters",
             not_done=_NO_CLUSTER_ASKED,
-            next_step="unset one of them, or say which cluster you mean by an option",
+            next_step="unset one of them, or select the cluster with an option",
         )
     context, name = Context(), ""
     if "directory" not in said and "coordinator" not in said:
@@ -273,7 +278,7 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
     directory, coordinator = take("directory"), take("coordinator")
     if directory is None and coordinator is None:
         if not (Path(LOCAL_DIRECTORY) / BLUEPRINT).exists():
-            raise NoClusterNamed("nothing says which cluster is meant")
+            raise NoClusterNamed("no cluster is selected")
         directory = LOCAL_DIRECTORY
         origins["directory"] = (directory, "the cluster that `waltzctl up` made here")
     if directory is not None:
@@ -307,8 +312,8 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
 
 
 def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
-    """What options and variables say: setting → (value, who said so). An option that names a cluster means that cluster,
-    whatever variables say of another one; a person's certificate may be good for many."""
+    """Return the settings from options and variables: setting → value and source. If an option selects a cluster, variables
+    that select another one are ignored; variables with a certificate still count, as it may be valid for many clusters."""
     found: dict[str, tuple[str, str]] = {}
     options = {name for name, value in given.items() if value}
     overruled = set(_PLACES) if options & set(_PLACES) else set[str]()
@@ -324,14 +329,14 @@ def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
 
 
 def _check_options(given: Mapping[str, str | None]) -> None:
-    """Two options that cannot both be meant."""
+    """Raise `BadArgument` for options that exclude each other."""
     said = [name for name, value in given.items() if value]
     places = [option(name) for name in _PLACES if name in said]
     if len(places) > 1:
         raise BadArgument(
             f"{' and '.join(places)} name {len(places)} clusters",
             not_done=_NO_CLUSTER_ASKED,
-            next_step="say one of them only",
+            next_step="give only one of them",
         )
     if "directory" in said and len(said) > 1:
         rest = " and ".join(option(name) for name in said if name != "directory")
@@ -343,7 +348,7 @@ def _check_options(given: Mapping[str, str | None]) -> None:
 
 
 def _chosen_context(said: tuple[str, str] | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
-    """The context that was asked for, or the current one, or an empty one; and its name."""
+    """Return the context that was named, else the current one, else an empty one; and its name."""
     contexts = load_contexts()
     if said is not None:
         origins["context"] = said
@@ -381,7 +386,7 @@ def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | No
     if tls.identity.role not in (Role.OPERATOR, Role.OBSERVER):
         raise NotPermitted(
             f"{certificate} has the role {tls.identity.role}; waltzctl needs the role {Role.OPERATOR}, or {Role.OBSERVER} "
-            "to look",
+            "to read",
             not_done=_NO_DAEMON_ASKED,
             next_step=f"use a certificate with the role {Role.OPERATOR}",
         )
@@ -389,22 +394,22 @@ def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | No
 
 
 def check_operator(tls: Tls | None, what: str) -> None:
-    """Raises, before anything is asked, where the certificate may only look. `what`: what it may not do, as a sentence goes
-    on with it."""
+    """Raise `NotPermitted`, before any call, if the certificate may only read. `what` is the action, as in "change a
+    cluster"."""
     if tls is not None and tls.identity.role is Role.OBSERVER:
         raise NotPermitted(
-            f"the certificate of {tls.identity.name} has the role {Role.OBSERVER}, which may only look, and not {what}",
+            f"the certificate of {tls.identity.name} has the role {Role.OBSERVER}, which may only read, and not {what}",
             not_done="nothing was changed, and no transaction was read",
             next_step=f"use a certificate with the role {Role.OPERATOR}",
         )
 
 
 _Files: TypeAlias = tuple[str | None, str | None, str | None]
-"""A certificate, its key, and the authorities of the other side."""
+"""Paths of a certificate, its key, and the authorities that sign certificates of the other side."""
 
 
 def shown_files(own: _Files, others: _Files) -> _Files:
-    """What ZooKeeper is shown, and who signs for it: files of their own, or those that daemons are shown."""
+    """Return the TLS files for ZooKeeper: its own ones, or else the files that are used for daemons (`others`)."""
     certificate, key, ca = own
     if (certificate is None) != (key is None):
         there, missing = _ACCESS_TLS[:2] if key is None else _ACCESS_TLS[1::-1]
@@ -417,8 +422,8 @@ def shown_files(own: _Files, others: _Files) -> _Files:
 
 
 def access_to(files: _Files, *, how: str | None, credentials: str | None) -> ZooKeeperCredentials:
-    """How ZooKeeper is reached. `files`: our certificate and its key, which it asks for, and the authorities that sign for
-    it; for TLS only."""
+    """Return the credentials for ZooKeeper. `files` are our certificate and key, and the authorities that sign the
+    certificate of ZooKeeper; they are used with TLS only."""
     certificate, key, ca = files
     try:
         return load_credentials(how or OFF, certificate=certificate, key=key, ca=ca, credentials=credentials)
@@ -438,8 +443,8 @@ def _check_there(path: str) -> None:
         raise translate(error, f"opening {path}") from error
 
 
-# -- what a shell offers behind TAB ------------------------------------------------------------------------------------
-# Names that the cluster has at this moment. A person does not wait long for them, and a shell has no place for errors.
+# -- shell completion --------------------------------------------------------------------------------------------------
+# Names that exist in the cluster now. Errors are dropped and the timeout is short: a shell has no place for a message.
 
 
 def known_storages(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -486,8 +491,8 @@ TlsCa = Annotated[str | None, meant("tls_ca")]
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """What options say of which cluster is meant; None where they say nothing. Commands that may be given the address of a
-    daemon take it as it is: they need no cluster then, and find out which one is meant only when they do."""
+    """Options that select a cluster; None for an option that was not used. A command that also accepts the address of a
+    daemon takes these options unresolved: with an address it needs no cluster."""
 
     context: Annotated[str | None, meant("context", autocompletion=known_contexts)] = None
     directory: Annotated[str | None, meant("directory")] = None
@@ -506,7 +511,7 @@ class ClusterOptions:
         return resolve(vars(self))
 
     def tls(self) -> Tls | None:
-        """The certificate, also where no cluster is meant."""
+        """Return the certificate, also if no cluster is selected."""
         said = tls_alone(self.tls_certificate, self.tls_key, self.tls_ca)()
         if said is not None:
             return said
@@ -517,14 +522,14 @@ class ClusterOptions:
 
     @property
     def typed(self) -> list[str]:
-        """The options that were used."""
+        """Names of the options that were used."""
         return [option(name) for name, value in vars(self).items() if value]
 
 
 def tls_alone(
     tls_certificate: TlsCertificate = None, tls_key: TlsKey = None, tls_ca: TlsCa = None
 ) -> Callable[[], Tls | None]:
-    """The certificate that options or variables name, of a person who names no cluster."""
+    """Return a function that loads the certificate in the options or variables, for commands that need no cluster."""
     given = zip(_TLS, (tls_certificate, tls_key, tls_ca), strict=True)
     said = [value or os.environ.get(variable(name)) or None for name, value in given]
     return lambda: tls_of(*said)
@@ -535,18 +540,18 @@ def _target(given: ClusterOptions) -> ClusterTarget:
 
 
 CommandTarget = Annotated[ClusterTarget, From(_target)]
-"""The cluster that a command is about."""
+"""Parameter type of a command that needs a cluster: the resolved options."""
 
 ContextName = Annotated[str, Argument(metavar="NAME", autocompletion=known_contexts)]
 StorageName = Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)]
 ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_servers)]
 
 
-# -- contact -----------------------------------------------------------------------------------------------------------
+# -- connection --------------------------------------------------------------------------------------------------------
 
 
 def using(target: ClusterTarget, action: Callable[[Any], Awaitable[T]]) -> T:
-    """Do something with the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
+    """Connect to ZooKeeper and run `action` on the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
     from waltzd.client import loop
     from waltzd.cluster.cluster import Cluster
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -565,7 +570,8 @@ def using(target: ClusterTarget, action: Callable[[Any], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def first_contact(address: str, tls: Tls | None) -> AsyncIterator[None]:
-    """Around the first call to a daemon, one that changes nothing: when TLS is why it cannot be reached, say what to do."""
+    """Add the next step to an error of the first call to a daemon, if TLS is why it cannot be reached. The call must change
+    nothing."""
     try:
         yield
     except WrongPeer:

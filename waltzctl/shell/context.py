@@ -1,6 +1,6 @@
-"""`waltzctl context`: names for clusters, kept in a file of the user. No cluster is contacted.
+"""`waltzctl context`: names for clusters, in a file of the user. No cluster is contacted.
 
-A name never comes to mean another cluster by accident: it has to be removed first.
+A name must be removed before it can be given to another cluster, so that it never changes its cluster by accident.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def add(
     *,
     name: Annotated[str, Argument(metavar="NAME")],
     context: Context,
-    is_used: Annotated[bool, Option("--use", help="Mean this cluster from now on.")] = False,
+    is_used: Annotated[bool, Option("--use", help="Select this cluster for the next commands.")] = False,
     output: Output = "table",
 ) -> int:
-    """Give a cluster a name, so that commands find it by `--context NAME`. It is not contacted. Paths
-    of files are kept as absolute ones.
+    """Name a cluster, so that `--context NAME` selects it. The cluster is not contacted. Paths of files are stored as
+    absolute paths.
 
     \b
     Examples:
@@ -60,18 +60,18 @@ def add(
     before = contexts.named.get(name)
     if before is not None and before != context:
         raise AlreadyThere(
-            f"there is a context {name} already: {where(before)}",
+            f"the context {name} exists already: {where(before)}",
             not_done="the context was not changed",
-            next_step=f"choose another name, or take the old one away with `waltzctl context remove {name}`",
+            next_step=f"choose another name, or delete the old one with `waltzctl context remove {name}`",
         )
     is_current = is_used or contexts.current == name
     save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
-    _told(name, is_current, f"{name} is {where(context)}{', and meant from now on' if is_current else ''}.", output)
+    _told(name, is_current, f"{name} is {where(context)}{', and selected' if is_current else ''}.", output)
     return EXIT_OK
 
 
 def _told(name: str, is_current: bool, sentence: str, output: str) -> None:
-    """What a change of the file came to."""
+    """Print the result of a change of the file."""
     if output == "json":
         put_json({"context": name, "is_current": is_current, "file": str(contexts_path())})
     else:
@@ -79,7 +79,7 @@ def _told(name: str, is_current: bool, sentence: str, output: str) -> None:
 
 
 def _check_values(context: Context) -> None:
-    """Raises for mistakes that can be seen without contacting the cluster."""
+    """Raise for mistakes that show without contacting the cluster."""
     if context.directory is not None:
         load_blueprint(Path(context.directory))
         return
@@ -105,9 +105,9 @@ def use(
     given: ClusterOptions,
     output: AnyForm = "table",
 ) -> int:
-    """Mean this cluster from now on, wherever neither an option nor a variable names another one. Without NAME, show which
-    cluster a command would mean here, and who said so. An option counts most, then a variable, then the context, then the
-    cluster that `waltzctl up` made in this directory. The cluster is not contacted.
+    """Select a cluster for all commands that are given no other one by an option or a variable. Without NAME show which
+    cluster is selected here, and the source of each setting: an option, else a variable, else the context, else the cluster
+    that `waltzctl up` made in this directory. The cluster is not contacted.
 
     \b
     Examples:
@@ -121,12 +121,12 @@ def use(
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
-    _told(name, True, f"{name} is meant from now on: {where(context)}{', protected' if context.protected else ''}.", output)
+    _told(name, True, f"{name} is selected: {where(context)}{', protected' if context.protected else ''}.", output)
     return EXIT_OK
 
 
 def list_(*, output: AnyForm = "table") -> int:
-    """Show the clusters that have names, and which one is meant when nothing else is said.
+    """List the named clusters, and which one is selected.
 
     \b
     Examples:
@@ -147,14 +147,14 @@ def list_(*, output: AnyForm = "table") -> int:
         Column("protected"),
         Column("certificate", is_wide=True),
     )
-    nothing = "No cluster has a name yet: waltzctl context add NAME --coordinator HOST:PORT"
+    nothing = "No cluster has a name: waltzctl context add NAME --coordinator HOST:PORT"
     more = {"file": str(contexts_path()), "current": contexts.current}
     put(Listing(kind="contexts", columns=columns, rows=rows, nothing=nothing, more=more), output)
     return EXIT_OK
 
 
 def remove(*, name: ContextName, output: Output = "table") -> int:
-    """Forget a name. The cluster is not touched.
+    """Delete a name. The cluster is not touched.
 
     \b
     Examples:
@@ -166,7 +166,7 @@ def remove(*, name: ContextName, output: Output = "table") -> int:
     left = {other: context for other, context in contexts.named.items() if other != name}
     was_current = contexts.current == name
     save_contexts(Contexts(current=None if was_current else contexts.current, named=left))
-    sentence = f"{name} is forgotten; the cluster is as it was.{' No cluster is meant now.' if was_current else ''}"
+    sentence = f"{name} is deleted; the cluster is unchanged.{' No cluster is selected now.' if was_current else ''}"
     _told(name, False, sentence, output)
     return EXIT_OK
 

@@ -1,4 +1,4 @@
-"""`waltzctl errors`: the table of `waltzd.errors`, for people."""
+"""`waltzctl errors`: explain the error codes of `waltzd.errors`."""
 
 from __future__ import annotations
 

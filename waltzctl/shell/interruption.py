@@ -1,4 +1,4 @@
-"""How commands that started something are told to end: whatever the signal is, it arrives as Ctrl-C does."""
+"""Handling of signals: SIGINT, SIGTERM and SIGHUP all end a command as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ EXIT_INTERRUPTED = 130
 
 
 class Interrupted(typer.Abort):
-    """Ctrl-C, with a sentence on what became of the work."""
+    """Ctrl-C, with a message on the state of the work."""
 
 
 class Ending:
-    """Whether this command was told to end. What was under way then may have ended by an error of its own."""
+    """Record of a signal. After it, an error of the work may be a consequence of the signal."""
 
     was_told = False
+    """True once a signal arrived."""
 
 
 @contextmanager
 def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[Ending]:
-    """To be told to end, and a terminal that goes away, are the same as Ctrl-C.
+    """Treat SIGTERM, and SIGHUP when the terminal goes away, as Ctrl-C while the body runs.
 
-    With `hear`, only the first signal ends the command, and the program with it: nothing that is being cleared up is left
-    half done. `hear` is called for each, with whether it is the first one, to end at once what needs no waiting for."""
+    With `hear`, only the first signal interrupts the body, so that the clean-up that follows is not interrupted. `hear` is
+    called for each signal, with True for the first one."""
     ending = Ending()
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -42,18 +43,15 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
         if is_first or hear is None:
             signal.default_int_handler(number, frame)
 
-    # Ctrl-C, too: a shell without job control lets its background programs ignore it.
+    # SIGINT is set as well: a shell without job control starts background programs with SIGINT ignored.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, told)}
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # through Ctrl-C, which others keep away while they must not be disturbed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # raised as SIGINT, which code that must not be disturbed replaces
         before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield ending
     finally:
         if hear is not None and ending.was_told:
-            deaf()  # one that comes a moment later would be told as another interruption
+            ignore_signals()  # a second signal would be reported as another interruption
         else:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -61,8 +59,10 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
 
 @contextmanager
 def left_to_the_loop() -> Iterator[None]:
-    """Inside `ending_in_order`, around work on a loop: Ctrl-C cancels the work, as asyncio does it. Raised in the middle of
-    a callback it would be taken for an error of the connection that was just being read, and the work would wait on."""
+    """Inside `ending_in_order`, let asyncio handle Ctrl-C while a loop runs: it cancels the main task.
+
+    A KeyboardInterrupt raised inside a callback would be taken for an error of the connection that is read there, and the
+    main task would continue to wait."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -72,10 +72,10 @@ def left_to_the_loop() -> Iterator[None]:
 
 @contextmanager
 def interruptible(said: str) -> Iterator[None]:
-    """Around a change that runs on a loop of its own: when it is told to end, it writes down how it ended, and says this.
+    """Run a change on an event loop; on a signal let it record its outcome, then raise `Interrupted` with this message.
 
-    Ctrl-C is left to the loop, which cancels what runs, so that whatever has to be said to the cluster still is. SIGTERM is
-    the same, and a terminal that goes away, unless the command is to go on without one (`nohup`)."""
+    asyncio handles Ctrl-C: it cancels the main task, whose clean-up can still talk to the cluster. SIGTERM and SIGHUP act
+    as Ctrl-C, unless they were ignored at the start (`nohup`)."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -89,14 +89,14 @@ def interruptible(said: str) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def deaf() -> None:
-    """Ignore further signals while the program ends: they would show a traceback."""
+def ignore_signals() -> None:
+    """Ignore further signals while the program ends: they would print a traceback."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def silence_stdout() -> None:
-    """The reader of standard output is gone: not even the flush at exit may write there."""
+    """Redirect standard output to /dev/null after its reader is gone, so that the flush at exit does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,8 +1,8 @@
-"""What several daemons logged, as one log in order of time: `waltzctl logs` reads their files, `waltzctl events` asks them.
+"""Log lines of several daemons, merged by time: `waltzctl logs` reads their files, `waltzctl events` asks the daemons.
 
-In a file a line says itself when it was written; one that does not, like those of a traceback, belongs to the line before
-it. Files are followed by what grows at their ends: one that was replaced is read to its end first. The order is that of the
-daemons' clocks. It is exact for what is there already, and of what comes while a reader follows, within one look.
+A line in a file begins with its time; a line without one, as in a traceback, belongs to the line before it. A followed file
+that was replaced is read to its end first. Times are from the clocks of the daemons. Lines that exist at the start are
+merged in exact order; lines that arrive later, in order within one poll.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from waltzd.disk.real import translate
 
 BLOCK_BYTES = 64 << 10
 LOOK_BYTES_MAX = 1 << 20
-"""So much of each file is taken in one look, and a line that is longer is told in pieces."""
+"""Bytes read from each file in one poll; a longer line is split."""
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)[.,](\d{3})(Z|[+-]\d\d:?\d\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     time_ms: int
-    """Since 1970."""
+    """Milliseconds since 1970."""
     who: str
-    """The name of a daemon, or of a person."""
+    """Name of a daemon or of a person."""
     text: str
     kind: str = ""
-    """server, storage, operator; like all that follows, where it is known."""
+    """`server`, `storage` or `operator`; "" if unknown, like the level and code below."""
     level: str = ""
     code: str | None = None
 
 
 def merged(logs: Iterable[Sequence[Line]]) -> list[Line]:
-    """In order of time; each log keeps its own order."""
+    """Merge logs by time; lines of one log with equal times keep their order."""
     return sorted((line for log in logs for line in log), key=lambda line: (line.time_ms, line.who))
 
 
@@ -46,7 +46,7 @@ def merged(logs: Iterable[Sequence[Line]]) -> list[Line]:
 
 
 def stamp(text: str) -> int | None:
-    """When a line says that it was written."""
+    """Return the time at the beginning of a line, in milliseconds since 1970; None if there is none."""
     found = _STAMP.match(text)
     if found is None:
         return None
@@ -57,29 +57,30 @@ def stamp(text: str) -> int | None:
 
 
 def dated(daemon: str, texts: Sequence[str], *, otherwise: int) -> list[Line]:
-    """A line without a time has that of the one before it; before the first that has one, the time of that one."""
+    """Give each line a time. A line without one has the time of the line before it, or, at the beginning, of the first line
+    that has one; `otherwise` if no line has one."""
     times = [stamp(text) for text in texts]
     at = next((time for time in times if time is not None), otherwise)
     lines = []
     for text, time in zip(texts, times, strict=True):
-        # A clock that was set back must not tear a file's lines out of their order.
+        # The lines of a file keep their order, even if the clock was set back.
         at = max(at, time) if time is not None else at
         lines.append(Line(time_ms=at, who=daemon, text=text))
     return lines
 
 
 class Tail:
-    """The end of one file, which may not be there yet."""
+    """Reader of the end of a file that may not exist yet."""
 
     def __init__(self, daemon: str, path: Path) -> None:
         self.daemon = daemon
         self.path = path
         self._file: BinaryIO | None = None
         self._rest = b""
-        """The beginning of a line that was not whole at the last look."""
+        """Incomplete last line of the last poll."""
 
     def last(self, lines: int) -> list[Line]:
-        """The newest that are there; `new` goes on behind them."""
+        """Return the last lines of the file; `new` continues after them."""
         try:
             self._open()
             if self._file is None:
@@ -100,7 +101,7 @@ class Tail:
             raise translate(error, f"reading {self.path}") from error
 
     def new(self) -> list[Line]:
-        """What was written since the last look."""
+        """Return the lines written since the last call."""
         try:
             if self._file is None:
                 self._open()
@@ -129,7 +130,7 @@ class Tail:
     def _read(self) -> bytes:
         if self._file is None:
             return b""
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # it was cut
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # the file was truncated
             self._file.seek(0)
         return self._file.read(LOOK_BYTES_MAX) or b""
 

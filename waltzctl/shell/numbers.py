@@ -1,4 +1,4 @@
-"""Partitions as people type and read them: `0-3,7` or `orders,7`, and whether there are any of these numbers."""
+"""Lists of partitions as operators type and read them: `0-3,7`, or with a channel `orders,7`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
 
 
 def partitions_of(text: str) -> list[int]:
-    """`0-3,7` as [0, 1, 2, 3, 7]; each once, in order. For what is asked of files: they know no channels."""
+    """Parse `0-3,7` as [0, 1, 2, 3, 7], sorted and without duplicates. Channels are refused: use it for files."""
     return list(numbers_of(text))
 
 
 def chosen(target: ClusterTarget, text: str) -> list[int]:
-    """As `partitions_of`, with channels: `0-3,orders`. The cluster is asked only where one is named."""
+    """Parse a list that may name channels, like `0-3,orders`. The cluster is contacted only if a channel is named."""
     if not named_in(text):
         return list(numbers_of(text, NO_CHANNELS))
     from waltzd.cluster.cluster import channels_of
@@ -28,8 +28,8 @@ def chosen(target: ClusterTarget, text: str) -> list[int]:
 def check_partitions(
     numbers: Iterable[int], count: int, *, has_group_log: bool = False, not_done: str = "nothing was changed"
 ) -> None:
-    """Raise `NoSuchPartition` for a number that is not below `count`, the partitions of the cluster. With `has_group_log`
-    the number after them, that of the group log, is accepted as well."""
+    """Raise `NoSuchPartition` for a number from `count` on, the number of partitions of the cluster. With `has_group_log`
+    the number `count` is accepted: it is the group log."""
     for number in numbers:
         if number >= count + has_group_log:
             raise NoSuchPartition(
@@ -41,7 +41,7 @@ def check_partitions(
 
 
 def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
-    """`partitions 0-3 are`: with the verb for one of them, or for more."""
+    """Format as `partitions 0-3 are`, with the verb `one` for one partition and `more` for several."""
     found = sorted(numbers)
     noun, verb = ("partition", one) if len(found) == 1 else ("partitions", more)
     return " ".join(word for word in (noun, spell_numbers(found), verb) if word)

@@ -1,4 +1,4 @@
-"""How a typed function becomes a command, and options that have no better home.
+"""Make a command from a typed function, and declare options that several commands share.
 
 A command is a plain function: its parameters are its options and arguments, as typer reads them, and what it returns is the
 exit code. A parameter whose type is an `@option_group` has no option of its own: each field of that dataclass is an option
@@ -23,34 +23,29 @@ from uuid import UUID
 
 import typer
 from typer import Option
-from typer._click.exceptions import UsageError  # what typer raises for a command line that it refuses
 from typer.core import TyperCommand
 
 from waltzctl.shell.removed import check_options
 
 T = TypeVar("T")
 OWN, CHANGE, SPARK, CLUSTER, OUTPUT = "Options", "Change", "Spark", "Cluster", "Output"
-"""Sections of a help page, in their order: what is the command's own comes first."""
+"""Sections of a help page, in their order: the options of the command alone come first."""
 _COLUMN_MAX = 30
 _METAVARS = {"int": "N", "int range": "N", "uuid": "UUID", "directory": "DIR", "file": "FILE", "str": "TEXT"}
-"""Type, as typer calls it → what stands for a value, unless the option says it better."""
+"""Typer's name of a type → default placeholder of a value in the help."""
 _WANTED = {
     **dict.fromkeys(("int", "int range"), "a whole number"),
     **dict.fromkeys(("float", "float range"), "a number"),
     "uuid": "a UUID, like 5e0f0c8e-0d2f-4d0e-9a53-0a6f2f3c7b11",
 }
-"""Type, as typer calls it → what a value of it is, to a person who mistyped one."""
+"""Typer's name of a type → description of a valid value, for the message about an invalid one."""
 _RANGE = re.compile(r"(?:(?P<low>[-0-9.]+)<=)?x(?:<=(?P<high>[-0-9.]+)|>=(?P<least>[-0-9.]+))")
-"""How typer spells bounds on a help page."""
+"""Pattern of the bounds of a number, as typer prints them in the help."""
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-Output = Annotated[
-    Literal["table", "json"], Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts.")
-]
-Timeout = Annotated[
-    float, Option("--timeout", min=0.1, max=60, metavar="SECONDS", help="How long to wait for each answer.")
-]
-Key = Annotated[UUID | None, Option("--key", help="The cluster key that the storage must have.")]
+Output = Annotated[Literal["table", "json"], Option("-o", "--output", rich_help_panel=OUTPUT, help="Output format.")]
+Timeout = Annotated[float, Option("--timeout", min=0.1, max=60, metavar="SECONDS", help="Timeout of each call.")]
+Key = Annotated[UUID | None, Option("--key", help="Cluster key that the storage must have.")]
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,10 @@ def option_group(cls: type[T]) -> type[T]:
 
 @dataclass(frozen=True)
 class Bare:
-    """Marks an option that may stand without a value, and then has this one."""
+    """Marks an option that may be given without a value."""
 
     value: str
+    """Value of the option if none is given."""
 
 
 WATCH_SECONDS = 2.0
@@ -84,7 +80,7 @@ Watch = Annotated[
         min=0.2,
         max=3600,
         metavar="[SECONDS]",
-        help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
+        help=f"Refresh at this interval ({WATCH_SECONDS:g} by default), until Ctrl-C.",
     ),
     Bare(f"{WATCH_SECONDS:g}"),
 ]
@@ -92,18 +88,18 @@ Watch = Annotated[
 
 @dataclass(frozen=True)
 class Negative:
-    """Marks an argument that may begin with a dash."""
+    """Marks an argument whose value may begin with a dash."""
 
 
 class Misused(typer.BadParameter):
-    """Options or arguments that do not go together."""
+    """Error for options or arguments that exclude each other."""
 
     def format_message(self) -> str:
         return self.message
 
 
 def positive(text: str) -> float:
-    """A number above 0, of any unit."""
+    """Parse a number above 0; raise `typer.BadParameter` for any other text."""
     try:
         found = float(text)
     except ValueError:
@@ -114,24 +110,26 @@ def positive(text: str) -> float:
 
 
 def confirmed(question: str) -> bool:
-    """Whether the person says yes. All of it is on standard error; typer alone would put a blank on standard output."""
+    """Ask a yes-or-no question on standard error. (typer alone would write a newline to standard output.)"""
     with redirect_stdout(sys.stderr):
         return typer.confirm(question)
 
 
 def typed(question: str) -> str:
+    """Ask for a text on standard error; return "" if none is given."""
     with redirect_stdout(sys.stderr):
         return str(typer.prompt(question, default="", show_default=False))
 
 
 class Command(TyperCommand):
     bare: Mapping[str, str] = {}
+    """Option that may be given without a value → its value then."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(self.completed(args))
         try:
             return super().parse_args(ctx, given.copy())
-        except UsageError as mistake:
+        except typer.TyperException as mistake:
             check_options(ctx.command_path.partition(" ")[2], given)
             if not isinstance(mistake, typer.BadParameter):
                 raise
@@ -142,7 +140,7 @@ class Command(TyperCommand):
             raise
 
     def completed(self, args: Sequence[str]) -> Iterator[str]:
-        """The arguments, with the value of each option that stands without one."""
+        """Yield the arguments, with the value of each `Bare` option that was given without one."""
         for word, following in pairwise([*args, "-"]):
             yield word
             if word in self.bare and following.startswith("-"):
@@ -167,7 +165,7 @@ class Command(TyperCommand):
 
 
 def _wanted(type_: Any) -> str:
-    """`typer` says "'x' is not a valid int range", and of a number "-1 is not in the range x>=0"."""
+    """Describe a valid value of a type, with its bounds, as in `a whole number from 0 on`."""
     low, high = getattr(type_, "min", None), getattr(type_, "max", None)
     is_bounded = low is not None or high is not None
     return _WANTED[type_.name] + (f" {_between(low, high)}" if is_bounded else "")
@@ -180,7 +178,7 @@ def _between(low: object, high: object) -> str:
 
 
 def command_of(name: str, function: Callable[..., int]) -> TyperCommand:
-    """The command that runs this function. Parameters of the same name, of several makers, are one option."""
+    """Return the command that runs this function. Parameters of the same name in several groups are one option."""
     parameters = {parameter.name: parameter for parameter in _parameters(function)}
     marks = {name: _marks(parameter) for name, parameter in parameters.items()}
 
@@ -223,7 +221,7 @@ def _maker(parameter: inspect.Parameter) -> Callable[..., Any] | None:
 
 
 def _element(parameter: inspect.Parameter) -> Any:
-    """The type of one value of an option that may be repeated: typer knows lists, and our values are tuples."""
+    """Return the type of one value of a repeatable option, else None. Typer takes lists; our options are tuples."""
     base = typing.get_args(parameter.annotation)[0] if _marks(parameter) else parameter.annotation
     inside = typing.get_args(base)
     return inside[0] if typing.get_origin(base) is tuple and inside[1:] == (...,) else None

@@ -1,6 +1,7 @@
-"""What is going on, on standard error: for people one line that is written over, and a line each half minute when that is
-no terminal; for programs (`--progress json`) an object a line, whatever standard error is. A wait for an answer is named
-once it has lasted longer than a moment: silence looks like a tool that hangs."""
+"""Progress of a command, on standard error.
+
+On a terminal it is one line that is overwritten; elsewhere a line each half minute. `--progress json` writes one JSON
+object a line in both cases. A wait for an answer is reported after a second: without it the tool would seem to hang."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from waltzctl.show.terminal import printable, rate, size
 VERSION = 1
 _UPDATE_SECONDS = 0.1
 _LATELY_SECONDS = 15.0
-"""What was done before says little of how fast it goes now."""
+"""Window over which the speed is measured."""
 MOMENT_SECONDS = 1.0
+"""Time after which a wait for an answer is reported."""
 PLAIN_SECONDS = 30.0
-"""Between two lines where standard error is no terminal: a restore is silent for minutes otherwise, and short commands say
-nothing."""
+"""Time between two lines if standard error is not a terminal: a restore takes minutes, and a short command prints none."""
 
 
 class Shown(enum.StrEnum):
@@ -41,7 +42,7 @@ class Shown(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """How much is done, like transactions that were copied."""
+    """Amount of work done, such as copied transactions."""
 
     done: int
     total: int
@@ -54,20 +55,20 @@ class Amount:
 
 class Say(Protocol):
     def __call__(self, sentence: str, amount: Amount | None = None, /) -> None:
-        """Called again and again with what is being waited for."""
+        """Report what the command waits for; called repeatedly."""
 
 
 class Course:
-    """The speed of the last seconds. Pure: moments are given to it."""
+    """Speed over the last seconds. Pure: the caller passes the time."""
 
     def __init__(self, lately: float = _LATELY_SECONDS) -> None:
         self._lately = lately
         self._seen: deque[tuple[float, int]] = deque()
 
     def see(self, at: float, amount: Amount) -> tuple[float, float] | None:
-        """How much a second, and for how many seconds more; None as long as nothing can be told."""
+        """Return the amount a second and the seconds left; None before there are two different amounts."""
         if self._seen and amount.done < self._seen[-1][1]:
-            self._seen.clear()  # something began anew
+            self._seen.clear()  # the work restarted
         self._seen.append((at, amount.done))
         while len(self._seen) > 2 and self._seen[1][0] <= at - self._lately:
             self._seen.popleft()
@@ -83,13 +84,13 @@ ShownProgress = Annotated[
     Option(
         "--progress",
         rich_help_panel=OUTPUT,
-        help="On standard error, while it works: a line on a terminal, an object a line for programs, or nothing.",
+        help="Progress on standard error: text, one JSON object a line, or none.",
     ),
 ]
 
 
 class _Line:
-    """The line on a terminal that is written over, or the JSON objects in its place."""
+    """Line on a terminal that is overwritten, or JSON objects in its place."""
 
     def __init__(self, shown: str) -> None:
         self._writes_json = shown == Shown.JSON
@@ -117,7 +118,7 @@ class _Line:
         self._width = len(line)
 
     def _put(self, text: str) -> None:
-        with suppress(OSError):  # a terminal that went away
+        with suppress(OSError):  # the terminal may have gone away
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -130,7 +131,7 @@ class _Line:
 
 
 class Waiting(_Line):
-    """Shows what a command waits for."""
+    """Progress of a command that waits for others."""
 
     def __init__(self, shown: str = Shown.AUTO) -> None:
         super().__init__(shown)
@@ -147,7 +148,7 @@ class Waiting(_Line):
                 self._write_event(event(seconds, sentence, amount, course))
             self._said = sentence
             return
-        far = ""  # first, as a narrow terminal shows the beginning only
+        far = ""  # comes first: a narrow terminal shows only the beginning of the line
         if amount is not None and course is not None:
             speed = f"{rate(round(course[0]), 1)} MB/s, " if amount.unit == "bytes" else ""
             far = f"{amount.percent} %, {speed}about {duration(course[1])} left; "
@@ -155,7 +156,7 @@ class Waiting(_Line):
 
 
 class Progress(_Line):
-    """Shows how far the command itself is through so many bytes."""
+    """Progress of a command that processes a known number of bytes itself."""
 
     def __init__(self, what: str, shown: str = Shown.AUTO) -> None:
         super().__init__(shown)
@@ -178,7 +179,7 @@ class Progress(_Line):
 
 
 def event(seconds: float, sentence: str, amount: Amount | None, course: tuple[float, float] | None) -> dict[str, object]:
-    """As JSON. `course`: how much a second, and for how many seconds more."""
+    """Return the JSON object of a progress event. `course` is the amount a second and the seconds left."""
     found: dict[str, object] = {
         "version": VERSION, "event": "progress", "seconds": round(seconds, 3), "text": sentence,
     }  # fmt: skip
@@ -205,14 +206,14 @@ def duration(seconds: float) -> str:
 
 @asynccontextmanager
 async def waiting_aloud(what: Callable[[], str]) -> AsyncIterator[None]:
-    """Says on standard error what is waited for, once it lasts longer than a moment. `what` is asked then; an empty
-    sentence is not said."""
+    """Report on standard error what the body waits for, if it takes longer than `MOMENT_SECONDS`. `what` is called then;
+    nothing is written if it returns ""."""
 
     async def say() -> None:
         await asyncio.sleep(MOMENT_SECONDS)
         sentence = what()
         if sentence:
-            with suppress(OSError):  # a terminal that went away
+            with suppress(OSError):  # the terminal may have gone away
                 typer.echo(printable(f"{sentence} …"), err=True)
 
     saying = asyncio.create_task(say())

@@ -1,8 +1,8 @@
-"""Whether a change leaves every partition able to take transactions, and how many failures it then survives. Pure.
+"""Decide whether a change leaves every partition available, and how many failures each then survives. Pure.
 
-A partition's *margin* is how many of its replicas may fail before it stops: the members that are level now, less the
-majority that is needed. Below 0 it takes nothing. A change is unsafe when it makes a margin negative, or less than it was
-and 0 although it need not be; the first can only be overridden by name.
+The margin of a partition is the number of replicas that may fail before it stops: the members that are level now, minus a
+majority of the members. Below 0 the partition takes no transactions. A change that makes a margin negative is refused,
+unless `--override` names its subject. A change that lowers a margin to 0 needs the subject typed as a confirmation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from waltzd.protocol.quorum import majority
 
 class Danger(enum.IntEnum):
     NONE = 0
-    """Nothing can be lost by it: done without a question."""
+    """Harmless change, applied without a question."""
     ASK = 1
-    """A question that `--yes` answers."""
+    """Change that needs a yes, or `--yes`."""
     TYPED = 2
-    """The name of what it touches has to be typed, or given by `--confirm`."""
+    """Change that needs the name of its subject typed, or given by `--confirm`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Margin:
     partition: int
     members: int
     level: int
-    """Members that are up and hold everything that is committed."""
+    """Number of members that are up and hold all committed transactions."""
 
     @property
     def spare(self) -> int:
-        """How many members may fail."""
+        """Number of members that may fail; -1 or less if the partition is not available."""
         return self.level - majority(self.members) if self.members else -1
 
 
@@ -54,13 +54,13 @@ class Effect:
 
     @property
     def refusal(self) -> str | None:
-        """Why this must not be done, in one sentence."""
+        """Reason against the change, in one sentence; None if it is safe."""
         before, after = self.before, self.after
         if after.spare >= 0:
             return None
         head = f"partition {self.partition} would have {after.level} of {after.members} members level"
         if before.spare < 0:
-            return None if not self.is_worse else f"{head}; it takes no transactions now, and would be further from it"
+            return None if not self.is_worse else f"{head}; it takes no transactions now, and would lack even more members"
         if not after.members:
             return f"partition {self.partition} would have no member left, and take no transactions"
         return f"{head} and take no transactions: a majority of {majority(after.members)} is needed"
@@ -79,17 +79,17 @@ def without(
     silent: Collection[str] = (),
     gone: Collection[str] = (),
 ) -> Effect:
-    """The effect on a partition when some of its replicas fall silent, or leave it."""
+    """Return the effect on a partition if some replicas stop answering (`silent`) or are removed (`gone`)."""
     left = {name: role for name, role in roles.items() if name not in gone}
     still = [name for name in level if name not in silent]
     return Effect(before=margin(partition, roles, level), after=margin(partition, left, still))
 
 
 def needed(effects: Iterable[Effect], name: str) -> tuple[str, ...]:
-    """Reasons to keep this replica where a partition takes no transactions already: it may hold what no other does."""
+    """Return reasons to keep a replica of partitions that take no transactions: it may hold the only copy of data."""
     return tuple(
-        f"partition {one.partition} has {one.after.level} of {one.after.members} members level without {name}, and what "
-        "this one holds may be needed"
+        f"partition {one.partition} has {one.after.level} of {one.after.members} members level without {name}, whose "
+        "replica may be needed"
         for one in effects
         if one.after.spare < 0 and one.refusal is None
     )
@@ -100,7 +100,7 @@ def refusals(steps: Iterable[Effect]) -> list[str]:
 
 
 def danger(steps: Iterable[Effect]) -> Danger:
-    """TYPED where one more failure would stop a partition afterwards, and would not now."""
+    """Return TYPED if one more failure would stop a partition after the change but not before it, else ASK."""
     steps = list(steps)
     if any(step.is_worse and step.after.spare <= 0 for step in steps):
         return Danger.TYPED
@@ -110,17 +110,17 @@ def danger(steps: Iterable[Effect]) -> Danger:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     verb: str
-    """As it is typed: `storage remove`."""
+    """Command, as in `storage remove`."""
     subject: str
-    """The name of what is touched, and what has to be typed when it is dangerous."""
+    """Name of the object that changes, and the confirmation of a dangerous change."""
     steps: tuple[str, ...]
-    """What will be done, in order; nothing means that all is as it should be already."""
+    """Steps in order; empty if nothing is to be done."""
     margins: tuple[Effect, ...] = ()
     danger: Danger = Danger.ASK
     unsafe: tuple[str, ...] = ()
-    """Reasons against the change that margins do not show."""
+    """Reasons against the change other than margins."""
     moves: tuple[int, ...] = ()
-    """Partitions whose replicas it moves."""
+    """Partitions whose replicas move."""
 
     @property
     def refusals(self) -> list[str]:

@@ -95,15 +95,15 @@ def test_what_was_said_beforehand_is_not_asked(plan: Plan, confirmation: Confirm
 @pytest.mark.parametrize(
     ("plan", "confirmation", "target", "next_step"),
     [
-        (PLAN, NOTHING, HERE, "look at it with --dry-run, then say --yes"),
-        (TYPED, YES, HERE, "look at it with --dry-run, then say --confirm s1"),
-        (PLAN, YES, PROTECTED, "look at it with --dry-run, then say --confirm payments"),
+        (PLAN, NOTHING, HERE, "see the plan with --dry-run, then say --yes"),
+        (TYPED, YES, HERE, "see the plan with --dry-run, then say --confirm s1"),
+        (PLAN, YES, PROTECTED, "see the plan with --dry-run, then say --confirm payments"),
     ],
 )
 def test_without_a_terminal_it_has_to_be_said(
     plan: Plan, confirmation: ConfirmOptions, target: ClusterTarget, next_step: str
 ) -> None:
-    with pytest.raises(NotConfirmed, match="standard input is no terminal") as refused:
+    with pytest.raises(NotConfirmed, match="standard input is not a terminal") as refused:
         agree(plan, confirmation, target, "table")
     assert (refused.value.exit_code, refused.value.detail_next_step) == (2, next_step)
 
@@ -113,7 +113,7 @@ def test_without_a_terminal_it_has_to_be_said(
 )
 def test_another_name_is_no_agreement(plan: Plan, target: ClusterTarget, wanted: str, typed: Typing) -> None:
     typed("y\n")
-    with pytest.raises(NotConfirmed, match=f"--confirm s2: what is touched is {wanted}"):
+    with pytest.raises(NotConfirmed, match=f"--confirm s2: the name to confirm is {wanted}"):
         agree(plan, replace(NOTHING, confirm="s2"), target, "table")
 
 
@@ -137,7 +137,7 @@ def test_somebody_is_asked(
     if is_agreed:
         assert agree(plan, NOTHING, target, "json")
     else:
-        with pytest.raises(NotConfirmed, match="was not agreed to"):
+        with pytest.raises(NotConfirmed, match="was not confirmed"):
             agree(plan, NOTHING, target, "json")
     said = capsys.readouterr()
     assert said.out == "", "data is on standard output, and there is none yet"
@@ -321,7 +321,7 @@ def test_a_history_that_cannot_be_read_fails_no_command_that_has_nothing_to_do(
         await close_finished(cluster, replace(PLAN, steps=()))
 
     run(work())
-    assert "is not in the history: W4001 ZooKeeper is away" in capsys.readouterr().err
+    assert "recorded in the history: W4001 ZooKeeper is away" in capsys.readouterr().err
 
 
 def test_an_entry_that_its_own_command_has_ended_stays() -> None:
@@ -363,7 +363,7 @@ def test_what_became_of_the_change_is_told_before_what_became_of_the_history(
         with pytest.raises(ChangedMeanwhile, match="somebody"):
             async with recorded(cluster, PLAN, YES):
                 await fail()
-        assert "not in the history, entry 1: W2026" in capsys.readouterr().err
+        assert "recorded in the history, entry 1: W2026" in capsys.readouterr().err
 
     run(work())
 

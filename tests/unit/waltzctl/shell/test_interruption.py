@@ -10,7 +10,7 @@ import pytest
 
 _COMMAND = """
 import select, sys, time
-from waltzctl.shell.interruption import deaf, ending_in_order
+from waltzctl.shell.interruption import ignore_signals, ending_in_order
 
 def wait_for_a_line():  # in small steps: a signal that comes just before a read would not end it
     while not select.select([sys.stdin], [], [], 0.05)[0]:
@@ -32,7 +32,7 @@ except KeyboardInterrupt:
     if sys.argv[1] == "hears":
         print("behind it", flush=True)
         wait_for_a_line()
-    deaf()
+    ignore_signals()
     print("told", ending.was_told, flush=True)
     wait_for_a_line()
     sys.exit(130)

@@ -91,6 +91,6 @@ def test_what_is_said() -> None:
         "partition 0 would have 1 of 3 members level and take no transactions: a majority of 2 is needed"
     )
     assert step((3, 1), (3, 0)).refusal == (
-        "partition 0 would have 0 of 3 members level; it takes no transactions now, and would be further from it"
+        "partition 0 would have 0 of 3 members level; it takes no transactions now, and would lack even more members"
     )
     assert step((3, 1), (3, 1)).refusal is None, "it is not made worse"
