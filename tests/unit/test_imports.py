@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "waltzctl.health.probe",
         "waltzctl.health.rates",
         "waltzctl.records.append",
-        "waltzctl.records.comparison",
+        "waltzctl.records.divergence",
         "waltzctl.records.decode",
         "waltzctl.local_cluster.daemon",
     ),

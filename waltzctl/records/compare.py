@@ -16,7 +16,7 @@ from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl.records.comparison import Answers, Compared, Comparison, Question, Standing, comparison
+from waltzctl.records.divergence import Answers, Compared, Comparison, Question, Standing, comparison
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, unknown, using
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
-from waltzctl.records.comparison import Compared, Comparison, Verdict
+from waltzctl.records.divergence import Compared, Comparison, Verdict
 from waltzctl.records.decode import decoded, line
 from waltzctl.shell import moment
 from waltzctl.show.forms import (

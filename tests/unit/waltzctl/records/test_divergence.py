@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.records.comparison import Answers, Question, Standing, Verdict, comparison
+from waltzctl.records.divergence import Answers, Question, Standing, Verdict, comparison
 from waltzctl.show.records import differing_byte
 from waltzd.errors import CannotConnect, PartitionDamaged, WaltzError
 from waltzd.format.digest import Digest
