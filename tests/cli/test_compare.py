@@ -181,7 +181,7 @@ def test_what_nobody_decides_in_time_is_unknown(broken: LocalCluster, waltzctl: 
     try:
         told = waltzctl("txn", "append", "1", "stuck", "--lock", "write:door:1", "--timeout", "4", *place)
         assert (told.code, told.out) == (6, "")
-        assert "W2131 partition 1 did not say in time what became of it" in told.err
+        assert "W2131 partition 1 did not report the outcome in time" in told.err
         mark = json.loads(waltzctl("lock", "explain", "1", "door", "1", "-o", "json", *place).out)
         assert (mark["is_in_flight"], mark["reason"], mark["marked_by"]) == (True, "IN_FLIGHT", None)
         assert mark["wait_for"] == mark["last_id"] == mark["high_water_mark"] + 1
@@ -204,6 +204,6 @@ def test_a_cluster_without_servers(broken: LocalCluster, waltzctl: Tool) -> None
         assert "W2132 no server of the cluster local is up" in told.err
     told = waltzctl("lock", "explain", "0", "a", "1", *place)
     assert (told.code, told.out) == (10, "")
-    assert "W2096 no server can be asked about locks of partition 0" in told.err
+    assert "W2096 no server can explain locks of partition 0" in told.err
     found = compare(waltzctl, broken, "1", code=0)
     assert found["result"] == "same", "the storages can be asked without any server"

@@ -112,7 +112,7 @@ def _times(told: Told) -> None:
     assert [row["id"] for row in told.rows("grep", 0, "--until", at)] == list(range(second))
     assert told.rows("get", 0, "--until", "2020-01-01T00:00Z")[0]["id"] == 0, "what has no time is earlier than any"
     nothing = told("txn", "tail", "--all", "--since", "2100-01-01")
-    assert (nothing.code, nothing.out, nothing.err) == (0, "", "There are no transactions of that time.\n")
+    assert (nothing.code, nothing.out, nothing.err) == (0, "", "There are no transactions in that time.\n")
     refused(told("txn", "tail", 0, "--since", "yesterday"), 2, "W1001", "15m, 2h, 1d")
     for words in (["get", 0], ["get", 0, 1, "--since", "1h"], ["tail", 0, "--until", "1h", "--follow"]):
         assert told("txn", *words).code == 2, words

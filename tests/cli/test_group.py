@@ -119,7 +119,7 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
         "2 min to acknowledge",
         "at most 100 in flight for each member",
         "3 tries with pauses of 10 s, 1 min, then it stops",
-        "begin in 0, 2-3 at id 100",
+        "start in 0, 2-3 at id 100",
     ]
     assert servers.asked == []
     assert as_json(waltzctl(*command, "--from-id", "0=1,3=0", "-o", "json"))["made_at"] == 7
@@ -130,7 +130,7 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     assert made.starts == (GroupStart(0, 0),)
     assert "nothing to do" in waltzctl(*command).out
     refused(
-        waltzctl("group", "create", "mailer", *WHERE), 4, "a consumer group mailer already: mode keyed", "group set mailer"
+        waltzctl("group", "create", "mailer", *WHERE), 4, "a consumer group mailer exists already: mode keyed", "group set mailer"
     )
     assert steps(waltzctl("group", "set", "mailer", "--then", "park", *WHERE, "--dry-run", "-o", "json")) == [
         "no longer: 3 tries with pauses of 10 s, 1 min, then it stops",
@@ -164,10 +164,10 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
     def begins(*words: str) -> str:
         return steps(waltzctl("group", "create", "mailer", *words, *WHERE, "--dry-run", "-o", "json"))[-1]
 
-    assert begins() == "begin in 0-3 at the first transaction"
-    assert begins("--from-last") == "begin in 0-3 at id 100"
-    assert begins("--from-time", "2023-11-14T22:13:50") == "begin in 0-3 at id 30"
-    assert begins("--from-id", "1000") == "begin in 0-3 at id 1,000"
+    assert begins() == "start in 0-3 at the first transaction"
+    assert begins("--from-last") == "start in 0-3 at id 100"
+    assert begins("--from-time", "2023-11-14T22:13:50") == "start in 0-3 at id 30"
+    assert begins("--from-id", "1000") == "start in 0-3 at id 1,000"
 
 
 @pytest.mark.parametrize(
@@ -177,24 +177,24 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--partitions", "0-9"), 3, "no partition 4"),
         (("create", "mailer", "--partitions", "orders"), 3, "there is no channel orders"),
         (("create", "mailer", "--partitions", "0;1"), 2, "write them as 0-3,7"),
-        (("create", "mailer", "--ack-wait", "30"), 2, "--ack-wait 30: this is no duration"),
-        (("create", "mailer", "--ack-wait", "25h"), 2, "this is no duration up to a day"),
-        (("create", "mailer", "--back-off", "1s,x"), 2, "--back-off x: this is no duration"),
+        (("create", "mailer", "--ack-wait", "30"), 2, "--ack-wait 30: this is not a duration"),
+        (("create", "mailer", "--ack-wait", "25h"), 2, "this is not a duration of at most a day"),
+        (("create", "mailer", "--back-off", "1s,x"), 2, "--back-off x: this is not a duration"),
         (("create", "mailer", "--headers", "5000000000"), 2, "these are no headers"),
         (("create", "mailer", "--from-last", "--from-time", "1h"), 2, "--from-last and --from-time contradict each other"),
-        (("create", "mailer", "--from-id", "0=1,2"), 2, "this says no ids"),
-        (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is none of the group"),
+        (("create", "mailer", "--from-id", "0=1,2"), 2, "this is not an id"),
+        (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is not in the group"),
         (("create", "mailer", "--from-time", "noon"), 2, "this is not a time"),
         (("set", "index"), 2, "no setting was named"),
         (("set", "mailer", "--tries", "3"), 3, "no consumer group mailer"),
         (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
-        (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to contradict each other"),
-        (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last contradict each other"),
-        (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is none of the group: it has 0-1"),
-        (("reset", "index", "--partitions", "3", "--skip-to", "5"), 3, "partition 3 is none of the group"),
-        (("parked", "replay", "index"), 2, "say which are meant"),
-        (("parked", "replay", "index", "17"), 2, "says no parked transactions"),
-        (("parked", "replay", "index", "0:17", "--all"), 2, "say which are meant"),
+        (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to exclude each other"),
+        (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last exclude each other"),
+        (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is not in the group, which has 0-1"),
+        (("reset", "index", "--partitions", "3", "--skip-to", "5"), 3, "partition 3 is not in the group"),
+        (("parked", "replay", "index"), 2, "name the parked transactions"),
+        (("parked", "replay", "index", "17"), 2, "is not a list of parked transactions"),
+        (("parked", "replay", "index", "0:17", "--all"), 2, "name the parked transactions"),
         (("parked", "replay", "index", "0:0-99999999"), 2, "more than 100,000 ids"),
     ],
 )
@@ -215,16 +215,16 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
         partitions="0-1",
     )
     assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [
-        "partition 0: the next to be done is 50; up to 44 transactions that were done come again",
-        "partition 1: the next to be done is 50; what is not done from 6 to 49 is left out; up to 10 transactions "
-        "that were done come again",
-        "note: one work there, and begin anew",
+        "partition 0: the next delivery is id 50; up to 44 acknowledged transactions are delivered again",
+        "partition 1: the next delivery is id 50; what is not done from id 6 to 49 is skipped; up to 10 "
+        "acknowledged transactions are delivered again",
+        "note: members there start again: one",
     ]
     refused(waltzctl("group", "reset", "mailer", "--to-last", "--yes", *WHERE), 2, "say --confirm mailer")
     told = waltzctl("group", "reset", "mailer", "--to-id", "0=50", "--confirm", "mailer", *WHERE, "-o", "json")
     assert as_json(told)["partitions"] == [{"partition": 0, "count": 1, "epoch": 2, "floor": 5}]
     assert steps(waltzctl("group", "reset", "mailer", "--skip-to", "1=6", *WHERE, "--dry-run", "-o", "json")) == [
-        "partition 1: leave out what is not done up to 6, at most 1 transactions"
+        "partition 1: skip what is not done up to id 6, at most 1 transactions"
     ]
     assert "nothing to do" in waltzctl("group", "reset", "mailer", "--skip-to", "1=5", *WHERE).out
     assert (
@@ -256,7 +256,7 @@ def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool)
     assert "no such address" in told
     assert "\x1b" not in waltzctl("group", "parked", "list", "mailer", *WHERE).out
     assert steps(waltzctl("group", "parked", "replay", "mailer", "0:2-4", *WHERE, "--dry-run", "-o", "json")) == [
-        "partition 0: 2 are to be done again: ids 3-4",
+        "partition 0: 2 are delivered again: ids 3-4",
         "note: not parked there: 2",
     ]
     assert waltzctl("group", "parked", "replay", "mailer", "0:3", "--yes", *WHERE).code == 0
@@ -281,7 +281,9 @@ def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, walt
     refused(waltzctl("group", "set", "mailer", "--tries", "3", "--yes", *WHERE), 2, "no")
     servers.asked.clear()
     servers.failing.add(1)
-    refused(waltzctl("group", "resume", "mailer", *WHERE), 7, "partition 1: W1001 not this one", "it was done in 0")
+    refused(
+        waltzctl("group", "resume", "mailer", *WHERE), 7, "partition 1: W1001 not this one", "the change was applied in 0"
+    )
 
 
 def test_the_examples_of_the_help_are_run(servers: Servers, waltzctl: Tool) -> None:

@@ -338,7 +338,7 @@ def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Too
     with rotten(lost.store, partition=0):
         refused(waltzctl(*words, "--latest"), 8, "W2264", "partition-0/segment/")
     assert list(tmp_path.iterdir()) == []
-    refused(waltzctl(*words[:-1], str(tmp_path / "gone"), "--latest"), 2, "is no directory")
+    refused(waltzctl(*words[:-1], str(tmp_path / "gone"), "--latest"), 2, "is not a directory")
 
 
 def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:

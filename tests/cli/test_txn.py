@@ -115,7 +115,7 @@ def test_get_what_is_not_there(log: Log) -> None:
     beyond = log.ids[-1] + 1
     told = log("get", 0, log.ids[0], beyond)
     assert (told.code, told.out) == (3, ""), "all or nothing"
-    assert f"W2011 partition 0 has ids up to {log.ids[-1]}; {beyond} was asked for" in told.err
+    assert f"W2011 partition 0 has ids up to {log.ids[-1]}, and {beyond} is beyond" in told.err
     for words in ((0, "1-"), (0, "2-1"), (0, "x"), (0, "9" * 20)):
         told = log("get", *words)
         assert (told.code, told.out) == (2, ""), words
@@ -210,8 +210,8 @@ def test_grep(log: Log) -> None:
     ("words", "said"),
     [
         (["--from", "5", "--to", "4"], "--from 5 is above --to 4"),
-        (["--match", "("], "this is no regular expression"),
-        (["--json-path", "a..b"], "this is no path"),
+        (["--match", "("], "this is not a regular expression"),
+        (["--json-path", "a..b"], "this is not a path"),
         (["--to", "4", "--follow"], "--follow has none"),
         (["--header", "99999999999"], "--header"),
     ],
@@ -283,11 +283,11 @@ def test_append_from_a_file_and_from_standard_input(log: Log, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], 2, "say what is to be appended"),
-        (["a", "--file", "b"], 2, "say what is to be appended"),
+        ([], 2, "give a text, or --file FILE"),
+        (["a", "--file", "b"], 2, "give a text, or --file FILE"),
         (["--file", "no-such-file"], 2, "W1003"),
         (["a", "--lock", "order"], 2, "write it as MODE:NAME:ID"),
-        (["a", "--lock", "steal:order:1"], 2, "this is no lock"),
+        (["a", "--lock", "steal:order:1"], 2, "this is not a lock"),
         (["a", "--lock", "write:order:99999999999999999999"], 2, "64 bits"),
         (["a", "--lock", "write:order:" + "9" * 5000], 2, "64 bits"),
         (["a", "--mark", "999999999"], 2, "no client can have seen that yet"),

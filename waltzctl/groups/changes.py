@@ -1,4 +1,4 @@
-"""`waltzctl group create`, `set` and `remove`: a group as a whole, from its making to its end."""
+"""`waltzctl group create`, `set` and `remove`: consumer groups as a whole."""
 
 from __future__ import annotations
 
@@ -41,31 +41,32 @@ def create(
         Literal["queue", "ordered", "keyed"],
         Option(
             "--mode",
-            help="queue: members share the work; ordered: one has a partition, in the order of the log; keyed: as a queue, "
-            "but one key after the other.",
+            help="queue: members share the transactions; ordered: one member has a partition, in log order; keyed: like "
+            "queue, but transactions of one key are in order.",
         ),
     ] = "queue",
     key: Annotated[
         Literal["header", "lock"],
-        Option("--key", help="Of a keyed group: the header of a transaction, or the first of its locks."),
+        Option("--key", help="Key of a keyed group: the header of a transaction, or its first lock."),
     ] = "header",
     numbers: Annotated[
-        str, Option("--partitions", metavar="PARTITIONS", help="Like 0-3,orders; those of a channel, whatever they are.")
+        str, Option("--partitions", metavar="PARTITIONS", help="Partitions and channels, like 0-3,orders; all by default.")
     ] = ALL,
-    is_last: Annotated[bool, Option("--from-last", help="Only what comes from now on is to be done.")] = False,
+    is_last: Annotated[bool, Option("--from-last", help="Start behind the last committed transaction.")] = False,
     ids: Annotated[
         str | None,
-        Option("--from-id", metavar="ID", help="The id that is to be done first; of some partitions as 0=1000,3=20."),
+        Option("--from-id", metavar="ID", help="Start at this id, inclusive; per partition as 0=1000,3=20."),
     ] = None,
     time: Annotated[
-        str | None, Option("--from-time", metavar="TIME", help=f"What came since then is to be done. {moment.HELP}")
+        str | None,
+        Option("--from-time", metavar="TIME", help=f"Start at the first transaction of this time or later. {moment.HELP}"),
     ] = None,
     given: GroupSettingOptions,
     command: ChangeCommand,
 ) -> int:
-    """Make a consumer group: members that share the work of partitions, and whose place the cluster keeps. It begins at the
-    first transaction unless something else is said. A cluster that an older version made has no log in which groups are
-    kept: its first group makes that log, beside its partitions, which stay as they are.
+    """Create a consumer group, whose members share the transactions of partitions, and whose position the cluster keeps. It
+    starts at the first transaction unless an option sets another start. The first group in a cluster of
+    an older version also creates the group log, beside the partitions; the partitions do not change.
 
     \b
     Examples:
@@ -90,10 +91,10 @@ def create(
         if there is not None:
             if dataclasses.replace(there.meta, starts=()) != plain:
                 raise NameInUse(
-                    f"there is a consumer group {name} already: {', '.join(settings(there.meta))}",
+                    f"a consumer group {name} exists already: {', '.join(settings(there.meta))}",
                     not_done="nothing was changed",
-                    next_step=f"change its settings with `waltzctl group set {name}`, where it stands with `waltzctl group "
-                    f"reset {name}`, or take another name",
+                    next_step=f"change its settings with `waltzctl group set {name}`, its position with `waltzctl group "
+                    f"reset {name}`, or choose another name",
                 )
             return nothing_to_do("group create", name)
         afters = await begin.afters(wanted, cluster, command.target, how="from")
@@ -105,7 +106,7 @@ def create(
             verb="group create",
             subject=name,
             steps=(
-                *([f"make the log in which groups are kept, on {', '.join(storages)}"] if storages else []),
+                *([f"create the group log, on {', '.join(storages)}"] if storages else []),
                 *settings(plain),
                 *_spelled(starts, wanted),
             ),
@@ -114,7 +115,7 @@ def create(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             if storages:
-                say("making the log in which groups are kept")
+                say("creating the group log")
                 await make_group_log(cluster, tls=command.target.tls)
             found = await made(cluster, command.target.tls, say, dataclasses.replace(plain, starts=starts))
             return {"name": name, "made_at": found.made_at, "is_new": found.is_new}
@@ -125,20 +126,20 @@ def create(
 
 
 def _spelled(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
-    """Partitions that begin at the same id are named together."""
+    """Describe the starts, with partitions that start at the same id together."""
     begins: dict[int, list[int]] = {}
     after = {start.partition: start.after for start in starts}
     for number in wanted:
         begins.setdefault(after.get(number, -1) + 1, []).append(number)
     return [
-        f"begin in {spell_numbers(numbers)} at {'the first transaction' if first == 0 else f'id {first:,}'}"
+        f"start in {spell_numbers(numbers)} at {'the first transaction' if first == 0 else f'id {first:,}'}"
         for first, numbers in sorted(begins.items())
     ]
 
 
 def set_(*, name: GroupName, given: GroupSettingOptions, command: ChangeCommand) -> int:
-    """Give a group other settings; what is not said stays. Members get them at once, for what they are given from then on.
-    Its mode, its key and its partitions stay as they were made.
+    """Set settings of a group; other settings stay. They apply at once to new deliveries. The mode, the key and the
+    partitions of a group cannot be changed.
 
     \b
     Examples:
@@ -179,8 +180,8 @@ def set_(*, name: GroupName, given: GroupSettingOptions, command: ChangeCommand)
 
 
 def remove(*, name: GroupName, command: ChangeCommand) -> int:
-    """Take a group away, with its place in each partition and with what it has parked. Its members are sent away. The log
-    stays as it is; a group that is made again under this name begins anew.
+    """Delete a group, with its position in each partition and its parked transactions. Its members are disconnected. The
+    log stays; a new group of the same name starts from its own start options.
 
     \b
     Examples:
@@ -202,19 +203,19 @@ def remove(*, name: GroupName, command: ChangeCommand) -> int:
 
 
 def _lost(group: GroupView) -> list[str]:
-    """What goes with it."""
+    """Describe what is lost with a group."""
     lag = group.lag
     return [
-        f"forget where {group.name} stands in {spell_numbers([one.partition for one in group.partitions])}",
-        *(["nobody is left to do what is not done, and how much that is is not known"] if lag is None else []),
-        *([f"nobody is left for {count(lag, 'transaction')} not done yet"] if lag else []),
-        *([f"forget {group.parked:,} that are parked"] if group.parked else []),
-        *([f"send away {', '.join(group.members)}"] if group.members else []),
+        f"delete the position of {group.name} in {spell_numbers([one.partition for one in group.partitions])}",
+        *(["transactions that are not acknowledged stay undelivered; their number is unknown"] if lag is None else []),
+        *([f"{count(lag, 'transaction')} not acknowledged yet will not be delivered"] if lag else []),
+        *([f"delete the list of {group.parked:,} parked transactions"] if group.parked else []),
+        *([f"disconnect {', '.join(group.members)}"] if group.members else []),
     ]
 
 
 async def _start(cluster: Cluster, number: int, after: int) -> GroupStart:
-    """Where a group begins in a partition. An id that was typed is one of the log as it is."""
+    """Return the start of a group in a partition. An id without a timeline is one of the current timeline."""
     meta, _ = await cluster.partition(number)
     current = FIRST if meta is None else meta.lineage.current
     timeline = after.timeline if isinstance(after, Position) else current

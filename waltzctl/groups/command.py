@@ -1,7 +1,7 @@
-"""`waltzctl group list` and `describe`: who works on what, how far, and what does not go on.
+"""`waltzctl group list` and `describe`: members, positions, lag and stopped partitions of consumer groups.
 
-Every server knows every group; the owner of a partition alone knows who works there. So all servers are asked, and what one
-of them does not say is missed by name.
+Every server knows every group, but only the owner of a partition knows the members there. So all servers are asked, and the
+output names the servers that did not answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GroupName = Annotated[str, Argument(metavar="NAME")]
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """The consumer groups, a line each: mode, its partitions, how it is where it is worst, how many members work for it,
-    its lag, what members have in their hands, and what was put aside. The lag counts transactions that are committed and
-    not done; those that the filter of the group leaves out count until the group has come to them.
+    """List the consumer groups: mode, partitions, worst state, number of members, lag, deliveries in flight, and parked
+    transactions (dead letters). The lag counts committed transactions that are not acknowledged or parked; transactions
+    that the header filter of the group excludes count until the group reaches them.
 
     \b
     Examples:
@@ -37,9 +37,9 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
 
 
 def describe(*, name: GroupName, target: CommandTarget, output: AnyForm = "table") -> int:
-    """One consumer group: its settings, where it stands in each partition, and its members. Everything up to the floor is
-    acknowledged or put aside. One that is stopped gives nothing out there until `waltzctl group resume`; one that is paused
-    goes on by itself.
+    """Describe a consumer group: its settings, its position in each partition, and its members. All transactions up to the
+    floor are acknowledged or parked. A stopped partition delivers nothing until `waltzctl group resume`; a paused one
+    resumes by itself.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def describe(*, name: GroupName, target: CommandTarget, output: AnyForm = "table
 
 
 async def one_of(cluster: Cluster, tls: Tls | None, name: str) -> tuple[Groups, GroupView]:
-    """The group of this name. Raises when no server that answers knows it, or none answers."""
+    """Return the group of this name. Raise `NoSuchName` if no server knows it, or an error if no server answers."""
     found = await asked(cluster, tls, name)
     view = found.named(name)
     if view is not None:

@@ -1,8 +1,7 @@
-"""`waltzctl group parked`: what a group has put aside, and what becomes of it.
+"""`waltzctl group parked`: list, replay and discard the parked transactions (dead letters) of a group.
 
-A transaction is parked when its tries are used up, or a member rejected it. It stays in the log; only the group knows that
-it is not done. To replay it is to give it out again, once: one that fails again is parked again, so no replay goes round
-in a circle.
+A transaction is parked when its tries are used up or a member rejects it. It stays in the log; only the group records that
+it is not done. A replay delivers it again, with all tries; if it fails again it is parked again, so a replay cannot loop.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ from waltzd.protocol.groups import Change, ParkedTransaction
 from waltzd.wire.servers import ServerAdminClient
 
 AT_ONCE = 1000
-"""Of one answer, and of one change."""
+"""Maximum number of ids in one answer, and in a message."""
 IDS_MAX = 100_000
-Ids = Annotated[str | None, Argument(metavar="[PARTITION:IDS]", help="Those that are meant, as 0:17,20-25; or --all.")]
-All = Annotated[bool, Option("--all", help="All that is parked, in all partitions or in those of --partitions.")]
+Ids = Annotated[
+    str | None,
+    Argument(metavar="[PARTITION:IDS]", help="Ids of parked transactions, as 0:17,20-25 (inclusive); or use --all."),
+]
+All = Annotated[bool, Option("--all", help="All parked transactions, of all partitions or of --partitions.")]
 
 
 def list_(
     *,
     name: GroupName,
     numbers: Partitions = None,
-    most: Annotated[int, Option("-n", min=1, max=IDS_MAX, metavar="ROWS", help="So many at most.")] = 100,
-    with_payloads: Annotated[
-        bool, Option("--payload", help="With the transactions themselves, read from the log.")
-    ] = False,
+    most: Annotated[int, Option("-n", min=1, max=IDS_MAX, metavar="ROWS", help="Maximum number of rows.")] = 100,
+    with_payloads: Annotated[bool, Option("--payload", help="Include the transactions, read from the log.")] = False,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """What a group has put aside: how often it failed, which member had it last, and why. With --payload the transactions
-    are read, which needs the right of an operator; what was trimmed from the log has none.
+    """List the parked transactions of a group: number of deliveries, last member, and reason. With --payload the
+    transactions are read from the log, which needs the role operator; a trimmed transaction has no payload.
 
     \b
     Examples:
@@ -82,13 +82,11 @@ def replay(
     ids: Ids = None,
     is_all: All = False,
     numbers: Partitions = None,
-    is_discard: Annotated[
-        bool, Option("--discard", help="Leave it for good: nobody does it. The log keeps the transactions.")
-    ] = False,
+    is_discard: Annotated[bool, Option("--discard", help="Discard them instead; the log keeps the transactions.")] = False,
     command: ChangeCommand,
 ) -> int:
-    """Let what is parked be done again, each once, from its first try on. One that fails again is parked again, and stays
-    parked until somebody says so. With --discard the group forgets it, and nobody does it.
+    """Deliver parked transactions again, each with all its tries. A transaction that fails again is parked again. With
+    --discard the group marks them as done without delivery.
 
     \b
     Examples:
@@ -97,9 +95,9 @@ def replay(
     """
     if is_all is (ids is not None) or (ids is not None and numbers is not None):
         raise BadArgument(
-            "say which are meant: their ids, or --all",
+            "name the parked transactions by their ids, or use --all",
             not_done="nothing was changed",
-            next_step=f"write them behind {name}, as 0:17,20-25, or say --all",
+            next_step=f"write the ids behind {name}, as 0:17,20-25, or use --all",
         )
     typed = None if ids is None else _typed(ids)
 
@@ -133,7 +131,7 @@ def replay(
 
 
 def _spelled(number: int, ids: Sequence[int], *, is_discard: bool) -> str:
-    one, what = len(ids) == 1, "left for good" if is_discard else "to be done again"
+    one, what = len(ids) == 1, "discarded" if is_discard else "delivered again"
     shown = spell_numbers(ids[:AT_ONCE])
     return f"partition {number}: {len(ids):,} {'is' if one else 'are'} {what}: {'id' if one else 'ids'} {shown}"
 
@@ -147,14 +145,14 @@ def _absent(typed: tuple[int, Sequence[int]] | None, there: Mapping[int, Sequenc
 
 
 def _typed(text: str) -> tuple[int, Sequence[int]]:
-    """`0:17,20-25`"""
+    """Parse `0:17,20-25` as a partition and its ids."""
     number, colon, rest = text.partition(":")
     found: set[int] = set()
     for part in rest.split(","):
         first, dash, last = part.strip().partition("-")
         if not (colon and number.isdecimal() and first.isdecimal() and (not dash or last.isdecimal())):
             raise BadArgument(
-                f"{text!r} says no parked transactions",
+                f"{text!r} is not a list of parked transactions",
                 not_done="nothing was changed",
                 next_step="write a partition and the ids there: 0:17,20-25",
             )
@@ -171,7 +169,7 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
 async def parked_in(
     cluster: Cluster, target: ClusterTarget, group: GroupView, wanted: Sequence[int], most: int
 ) -> list[ParkedTransaction]:
-    """By partition and id, so many at most."""
+    """Return the parked transactions by partition and id, at most `most`."""
     found: list[ParkedTransaction] = []
     for number in wanted:
         one = group.at(number)
@@ -202,5 +200,5 @@ async def _reader(cluster: Cluster, target: ClusterTarget) -> AsyncIterator[Clie
 async def _read(client: Client, one: ParkedTransaction) -> ParkedOne:
     try:
         return ParkedOne(one, await client.read(one.partition, one.id))
-    except WaltzError:  # it was trimmed, or its owner is away: what is known is shown all the same
+    except WaltzError:  # the transaction was trimmed, or its owner is down: show the row without it
         return ParkedOne(one)

@@ -33,26 +33,27 @@ from waltzd.protocol.groups import Change
 
 ASK_SECONDS = 10.0
 Partitions = Annotated[
-    str | None, Option("--partitions", metavar="PARTITIONS", help="Only in these, like 0-3,orders; all if it is not said.")
+    str | None,
+    Option("--partitions", metavar="PARTITIONS", help="Partitions and channels, like 0-3,orders; all by default."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """What options say of where a group is to begin. Nothing of it: at the first transaction."""
+    """Start of a group, from the options; without any, the first transaction."""
 
     is_last: bool = False
     ids: str | None = None
-    """`1000`, or for each partition `0=1000,3=20`."""
+    """First id to deliver: `1000`, or per partition `0=1000,3=20`."""
     time: str | None = None
 
     def options(self, how: str) -> list[str]:
-        """Those that were used."""
+        """Names of the options that were used."""
         said = {"last": self.is_last, "id": self.ids is not None, "time": self.time is not None}
         return [f"--{how}-{name}" for name, is_said in said.items() if is_said]
 
     async def afters(self, numbers: Sequence[int], cluster: Cluster, target: ClusterTarget, *, how: str) -> dict[int, int]:
-        """Of each partition the id behind which it begins."""
+        """Return for each partition the id in front of the first one to deliver."""
         if self.ids is not None:
             return _ids(self.ids, numbers, f"--{how}-id")
         if not self.is_last and self.time is None:
@@ -72,9 +73,9 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
         number, is_of_one, id_ = part.strip().rpartition("=")
         if not id_.isdecimal() or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
             raise BadArgument(
-                f"{option} {text}: this says no ids",
+                f"{option} {text}: this is not an id or a list of ids",
                 not_done="nothing was changed",
-                next_step="write the id that is to be done first: 1000 for all partitions, 0=1000,3=20 for some",
+                next_step="write 1000 for all partitions, or 0=1000,3=20 for some",
             )
         if is_of_one and int(number) not in numbers:
             raise _not_there(int(number), numbers)
@@ -84,7 +85,7 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
 
 def _not_there(number: int, numbers: Sequence[int]) -> NoSuchPartition:
     return NoSuchPartition(
-        f"partition {number} is none of the group: it has {spell_numbers(sorted(numbers))}",
+        f"partition {number} is not in the group, which has {spell_numbers(sorted(numbers))}",
         not_done="nothing was changed",
         next_step="`waltzctl group describe NAME` shows them",
         partition=number,
@@ -92,7 +93,7 @@ def _not_there(number: int, numbers: Sequence[int]) -> NoSuchPartition:
 
 
 async def chosen(cluster: Cluster, group: GroupView, text: str | None) -> list[int]:
-    """Partitions of a group that a person has named, by numbers and channels; all where nothing was said."""
+    """Return the partitions of a group that the text names by numbers and channels; all if the text is None."""
     ours = [one.partition for one in group.partitions]
     if text is None:
         return ours
@@ -109,23 +110,26 @@ def reset(
     *,
     name: GroupName,
     numbers: Partitions = None,
-    is_first: Annotated[bool, Option("--to-first", help="All that is there is to be done again.")] = False,
-    is_last: Annotated[bool, Option("--to-last", help="Only what comes from now on is to be done.")] = False,
+    is_first: Annotated[bool, Option("--to-first", help="Start at the first transaction.")] = False,
+    is_last: Annotated[bool, Option("--to-last", help="Start behind the last committed transaction.")] = False,
     ids: Annotated[
         str | None,
-        Option("--to-id", metavar="ID", help="The id that is to be done first; of some partitions as 0=1000,3=20."),
+        Option("--to-id", metavar="ID", help="Start at this id, inclusive; per partition as 0=1000,3=20."),
     ] = None,
-    time: Annotated[str | None, Option("--to-time", metavar="TIME", help=f"What came since then. {moment.HELP}")] = None,
+    time: Annotated[
+        str | None,
+        Option("--to-time", metavar="TIME", help=f"Start at the first transaction of this time or later. {moment.HELP}"),
+    ] = None,
     skipped: Annotated[
         str | None,
-        Option("--skip-to", metavar="ID", help="The last id that is not to be done; of some partitions as 0=41,3=19."),
+        Option("--skip-to", metavar="ID", help="Skip up to this id, inclusive; per partition as 0=41,3=19."),
     ] = None,
     command: ChangeCommand,
 ) -> int:
-    """Reset the position of a group. From there on everything is to be done, also what was done or parked; what lies before
-    is not, and what is parked there stays. Members go on by themselves, and what they have in their hands counts for
-    nothing. With --skip-to, only what is not done up to an id is left out: nothing is done again. What is parked stays
-    parked.
+    """Reset the position of a group. All transactions from the new position on are delivered, also acknowledged and parked
+    ones; transactions before it are not, and stay parked if they were. Members continue by themselves; their deliveries in
+    flight are void. With --skip-to the group only skips transactions that are not done up to an id: nothing is delivered
+    again, and parked transactions stay parked.
 
     \b
     Examples:
@@ -137,9 +141,9 @@ def reset(
     said = [*(["--to-first"] if is_first else []), *begin.options("to"), *(["--skip-to"] if skipped is not None else [])]
     if len(said) != 1:
         raise BadArgument(
-            f"{' and '.join(said)} contradict each other" if said else "where the group is to begin was not said",
+            f"{' and '.join(said)} exclude each other" if said else "no new position was given",
             not_done="nothing was changed",
-            next_step="say one of --to-first, --to-last, --to-id, --to-time and --skip-to",
+            next_step="give one of --to-first, --to-last, --to-id, --to-time and --skip-to",
         )
 
     async def prepare(cluster: Cluster) -> Planned:
@@ -157,7 +161,7 @@ def reset(
             subject=name,
             steps=(
                 *(_moved(group, number, after) for number, after in sorted(moved.items())),
-                *([f"note: {', '.join(working)} work there, and begin anew"] if working else []),
+                *([f"note: members there start again: {', '.join(working)}"] if working else []),
             ),
             danger=Danger.TYPED,
         )
@@ -172,14 +176,14 @@ def reset(
 
 
 def _skipping(group: GroupView, firsts: Mapping[int, int], command: ChangeCommand) -> Planned:
-    """`firsts`: by partition, the last id that is left out, less 1."""
+    """Plan to skip ids. `firsts` is, by partition, the last id to skip minus 1."""
     steps, wanted = list[str](), dict[int, Sequence[int]]()
     for number, before in sorted(firsts.items()):
         last, one = before + 1, group.at(number)
         assert one is not None
         if last > one.place.floor:
             most = min(last - one.place.floor, one.lag if one.lag is not None else last - one.place.floor)
-            steps.append(f"partition {number}: leave out what is not done up to {last}, at most {most:,} transactions")
+            steps.append(f"partition {number}: skip what is not done up to id {last}, at most {most:,} transactions")
             wanted[number] = [last]
     if not wanted:
         return nothing_to_do("group reset", group.name)
@@ -191,7 +195,7 @@ def _skipping(group: GroupView, firsts: Mapping[int, int], command: ChangeComman
 
 
 def _is_there(group: GroupView, number: int, after: int) -> bool:
-    """Nothing would change: it stands there, and knows nothing above."""
+    """Return whether the group is at this position already, with no transaction done above it."""
     one = group.at(number)
     assert one is not None
     return one.place.floor == one.place.reach == after
@@ -206,12 +210,12 @@ def _moved(group: GroupView, number: int, after: int) -> str:
     one = group.at(number)
     assert one is not None
     floor, known = one.place.floor, max(0, one.place.reach - after)
-    found = [f"partition {number}: the next to be done is {after + 1:,}"]
+    found = [f"partition {number}: the next delivery is id {after + 1:,}"]
     if after > floor:
-        found.append(f"what is not done from {floor + 1:,} to {after:,} is left out")
+        found.append(f"what is not done from id {floor + 1:,} to {after:,} is skipped")
     again = known - one.place.open if after <= floor else known
     if again > 0:
-        found.append(f"up to {again:,} transactions that were done come again")
+        found.append(f"up to {again:,} acknowledged transactions are delivered again")
     return "; ".join(found)
 
 
@@ -253,7 +257,7 @@ def resume(
         plan = Plan(
             verb="group resume",
             subject=name,
-            steps=tuple(f"partition {one.partition}: go on; it stopped at {one.place.stopped}" for one in stopped),
+            steps=tuple(f"partition {one.partition}: resume; it stopped at {one.place.stopped}" for one in stopped),
             danger=Danger.NONE,
         )
 
@@ -275,7 +279,7 @@ def _pass_over(id: int, command: ChangeCommand) -> int:
             subject=str(id),
             steps=(
                 f"pass over entry {id} of the group log, on all servers",
-                "what the entry said of a group is lost: transactions that were done may be given out once more",
+                "what the entry recorded of a group is lost: transactions that were done may be delivered again",
             ),
             danger=Danger.TYPED,
         )

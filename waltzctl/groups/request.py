@@ -1,7 +1,7 @@
-"""Whom to tell what is to be done to a consumer group, and telling it again until it is done.
+"""Send changes of consumer groups to servers, and retry them.
 
-Any server changes a group as a whole; what is done in one partition, its owner does. Owners change, and the group log may
-be away for a moment: what can be done a moment later is tried again. All of these changes may be asked for twice.
+Any server can change a group as a whole; only the owner of a partition can change the group there. Owners change, and the
+group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. All requests are idempotent.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 10.0
 WAIT_SECONDS = 30.0
-"""For an owner, or for the group log: a fail-over takes less."""
+"""Time to wait for an owner or for the group log; a fail-over takes less."""
 PAUSE_SECONDS = 0.3
 T = TypeVar("T")
 
 
 async def told(cluster: Cluster, tls: Tls | None, say: Say, call: Callable[[ServerAdminClient], Awaitable[T]]) -> T:
-    """What any server answers."""
+    """Call one server after the other until one answers; return its answer."""
     key = (await cluster.meta()).key
 
     async def ask(server: ServerMeta) -> T:
@@ -50,7 +50,7 @@ async def made(cluster: Cluster, tls: Tls | None, say: Say, meta: GroupMeta) -> 
 
 
 async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Awaitable[T]]) -> T:
-    """One server after the other, and all of them again, while the reason is one that passes."""
+    """Ask one server after the other, and all again while the error is one that passes."""
     until = _now() + WAIT_SECONDS
     while True:
         error: WaltzError = NoServerUp("no server of the cluster is up", not_done="nothing was changed")
@@ -65,7 +65,7 @@ async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Await
 async def changed(
     cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, change: Change, wanted: Mapping[int, Sequence[int]]
 ) -> list[dict[str, int]]:
-    """`wanted`: the ids, by partition. What came of it, partition by partition."""
+    """Apply a change in each partition of `wanted` (partition → ids); return one result for each partition."""
     found: list[dict[str, int]] = []
     for partition, ids in sorted(wanted.items()):
         say(f"{len(found)} of {len(wanted)} partitions done")
@@ -77,7 +77,7 @@ async def changed(
             done = spell_numbers([row["partition"] for row in found])
             raise Unfinished(
                 f"partition {partition}: {error.code} {error.message}",
-                not_done=f"it was done in {done}, and in no other partition",
+                not_done=f"the change was applied in {done}, and in no other partition",
             ) from error
         found.append({"partition": partition, "count": one.count, "epoch": one.epoch, "floor": one.floor})
     return found
@@ -86,7 +86,7 @@ async def changed(
 async def _changed(
     cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, partition: int, change: Change, ids: Sequence[int]
 ) -> Changed:
-    """By the owner of the partition, whoever that is in the end."""
+    """Apply a change in one partition through its owner; follow a change of the owner."""
     key, until = (await cluster.meta()).key, _now() + WAIT_SECONDS
     while True:
         assignment, _ = await cluster.assignment()
@@ -103,7 +103,7 @@ async def _changed(
 
 
 def _passing(error: WaltzError) -> WaltzError:
-    """Raises an error that is the same a moment later."""
+    """Return an error that may pass; raise one that a retry cannot solve."""
     if error.retry is Retry.NEVER or isinstance(error, WrongPeer):
         raise error
     return error

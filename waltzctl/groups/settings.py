@@ -23,33 +23,34 @@ _HEADER = re.compile(r"-?[0-9]{1,10}")
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class GroupSettingOptions:
-    """Settings that may be changed while a group lives; None where nothing was said."""
+    """Settings that can be changed while a group exists; None for an option that was not used."""
 
     ack_wait: Annotated[
         str | None,
-        Option("--ack-wait", metavar="DURATION", help="How long a member may take for a transaction (30s by default)."),
+        Option("--ack-wait", metavar="DURATION", help="Time a member has to acknowledge a delivery (30s by default)."),
     ] = None
     max_in_flight: Annotated[
         int | None,
-        Option("--max-in-flight", min=1, max=100_000, help="How many each member has in its hands (100 by default)."),
+        Option("--max-in-flight", min=1, max=100_000, help="Maximum deliveries in flight to each member (100 by default)."),
     ] = None
     tries: Annotated[
-        int | None, Option("--tries", min=1, max=1000, help="How often a transaction may fail (5 by default).")
+        int | None, Option("--tries", min=1, max=1000, help="Maximum deliveries of a transaction (5 by default).")
     ] = None
     back_off: Annotated[
         str | None,
-        Option("--back-off", metavar="DURATION,...", help="Pauses before further tries (1s,5s,30s by default), or none."),
+        Option("--back-off", metavar="DURATION,...", help="Pauses before each retry (1s,5s,30s by default), or none."),
     ] = None
     then: Annotated[
         Literal["park", "stop"] | None,
-        Option("--then", help="When the tries are used up: put it aside (the default), or stop."),
+        Option("--then", help="After the last try: park the transaction (the default), or stop."),
     ] = None
     headers: Annotated[
-        str | None, Option("--headers", metavar="N,...", help="Only transactions with these headers (all by default).")
+        str | None,
+        Option("--headers", metavar="N,...", help="Deliver only transactions with these headers (all by default)."),
     ] = None
 
     def changes(self) -> Mapping[str, Any]:
-        """By the names of the group's fields."""
+        """Return the settings that were given, by the fields of `GroupMeta`."""
         found = {
             "ack_wait_ms": None if self.ack_wait is None else max(1, milliseconds(self.ack_wait, "--ack-wait")),
             "max_in_flight": self.max_in_flight,
@@ -66,7 +67,7 @@ def milliseconds(text: str, option: str) -> int:
     length = -1 if found is None else int(found[1]) * _UNITS[found[2]]
     if not 0 <= length <= MS_MAX:
         raise BadArgument(
-            f"{option} {text}: this is no duration up to a day",
+            f"{option} {text}: this is not a duration of at most a day",
             not_done="nothing was changed",
             next_step="write it as 500ms, 30s, 5m or 1h",
         )

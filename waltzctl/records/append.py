@@ -1,8 +1,7 @@
-"""One transaction that a person typed, or a group of them: from words to payloads and locks, and what became of it.
+"""Append one transaction, or one group, from the command line: parse payloads and locks, append, report the outcome.
 
-It is appended once, as an application does it. There are three ends: it has an id; it is refused, and certainly not in the
-log; or what became of it was not known in time. A group has one end.
-"""
+It is appended once, without retry. The outcome is an id, a refusal (the transaction is certainly not in the log), or
+unknown because no answer came in time. A group has one outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefu
 from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected
 
 PAYLOAD_BYTES_MAX = 1 << 30
-"""Beyond what any record can be; the servers have a limit of their own."""
+"""Maximum size of a payload that is read; servers enforce a lower limit."""
 LOCK_FORM = "write it as MODE:NAME:ID with the mode read, write or append, like write:account:17"
 LOCK_ID_MIN, LOCK_ID_MAX = -(1 << 63), (1 << 64) - 1
 _LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>[^:]+)", re.DOTALL)
@@ -31,12 +30,12 @@ class Submitted:
     partition: int
     outcome: AppendOutcome
     size: int
-    """Of all its payloads."""
+    """Bytes of all payloads."""
     client: int
     mark: int
-    """The highest id with which the locks were compared."""
+    """Highest id against which the locks were checked."""
     lock: str | None
-    """The one that failed, as it was typed."""
+    """Lock that failed, as `MODE:NAME:ID`; None if none did."""
     seconds: float
 
     @property
@@ -45,7 +44,7 @@ class Submitted:
 
     @property
     def count(self) -> int | None:
-        """How many it is; the id is that of the first."""
+        """Number of committed transactions; `id` is the first. None if it was not committed."""
         return self.outcome.count if isinstance(self.outcome, Committed) else None
 
     @property
@@ -62,7 +61,7 @@ class Submitted:
 
     @property
     def error(self) -> WaltzError | None:
-        """When it is not in the log, or that is not known."""
+        """Error if the transaction is not in the log or its outcome is unknown, else None."""
         if isinstance(self.outcome, Committed):
             return None
         if isinstance(self.outcome, Rejected):
@@ -70,7 +69,7 @@ class Submitted:
                 f"partition {self.partition} refused it: {self._why(self.outcome)}", next_step=self._advice(self.outcome)
             )
         return OutcomeUnknown(
-            f"partition {self.partition} did not say in time what became of it",
+            f"partition {self.partition} did not report the outcome in time",
             next_step=f"when the partition takes transactions again, look for it with `waltzctl txn grep {self.partition} "
             f"--from {self.mark + 1} --client {self.client}`, before you append it again",
         )
@@ -84,26 +83,28 @@ class Submitted:
                 Reason.IN_FLIGHT: f"the lock {self.lock} is marked by transaction {at}, which is not decided yet",
                 Reason.TOO_FAR_BEHIND: f"the lock {self.lock} was forgotten, and may have been marked up to id {at}",
                 Reason.OWNER_CHANGED: f"the owner is new and does not know the lock {self.lock} up to id {at}",
-                Reason.NOT_IN_LOG: "a fail-over came between, and it never reached the log",
+                Reason.NOT_IN_LOG: "a fail-over happened, and the transaction never reached the log",
             }[refused.reason]
         )
 
     def _advice(self, refused: Rejected) -> str:
         if refused.reason is Reason.NOT_IN_LOG:
             return "append it again"
-        return f"look at what is written up to id {refused.conflict_id}; if it still holds, --mark {refused.conflict_id}"
+        return (
+            f"read up to id {refused.conflict_id}; if your decision still holds, append with --mark {refused.conflict_id}"
+        )
 
 
 def lock_of(text: str) -> Lock:
     found = _LOCK.fullmatch(text)
     modes = {mode.name.lower(): mode for mode in Mode}
     if found is None or found["mode"] not in modes:
-        raise BadArgument(f"--lock {text}: this is no lock", next_step=LOCK_FORM)
+        raise BadArgument(f"--lock {text}: this is not a lock", next_step=LOCK_FORM)
     return Lock(found["name"], lock_id(found["id"]), modes[found["mode"]])
 
 
 def lock_id(text: str) -> int | str:
-    """What looks like an integer is one, as an application would write it."""
+    """Parse the id of a lock: an integer if it looks like one, else a text."""
     if not _INTEGER.fullmatch(text):
         return text
     if len(text) > len(str(LOCK_ID_MIN)) or not LOCK_ID_MIN <= (number := int(text)) <= LOCK_ID_MAX:
@@ -116,14 +117,14 @@ def spelled(lock: Lock) -> str:
 
 
 def payloads_of(texts: Sequence[str], file: str | None, *, is_group: bool) -> list[bytes]:
-    """Of the texts, the file, or standard input. Of a group: a text each, or a line each."""
+    """Return the payloads: one, or for a group one for each text or line of the file."""
     if bool(texts) == (file is not None):
-        raise BadArgument("say what is to be appended: a text, or --file FILE; `--file -` reads standard input")
+        raise BadArgument("give a text, or --file FILE; `--file -` reads standard input")
     if len(texts) > 1 and not is_group:
         raise BadArgument(
             f"{len(texts)} texts are {len(texts)} transactions",
             not_done="nothing was appended",
-            next_step="put quotes around a text with blanks in it; or say --group, for all of them or none",
+            next_step="quote a text that has blanks; or use --group to append all of them or none",
         )
     if file is None:
         return [text.encode(errors="surrogateescape") for text in texts]
@@ -145,7 +146,7 @@ def _content(file: str) -> bytes:
     except OSError as error:
         raise translate(error, f"reading {file}") from error
     if len(payload) > PAYLOAD_BYTES_MAX:
-        raise TooLarge(f"{file} has more than {PAYLOAD_BYTES_MAX} bytes", next_step="append less at once")
+        raise TooLarge(f"{file} has more than {PAYLOAD_BYTES_MAX} bytes", next_step="append a smaller payload")
     return payload
 
 
@@ -159,9 +160,9 @@ async def submit(
     mark: int | None,
     is_group: bool,
 ) -> Submitted:
-    """The locks of a group stand with its first transaction: it is decided as a whole."""
+    """Append, and return the outcome. A group is decided as a whole: its locks are sent with its first transaction."""
     clock = asyncio.get_running_loop().time
-    committed = await client.end_position(partition, confirmed=False)  # an old one can only be refused
+    committed = await client.end_position(partition, confirmed=False)  # an old position can only cause a refusal
     if mark is not None and mark > committed:
         committed = await client.end_position(partition)
     if mark is not None and mark > committed:

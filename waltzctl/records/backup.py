@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from waltzd.cluster.cluster import Cluster
 
 LATE_SECONDS = 60.0
-"""More than is usual: the exit code says so."""
+"""Lag from which the exit code reports findings; ten seconds are usual."""
 
 
 def show_loss(store: str | None, watch: float | None, given: ClusterOptions, output: str) -> int:
@@ -41,7 +41,7 @@ def _look(store: str | None, target: ClusterTarget | None) -> Backups:
 
 
 def _watch(store: str | None, target: ClusterTarget | None, every: float, output: str) -> int:
-    """The exit code is that of the last look."""
+    """Show the loss repeatedly until Ctrl-C; return the exit code of the last time."""
     code = EXIT_FINDINGS
 
     with suppress(KeyboardInterrupt), screen_for(output) as screen:
@@ -64,7 +64,7 @@ async def _said(cluster: Cluster, target: ClusterTarget) -> Backups:
 
 
 def backed_up(snapshot: ClusterSnapshot) -> Backups:
-    """As owners and the leader say."""
+    """Return the loss as owners and the leader report it."""
     from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
 
     rows = []
@@ -94,7 +94,7 @@ def backed_up(snapshot: ClusterSnapshot) -> Backups:
 
 
 def _in_store(place: str) -> Backups:
-    """As the store says, and nobody else."""
+    """Return the loss as the store alone shows it."""
     from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
     from waltzd.archive.location import open_archive
     from waltzd.archive.metadata import newest_metadata

@@ -1,8 +1,8 @@
-"""`waltzctl partition compare`: whether the replicas of a partition hold the same, byte for byte.
+"""`waltzctl partition compare`: compare the replicas of a partition byte for byte.
 
-The storages hash their records, and the hashes are compared here (`comparison`). A storage hashes only what it knows to be
-committed, so a replica that is behind is compared as far as it has come. Records are fetched only where replicas differ,
-one of each.
+The storages hash their records; this module compares the hashes (`divergence`). A storage hashes only records that it knows
+to be committed, so a replica that lags is compared up to its own mark. Only the first differing record of each replica is
+fetched.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ def compare(
     *,
     partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
     names: Annotated[
-        tuple[str, ...], Option("--storage", metavar="NAME", help="Only the replicas on these; all if none is named.")
+        tuple[str, ...],
+        Option("--storage", metavar="NAME", help="Compare only the replicas on these storages; all by default."),
     ] = (),
     seconds: Annotated[
-        float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long one answer of a storage may take.")
+        float, Option("--timeout", min=0.1, metavar="SECONDS", help="Timeout of each answer of a storage.")
     ] = 30.0,
     target: CommandTarget,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Compare the committed records of the replicas of PARTITION, while they go on. Each storage reads and hashes its
-    replica on a thread for readers; records are sent only where two of them differ.
+    """Compare the committed records of the replicas of PARTITION while the cluster runs. Each storage hashes its replica;
+    records are sent only if replicas differ.
 
-    The exit code is 8 where replicas differ, and 7 where one could not be compared; its state is then unknown.
+    The exit code is 8 if replicas differ, and 7 if one could not be compared.
 
     \b
     Examples:
@@ -118,7 +119,7 @@ async def _compare(
 
 
 def visible_mark(status: ReplicaStatus) -> int:
-    """Up to here a storage knows that its records are committed."""
+    """Return the last id that the storage knows to be committed."""
     return max(status.committed, min(status.low_mark, status.last_id))
 
 
@@ -143,7 +144,7 @@ def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -
     chosen = list(dict.fromkeys(names)) or sorted(replicas)
     if len(names) and len(chosen) < 2:
         raise BadArgument(
-            f"--storage {chosen[0]}: a replica is compared with another one",
+            f"--storage {chosen[0]}: a comparison needs two replicas",
             not_done="nothing was compared",
             next_step="name two storages",
         )
@@ -165,7 +166,7 @@ def _status(view: StorageView, partition: int) -> ReplicaStatus | WaltzError:
 
 @dataclass
 class _Asking:
-    """Connections to the storages, and how much was asked of them."""
+    """Connections to the storages, with counters of the work."""
 
     partition: int
     key: UUID

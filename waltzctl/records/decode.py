@@ -1,8 +1,7 @@
-"""Payloads decoded for people, and filters over them. Pure.
+"""Decode payloads for display, and filter by them. Pure.
 
-Waltz does not know what a payload means; here it is guessed, carefully: JSON only for an object or an array, text only for
-what can be printed, hexadecimal digits for the rest. The encoding is always shown beside it, so a script can tell the text
-`00ff` from two bytes.
+Waltz does not know the encoding of a payload, so it is guessed: JSON for an object or an array, text if all of it is
+printable, else hexadecimal digits. The encoding is always shown, so that a script can tell the text `00ff` from two bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _BLANKS = frozenset("\n\r\t")
 @dataclass(frozen=True)
 class Decoded:
     encoding: str
-    """json, text or hex."""
+    """Encoding: json, text or hex."""
     value: Any
 
 
 def decoded(payload: bytes, how: str = "auto") -> Decoded:
-    """A payload that cannot be decoded as asked is tried as text, then shown as hex."""
+    """Decode a payload; if it does not have the given encoding, try text, then use hex."""
     if how in ("auto", "json"):
         value, is_json = json_of(payload)
         if is_json and (how == "json" or isinstance(value, dict | list)):
@@ -40,7 +39,7 @@ def decoded(payload: bytes, how: str = "auto") -> Decoded:
 
 
 def line(payload: bytes, how: str, characters: int) -> str:
-    """The beginning of a payload, for one line on a screen: nothing in it can move a cursor."""
+    """Return the beginning of a payload as one line without control characters."""
     found = decoded(payload[: characters + 1], "hex") if how == "hex" else decoded(payload, how)
     if found.encoding == "json":
         text = json.dumps(found.value, ensure_ascii=False, separators=(", ", ": "))
@@ -66,7 +65,7 @@ def _is_printable(text: str) -> bool:
 
 
 class _NotExact(ValueError):
-    """It could be read, and would come out as something else."""
+    """Error for JSON that Python reads, but would write differently."""
 
 
 def _refuse(text: str) -> Any:
@@ -79,11 +78,11 @@ def _number(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_number)
-"""NaN and Infinity, which Python reads as JSON, would end up in our own JSON."""
+"""Reject NaN and Infinity: Python accepts them, but they are not JSON."""
 
 
 def json_of(payload: bytes | str) -> tuple[Any, bool]:
-    """The value, and whether there is one."""
+    """Return the value, and whether there is one."""
     try:
         return _DECODER.decode(payload if isinstance(payload, str) else payload.decode()), True
     except (ValueError, RecursionError):  # also what is not UTF-8, and numbers of very many digits
@@ -95,7 +94,7 @@ _STEP = re.compile(r"""\.?([^.\[\]="']+)|\[([0-9]{1,9})\]|\[("(?:[^"\\]|\\.)*")\
 
 @dataclass(frozen=True)
 class JsonPath:
-    """`order.items[0].sku=ab-1`: a value that has to be there and, after the `=`, to be this."""
+    """Condition like `order.items[0].sku=ab-1`: the value must exist and, after a `=`, be equal."""
 
     steps: tuple[str | int, ...]
     wanted: str | None
@@ -141,14 +140,14 @@ class JsonPath:
 
 def _bad_path(text: str) -> BadArgument:
     return BadArgument(
-        f"--json-path {text}: this is no path",
+        f"--json-path {text}: this is not a path",
         not_done="nothing was read",
         next_step="write it as order.items[0].sku=VALUE",
     )
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """As in JSON, where true is not 1."""
+    """Compare as JSON, where true does not equal 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True) or (
         isinstance(one, int | float)
         and isinstance(other, int | float)
@@ -163,7 +162,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """All of them must hold."""
+    """Filters of transactions; all must match."""
 
     header: int | None = None
     client: int | None = None
@@ -187,4 +186,6 @@ def pattern_of(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadArgument(f"--match {text}: this is no regular expression: {error}", not_done="nothing was read") from error
+        raise BadArgument(
+            f"--match {text}: this is not a regular expression: {error}", not_done="nothing was read"
+        ) from error

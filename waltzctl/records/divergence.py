@@ -1,11 +1,11 @@
-"""Whether replicas hold the same records, and where they differ first: found by asking for hashes, never for records. Pure.
+"""Find the first id at which replicas differ, by comparing digests of ranges. Pure.
 
-`comparison` is a conversation: it asks for the digests of a range on some replicas, is told them, and asks on. Most ranges
-are the same everywhere. Where one is not, the largest group that agrees goes on, and each other replica is bisected against
-it: of two halves the first that differs holds the first difference, so a range of n ids takes log2 n questions. An answer
-may stop short of the range; the rest is asked for next.
+`comparison` is a generator: it yields a `Question` for the digests of a range on some replicas, and is sent the answers.
+Most ranges are equal everywhere. If one is not, the largest group of equal replicas continues, and each other replica is
+bisected against it: the first differing half holds the first difference, so a range of n ids takes log2 n questions. An
+answer may cover only the beginning of its range; the rest is asked next.
 
-A replica is asked up to its own mark. One that does not answer is unknown from there on, and never taken for the same.
+A replica is asked up to its own mark. A replica that does not answer is unknown from there on, and never counted as equal.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from waltzd.format.record import Record
 
 class Verdict(enum.Enum):
     SAME = "same"
-    """As others, up to where it was compared."""
+    """Equal to the other replicas, up to the last compared id."""
     DIFFERENT = "different"
     UNKNOWN = "unknown"
-    """It could not be asked, or there was no other replica to compare it with."""
+    """Not compared: the replica did not answer, or there was no other one."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ Asking: TypeAlias = Generator[Question, Answers, "_Level"]
 
 @dataclass(kw_only=True)
 class Standing:
-    """What is known of one replica."""
+    """State of the comparison of one replica."""
 
     mark: int
-    """Up to here it can be asked."""
+    """Last id for which the replica can be asked."""
     compared: int = -1
-    """Up to here it is the same as the others that were compared with it."""
+    """Last id up to which the replica equals the others."""
     verdict: Verdict = Verdict.UNKNOWN
     difference: tuple[int, int] | None = None
-    """The first id that differs; a range when a replica stopped answering before it was found."""
+    """First differing id, twice; or the range that holds it, if a replica stopped answering before the id was found."""
     error: WaltzError | None = None
 
 
@@ -62,19 +62,19 @@ class Compared:
     role: Membership | None
     standing: Standing
     last_id: int | None
-    """What it holds, committed or not; None when that is not known."""
+    """Last id of the replica, committed or not; None if unknown."""
     behind: int | None
-    """So many committed ids are missing."""
+    """Number of committed ids that are missing; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     partition: int
     committed: int
-    """As the owner says; without one, what the replicas know."""
+    """Last committed id, as reported by the owner, or else by the replicas."""
     replicas: tuple[Compared, ...]
     differing: Mapping[int, Mapping[str, Record | WaltzError]]
-    """The first records that differ, as the replicas hold them."""
+    """Id of a first difference → the record on each replica, or the error of reading it."""
     exchanges: int
     hashed_bytes: int
 
@@ -88,7 +88,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Level:
-    """Digests of one range, the same range for all."""
+    """Digests of one range on several replicas."""
 
     last_id: int
     hashes: dict[str, bytes]
@@ -96,7 +96,7 @@ class _Level:
 
 
 def comparison(marks: Mapping[str, int]) -> Generator[Question, Answers, dict[str, Standing]]:
-    """`marks`: the replicas and how far each can be asked; -1 for one that is empty."""
+    """Compare replicas. `marks` is, for each, the last id for which it can be asked; -1 if it is empty."""
     standings = {name: Standing(mark=mark) for name, mark in sorted(marks.items())}
     asked = list(standings)
     at = 0
@@ -119,7 +119,7 @@ def comparison(marks: Mapping[str, int]) -> Generator[Question, Answers, dict[st
             standings[name].error = trouble
             _differs(standings[name], difference)
             asked.remove(name)
-            if not is_majority:  # it cannot be told which of them is right
+            if not is_majority:  # without a majority no one can tell which one is right
                 for other in agreed:
                     before = standings[other].difference
                     _differs(standings[other], difference if before is None else min(before, difference))
@@ -139,7 +139,7 @@ def _differs(standing: Standing, difference: tuple[int, int]) -> None:
 
 
 def _agreed(hashes: Mapping[str, bytes]) -> list[str]:
-    """The largest group of those that hold the same; of equal ones the first by name."""
+    """Return the largest group of replicas with equal digests; of groups of the same size the first by name."""
     groups: dict[bytes, list[str]] = {}
     for name, hash_ in sorted(hashes.items()):
         groups.setdefault(hash_, []).append(name)
@@ -147,7 +147,7 @@ def _agreed(hashes: Mapping[str, bytes]) -> list[str]:
 
 
 def _level(replicas: Sequence[str], first_id: int, last_id: int) -> Asking:
-    """Digests of the longest range from `first_id` on that every answering replica has hashed."""
+    """Return digests of the longest range from `first_id` on that every answering replica has hashed."""
     digests: dict[str, Digest] = {}
     errors: dict[str, WaltzError] = {}
     asked = tuple(replicas)
@@ -169,7 +169,7 @@ def _level(replicas: Sequence[str], first_id: int, last_id: int) -> Asking:
 def _first_difference(
     pair: tuple[str, str], first_id: int, last_id: int
 ) -> Generator[Question, Answers, tuple[tuple[int, int], WaltzError | None]]:
-    """The two differ somewhere in this range, and everything in front of it is the same."""
+    """Return the first differing id of two replicas that differ in this range and are equal in front of it."""
     while first_id < last_id:
         found = yield from _level(pair, first_id, (first_id + last_id) // 2)
         if found.errors:

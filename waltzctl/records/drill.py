@@ -1,4 +1,4 @@
-"""`waltzctl backup drill`: a restore that nobody needs yet, on this machine and without a daemon, to know that it works."""
+"""`waltzctl backup drill`: test a restore on this machine, without a daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from waltzd.archive.cut_point import ArchivedLog, Cut
 
 SESSION = 1
-"""Nobody ever opens what a drill has made."""
+"""Session id of the restored replicas; no owner ever opens them."""
 PARTITIONS_AT_ONCE = 2
 
 
@@ -36,16 +36,16 @@ def drill(
     end: Ending,
     scratch: Annotated[
         Path,
-        Option("--directory", metavar="DIR", help="Where there is room for one replica of all; it is emptied again."),
+        Option("--directory", metavar="DIR", help="Scratch directory with space for one replica of each partition."),
     ],
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Restore one replica of each partition from STORE into a directory of this machine, check every record, say how long
-    it took, and remove all of it again. No daemon runs and no cluster is asked.
+    """Restore one replica of each partition from STORE into a scratch directory, check every record, show the time it took,
+    and delete the replicas. No daemon runs, and no cluster is contacted.
 
-    The exit code is 8 where something is wrong. What cannot be restored is refused as `waltzctl cluster restore` would. Run
-    it regularly: a backup that was never restored is a hope.
+    The exit code is 8 if a check fails. A log that cannot be restored is refused, as by `waltzctl cluster restore`. Run a
+    drill regularly: only a restore proves that a backup works.
 
     \b
     Examples:
@@ -54,9 +54,9 @@ def drill(
     """
     if not scratch.is_dir():
         raise PathMissing(
-            f"{scratch} is no directory",
+            f"{scratch} is not a directory",
             not_done="nothing was restored",
-            next_step="make it, or name another one with --directory",
+            next_step="create it, or name another one with --directory",
         )
     with Progress("restoring", progress) as course:
         found = practised(store, end, scratch, course.update)
@@ -77,7 +77,7 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
         raise DiskFull(
             f"{scratch}: {size(total)} are needed, {size(free)} are free",
             not_done="nothing was restored",
-            next_step="name a directory with more room with --directory",
+            next_step="name a directory with more space with --directory",
         )
     home = mkdtemp(prefix="waltz-drill-", dir=scratch)
     try:
@@ -95,7 +95,7 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
 
 
 async def _restored(home: str, logs: Mapping[int, ArchivedLog], cut: Cut, on_bytes: Callable[[int], None]) -> None:
-    """A storage's directory, as a storage would make it."""
+    """Build the directory of a storage with one restored replica of each partition."""
     from waltzd.archive.restoration import restore_partition
     from waltzd.disk.real import RealDisk
     from waltzd.storage.replica.control import ControlFile, new_identity

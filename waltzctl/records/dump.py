@@ -1,7 +1,7 @@
-"""A dump of a file: a line a record, an object a line, a row of CSV for each entry, or all bytes with their meaning.
+"""Print a dump of a file: as a table, JSON Lines, CSV, or a hex dump with the meaning of each field.
 
-Each form is a sink for the items of `waltzd.storage.offline.dump` and prints them as they come. Payload bytes never reach a
-terminal as they are: a table and the right column of a hex dump show a dot for all that is not plain ASCII.
+Each form prints the items of `waltzd.storage.offline.dump` as they are read. Raw payload bytes never reach a terminal: a
+table and the right column of a hex dump show a dot for all bytes that are not printable ASCII.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from waltzd.storage.offline.dump import (
 _TABLE_PAYLOAD_BYTES = 64
 _ROW_BYTES = 16
 _FIELD_BYTES = 8
-"""A field of up to this size has its name on the same line."""
+"""Maximum size of a field whose name is on the same line."""
 
 
 def sink(output: str, payload_bytes: int | None) -> Sink:
@@ -81,7 +81,7 @@ def _damage_lines(item: DamagedBytes) -> Iterator[str]:
         ids = f"id {item.first_id}" if item.first_id == item.last_id else f"ids {item.first_id} to {item.last_id}"
     yield f"-- damaged: bytes {item.first_byte} to {item.last_byte} ({size} bytes), {ids}"
     if item.last_id is None:
-        yield "   nothing sound stands behind them: a torn tail, or damage"
+        yield "   no valid record follows: a torn tail, or damage"
     for record in item.records:
         yield f"   {describe([record])}"
 
@@ -121,8 +121,8 @@ def _footer_lines(item: FooterBytes) -> Iterator[str]:
     size, footer = len(item.raw), item.footer
     where = f"bytes {item.offset} to {item.offset + size - 1} ({size} bytes)"
     if footer is None:
-        yield f"-- no sound footer: {where}, where one belongs"
-        yield "   the storage makes it again from the records"
+        yield f"-- no valid footer: {where}, where one belongs"
+        yield "   the storage rebuilds it from the records"
         return
     batches = "1 batch" if len(footer.batches) == 1 else f"{len(footer.batches)} batches"
     yield f"-- footer: {where}, {batches}, {_ids(footer.first_id, footer.last_id)}"
@@ -179,7 +179,7 @@ ENTRIES: Columns[dict[str, Any]] = attributes(
     "kind offset id client generation partition sequence header length data_crc crc payload_base64 payload_is_whole "
     "points_to first_byte last_byte first_id last_id name is_sound note time time_us group session committed batch_at"
 )
-"""Of CSV: one table for batches, records, footers, entries of an index, slots and damage. JSON also tells the fields of
+"""Columns of CSV, one table for batches, records, footers, index entries, slots and damage. JSON also has the fields of
 files."""
 
 
@@ -197,7 +197,7 @@ def _rows(output: str, payload_bytes: int | None) -> Sink:
 
 
 def _object(item: Item, payload_bytes: int | None) -> dict[str, Any]:
-    """Of JSON Lines; the first one carries the version."""
+    """Return the objects of JSON Lines; the first one carries the version."""
     if isinstance(item, WholeRecord):
         record = item.record()
         shown = record.payload[:payload_bytes]
@@ -281,13 +281,13 @@ _FOOTER_FIELDS = (
 )  # fmt: skip
 _FOOTER_END = ((4, "bytes of the footer"), (4, "CRC of the footer"), (4, "magic"))
 _NUMBERS = ("magic", "zeros", "CRC", "SHA")
-"""Fields whose names begin so are no numbers."""
+"""Prefixes of the names of fields that are not numbers."""
 _HEADER_FIELDS = ((0, 4, "format version"), (4, 8, "creation date, ms"), (12, 16, "cluster key"), (28, 4, "partition"),
                   (32, 8, "first id"), (40, 88, "reserved"))  # fmt: skip
 
 
 class _Hex:
-    """Each field on a line of its own with its meaning; payloads in rows of sixteen."""
+    """Hex dump with each field on its own line, and payloads in rows of sixteen bytes."""
 
     def __init__(self, payload_bytes: int | None) -> None:
         self._payload_bytes = payload_bytes
@@ -350,7 +350,7 @@ class _Hex:
             self._rows(offset + at, raw[at : at + size], shown, bad)
 
     def _batch(self, offset: int, raw: bytes, bad: int | None) -> None:
-        """Its head, and all that stands behind it in `raw`."""
+        """Print the head of a batch, and what follows it in `raw`."""
         self._fields(offset, raw, _BATCH_FIELDS, bad)
         at = BATCH_HEAD_BYTES
         for start, name in ((48, "locks"), (52, "groups"), (56, "records")):
@@ -403,7 +403,7 @@ class _Hex:
             typer.echo(self._row(offset + at, data[at : at + _ROW_BYTES], name, bad))
 
     def _row(self, offset: int, data: bytes, name: str, bad: int | None = None) -> str:
-        """Three columns a byte, so that the marks around a bad one do not shift the others."""
+        """Format bytes in three columns each, so that the mark of a bad byte shifts nothing."""
         seams = [" "] * (len(data) + 1)
         cells = [f"{value:02x}" for value in data]
         mark = "" if bad is None or not offset <= bad < offset + len(data) else "  <- bad byte"

@@ -1,7 +1,7 @@
-"""Transactions of a cluster as they come, through its servers, with the library that applications use.
+"""Read transactions of a cluster through its servers, with the client library.
 
-The client finds the owners, survives fail-overs, checks every record and gives each id once, in order. What it has fetched
-and the reader has not taken is bounded, however long the range is.
+The client finds the owners, survives fail-overs, checks every record and delivers each id once, in order. Its buffer is
+bounded for a range of any length.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from waltzd.protocol.timelines import Timeline
 from waltzd.wire.servers import ServerClient
 
 LOOK_SECONDS = 1.0
-"""How often to see why nothing comes."""
+"""Interval at which a reader that receives nothing reports why."""
 CALL_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 LOOK_BACK = 256
-"""Transactions that are read at once to find the beginning of a group."""
+"""Transactions read in one call to find the first of a group."""
 T = TypeVar("T")
 
 
 async def mark_for(client: Client, partition: int, last_id: int | None) -> int:
-    """The high-water mark, for who wants to know of ids up to `last_id`; None: of all. It is confirmed where it decides
-    that there is no such id: without a majority of storages everything else can still be read."""
+    """Return the high-water mark. It is confirmed by a majority only if `last_id` is above it, or None: without a majority
+    lower ids can still be read."""
     committed = await client.end_position(partition, confirmed=False)
     if last_id is None or last_id > committed:
         committed = await client.end_position(partition)
@@ -49,7 +49,8 @@ async def mark_for(client: Client, partition: int, last_id: int | None) -> int:
 async def stretch(
     client: Client, partition: int, times: Within, committed: int, *, newest: int | None = None
 ) -> tuple[int, int]:
-    """The first and the last id of those times, or the newest of them; none where the first is above the last."""
+    """Return the first and last id in a range of time, or its newest ids. The range is empty if the first is above the
+    last."""
     first = 0 if times.since is None else await client.position_at(partition, times.since) + 1
     last = committed if times.until is None else min(committed, await client.position_at(partition, times.until))
     return first if newest is None else max(first, last - newest + 1), last
@@ -58,7 +59,7 @@ async def stretch(
 async def between(
     client: Client, partition: int, first_id: int, last_id: int, *, with_locks: bool = False
 ) -> AsyncGenerator[Transaction, None]:
-    """Committed transactions, by calls that need no registered client."""
+    """Yield committed transactions, with calls that need no registered client."""
     while first_id <= last_id:
         for transaction in await client.read_some(partition, first_id, last_id, with_locks=with_locks):
             yield transaction
@@ -66,12 +67,12 @@ async def between(
 
 
 class Groups:
-    """The first id of the group of each transaction, of those that are read in the order of their ids."""
+    """Finds the first id of the group of each transaction; transactions are passed in the order of their ids."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._last: dict[int, tuple[int, int]] = {}
-        """Partition → the id of the last transaction, and the first id of its group."""
+        """Partition → id of the last transaction passed, and first id of its group."""
 
     async def first_of(self, transaction: Transaction) -> int:
         partition, id_ = transaction.partition, transaction.id
@@ -84,7 +85,7 @@ class Groups:
         return first
 
     async def _look_back(self, partition: int, id_: int) -> int:
-        """Reading began in the middle of it."""
+        """Find the first id of a group in whose middle the reading began."""
         end = id_ - 1
         while True:
             begin = max(0, end - LOOK_BACK + 1)
@@ -96,7 +97,7 @@ class Groups:
 
 
 class Feed:
-    """A view that keeps nothing and hands on what comes."""
+    """View without state that hands on every transaction."""
 
     def __init__(self) -> None:
         self._after: dict[int, int] = {}
@@ -116,10 +117,10 @@ class Feed:
         if self._is_wanted:
             await self._arrived.put(transactions)
 
-    # -- for those who read
+    # -- called by the reader
 
     async def beyond(self, client: Client, after: Mapping[int, int]) -> AsyncGenerator[Transaction, None]:
-        """Transactions above these ids, without an end."""
+        """Yield the transactions above these ids, without an end."""
         self._after, self._is_wanted = dict(after), True
         await client.set_partitions(after)
         try:
@@ -127,7 +128,7 @@ class Feed:
                 for transaction in await self._next(client):
                     yield transaction
         finally:
-            # The client waits until this view has taken what it was given: it must not block here.
+            # The client waits for the view: this must not block.
             self._is_wanted = False
             self._empty()
             await client.set_partitions(())
@@ -153,10 +154,10 @@ class Feed:
                 self._say(state.partition, state.sentence, is_ready=state.is_ready)
 
     def _say(self, partition: int, sentence: str, *, is_ready: bool) -> None:
-        """Once each time."""
+        """Report a change of the connection once."""
         if is_ready:
             del self._silent[partition]
-            typer.echo(f"partition {partition} is there again", err=True)
+            typer.echo(f"partition {partition} is available again", err=True)
         else:
             self._silent[partition] = None
             typer.echo(f"partition {partition}: {sentence}", err=True)
@@ -166,11 +167,11 @@ def with_client(
     target: ClusterTarget, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
     typed: int | None = None, is_appending: bool = False, tells_timelines: bool = False,
 ) -> T:  # fmt: skip
-    """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
-    partition `typed`. `seconds`: how long to wait for a partition that is not open. `tells_timelines`: print the timelines
-    of that partition to standard error."""
+    """Run an action with a client, as an application would. ZooKeeper is only asked for the servers, and whether the
+    partition `typed` exists. `seconds` is the time to wait for a partition that is not open. With `tells_timelines` the
+    timelines of the partition are printed to standard error."""
     check_operator(target.tls, "read or append transactions")
-    # The client's errors say all that it would log.
+    # The errors of the client contain all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
         addresses, timelines = using(target, lambda cluster: _contact(cluster, typed))
@@ -181,7 +182,7 @@ def with_client(
         if known is None or not known.servers:
             raise
         addresses = [server.listen for server in known.servers]
-        typer.echo(f"{error.code} {printable(error.message)}: the servers that are known are asked themselves", err=True)
+        typer.echo(f"{error.code} {printable(error.message)}: using the servers that are known from before", err=True)
 
     async def run() -> T:
         partitions = (typed,) if is_appending and typed is not None else ()
@@ -200,7 +201,7 @@ async def opened(
     partitions: Sequence[int] = (),
     seconds: float,
 ) -> AsyncIterator[Client]:
-    """A client of the servers at these addresses."""
+    """Open a client of the servers at these addresses."""
     client = Client(
         addresses,
         view=feed,
@@ -219,8 +220,8 @@ async def opened(
 
 
 async def _contact(cluster: Cluster, typed: int | None) -> tuple[list[str], tuple[Timeline, ...]]:
-    """Return where servers are, and the timelines of the partition `typed` behind the first one. A document that cannot be
-    read holds up no reader."""
+    """Return the addresses of the servers, and the timelines of the partition `typed` after the first. An unreadable
+    document is ignored: reading must still work."""
     addresses = await addresses_of(cluster, typed)
     if typed is None:
         return addresses, ()
@@ -232,7 +233,7 @@ async def _contact(cluster: Cluster, typed: int | None) -> tuple[list[str], tupl
 
 
 async def addresses_of(cluster: Cluster, typed: int | None) -> list[str]:
-    """Of the servers that are up."""
+    """Return the addresses of the servers that are up."""
     meta = await cluster.meta()
     if typed is not None:
         check_partitions([typed], meta.partitions, not_done="nothing was asked")

@@ -36,18 +36,18 @@ def explain(
     *,
     partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
     name: Annotated[str, Argument(metavar="NAME")],
-    id: Annotated[str, Argument(metavar="ID", help="An integer, or a text that is none, a UUID for example."), Negative()],
+    id: Annotated[str, Argument(metavar="ID", help="Id of the lock: an integer, or a text such as a UUID."), Negative()],
     mark: Annotated[
         int | None,
         Option(
             "--mark",
             min=-1,
             metavar="ID",
-            help="The highest id that the client had seen; all that is committed if it is not said.",
+            help="Highest id that the client had read; the last committed id by default.",
         ),
     ] = None,
     mode: Annotated[
-        Literal["read", "write", "append"], Option("--mode", help="What the client wants of the lock.")
+        Literal["read", "write", "append"], Option("--mode", help="Lock mode that the client wants.")
     ] = "write",
     search_max: Annotated[
         int,
@@ -55,18 +55,17 @@ def explain(
             "--search",
             min=0,
             metavar="N",
-            help="Where the owner has forgotten the lock: how many transactions of the log to read, backwards, for the one "
-            "that marked it last.",
+            help="Number of transactions to read backwards for the last mark, if the lock table has dropped the lock.",
         ),
     ] = SEARCH_MAX,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
-    remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now. What the owner
-    has forgotten is looked for in the log, which keeps locks in format 1.
+    """Show the state of a lock in the lock table of the owner of PARTITION: which transaction marked it last, or how far
+    back the table goes, and whether a client that has read the log up to `--mark` would get the lock now. If the table has
+    dropped the lock, its last mark is searched in the log; only format 1 keeps locks.
 
-    Nothing is changed. The answer is that of a moment.
+    Nothing is changed. The result is a snapshot.
 
     \b
     Examples:
@@ -88,18 +87,18 @@ def explain(
 
 
 async def ask(cluster: Cluster, target: ClusterTarget, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
-    """The owner of the partition, and what it knows of the lock."""
+    """Return the owner of the partition, and its explanation of the lock."""
     from waltzctl.shell.cluster_target import first_contact
     from waltzd.wire.servers import ServerAdminClient
 
     meta = await cluster.meta()
-    check_partitions([partition], meta.partitions, not_done="nothing was asked")
+    check_partitions([partition], meta.partitions, not_done="no server was asked")
     assignment, _ = await cluster.assignment()
     servers = await cluster.servers()
     owner = assignment.owners[partition].server if partition < len(assignment.owners) else None
     if owner is None or owner not in servers:
         said = "no server owns it" if owner is None else f"its owner {owner} is not up"
-        raise PartitionsClosed(f"no server can be asked about locks of partition {partition}: {said}")
+        raise PartitionsClosed(f"no server can explain locks of partition {partition}: {said}")
     address = servers[owner].admin_listen
     admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=target.tls, name=owner)
     async with admin, first_contact(address, target.tls):
@@ -115,18 +114,18 @@ def _look(
         return Looked(), None
     try:
         return with_client(target, lambda client: look(client, partition, found, search_max), seconds=CALL_SECONDS), None
-    except WaltzError as error:  # the owner's answer is shown all the same
+    except WaltzError as error:  # the answer of the owner is shown without it
         return Looked(), error
 
 
 def can_look(found: LockExplanation, search_max: int) -> bool:
-    """Whether the log may say more than the owner."""
+    """Return whether the log may have more information than the owner."""
     last_id = min(found.mark, found.committed)
     return not found.is_in_flight and last_id >= 0 and (found.marker is not None or search_max > 0)
 
 
 async def look(client: Client, partition: int, found: LockExplanation, search_max: int) -> Looked:
-    """What the log says of the last mark of the lock."""
+    """Return the last mark of the lock, as found in the log."""
     from waltzctl.records.follow import Groups
 
     last_id = min(found.mark, found.committed)
@@ -140,7 +139,7 @@ async def look(client: Client, partition: int, found: LockExplanation, search_ma
 
 
 async def search(client: Client, partition: int, lock: int, last_id: int, count: int) -> Looked:
-    """The last of so many transactions up to `last_id` that marked the lock."""
+    """Search `count` transactions up to `last_id` for the last one that marked the lock."""
     from waltzctl.records.follow import between
 
     lowest, first = max(0, last_id - count + 1), last_id + 1

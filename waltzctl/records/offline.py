@@ -1,8 +1,8 @@
-"""`waltzctl verify-segments`, `rebuild-index`, `segment dump`: what was typed, and what came out. The work is done in
+"""`waltzctl verify-segments`, `rebuild-index` and `segment dump`: options and output. The work is in
 `waltzd.storage.offline`.
 
-Paths name storage directories, partition directories or segments. They become absolute, so that the same thing named twice
-is seen to be the same. A link at the end of a path is refused: it can make one set of bytes look like two.
+Paths name storage directories, partition directories or segments. They are made absolute, so that duplicates are detected.
+A symbolic link at the end of a path is refused: it could make one file look like two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from waltzd.storage.offline.workers import processors
 _IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 Paths = Annotated[tuple[str, ...], Argument(metavar="PATH...")]
 Jobs = Annotated[
-    int | None, Option("-j", "--jobs", min=1, max=256, help="Processes to use; as many as processors by default.")
+    int | None, Option("-j", "--jobs", min=1, max=256, help="Number of processes; one for each processor by default.")
 ]
 
 
@@ -47,21 +47,20 @@ def verify_segments(
         bool,
         Option(
             "--read-only",
-            help="Check a directory although a daemon holds it; what it may be writing "
-            "at the end of each log is then not judged.",
+            help="Check a directory that a daemon holds; the end of each log, where it may be writing, is not judged.",
         ),
     ] = False,
     deep: Annotated[
-        bool, Option("--deep", help="Check each record once more by itself, with plain zlib. Much slower.")
+        bool, Option("--deep", help="Check each record again by itself, with plain zlib. Much slower.")
     ] = False,
-    key: Annotated[UUID | None, Option("--key", help="The cluster key that the data must have.")] = None,
+    key: Annotated[UUID | None, Option("--key", help="Cluster key that the data must have.")] = None,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Check all files of a storage: every checksum, header and index entry, the control and promise files, and that no
-    segment is missing. PATH is a storage directory, one of its partition directories, or one segment.
+    segment is missing. PATH is a storage directory, a partition directory, or a segment.
 
-    Nothing is written. The end is 0 when all is right, 8 when something was found, 1 when the check could not run.
+    Nothing is written. The exit code is 0 if all files are valid, 8 if there are findings, 1 if the check could not run.
 
     \b
     Examples:
@@ -77,7 +76,7 @@ def verify_segments(
     try:
         put(storage.report(report, seconds=time.monotonic() - started), output)
         sys.stdout.flush()
-    except BrokenPipeError:  # the exit code still tells the result
+    except BrokenPipeError:  # the exit code still has the result
         silence_stdout()
     return EXIT_FINDINGS if report.findings else EXIT_OK
 
@@ -91,20 +90,20 @@ def rebuild_index(
         Option(
             "--leave-out",
             metavar="FIRST-LAST",
-            help="Damaged ids that may be missing from the index. May be given several times; one partition only.",
+            help="Range of damaged ids to leave out of the index, both ends included. Repeatable; one partition only.",
         ),
     ] = (),
     key: Annotated[
-        UUID | None, Option("--key", help="The cluster key that the data must have, where no control file says it.")
+        UUID | None, Option("--key", help="Cluster key that the data must have, if there is no control file.")
     ] = None,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
-    stays until the new one is whole and on the disk. Run a rebuild that was killed again: finished indexes are left alone.
+    """Rebuild the index files of a storage from its data files. A valid index is kept. The old index stays until the new
+    one is complete and on disk. If a rebuild was killed, run it again: finished indexes are kept.
 
-    The storage must not be running. Data files are never changed. Damaged records stop the rebuild of their segment
-    unless their ids are named with --leave-out.
+    The storage must not run. Data files are never changed. A damaged record stops the rebuild of its segment, unless its id
+    is named with --leave-out.
 
     \b
     Examples:
@@ -151,23 +150,25 @@ def _is_one_partition(targets: list[Target]) -> bool:
 def dump_segment(
     *,
     path: Annotated[str, Argument(metavar="PATH")],
-    first_id: Annotated[int, Option("--from", min=0, help="The first transaction id to show.")] = 0,
-    last_id: Annotated[int | None, Option("--to", min=0, help="The last transaction id to show.")] = None,
+    first_id: Annotated[int, Option("--from", min=0, help="First transaction id to show, inclusive.")] = 0,
+    last_id: Annotated[int | None, Option("--to", min=0, help="Last transaction id to show, inclusive.")] = None,
     output: Annotated[
         Literal["table", "json", "csv", "hex"],
         Option(
             "-o",
             "--output",
             rich_help_panel=OUTPUT,
-            help="For people; JSON Lines, one for each item; CSV, a row for each entry; or all bytes, with their meaning.",
+            help="Output format: json is one object a line; hex is all bytes with their meaning.",
         ),
     ] = "table",
-    payload_bytes: Annotated[int | None, Option("--payload-bytes", min=0, help="How much of each payload to show.")] = None,
+    payload_bytes: Annotated[
+        int | None, Option("--payload-bytes", min=0, help="Maximum number of bytes of each payload to show.")
+    ] = None,
 ) -> int:
-    """Show what a file holds: a segment (.seg), an index (.idx), the control file, the identity file, a promise file.
+    """Dump a segment (.seg), an index (.idx), the control file, the identity file, or a promise file.
 
-    Damaged files are shown too. Bytes that are no sound record are printed where they stand, and the bad byte is marked
-    where one changed byte explains the damage. Nothing is written.
+    Damaged files are dumped as well. Bytes that are not a valid record are printed in their place; if one changed byte
+    explains the damage, it is marked. Nothing is written.
 
     \b
     Examples:
@@ -190,10 +191,10 @@ def resolve(paths: Iterable[str]) -> list[Target]:
 
 
 def plain_file(path: str) -> str:
-    """The absolute path of something that is a plain file."""
+    """Return the absolute path of a regular file."""
     mode = _mode_of(path)
     if stat.S_ISDIR(mode):
-        raise BadArgument(f"{path} is a directory", not_done="nothing was read", next_step="give one file in it")
+        raise BadArgument(f"{path} is a directory", not_done="nothing was read", next_step="name a file in it")
     _refuse_special(path, mode)
     return os.path.realpath(path)
 
@@ -204,7 +205,7 @@ def _mode_of(path: str) -> int:
     except OSError as error:
         raise translate(error, f"looking at {path}") from error
     except ValueError as error:
-        raise BadArgument(f"{path!r} is no path") from error
+        raise BadArgument(f"{path!r} is not a path") from error
 
 
 def _refuse_special(path: str, mode: int) -> None:
@@ -225,7 +226,7 @@ def _resolve_one(path: str) -> Target:
         first_id = first_id_of(name)
         if first_id is None:
             raise BadArgument(
-                f"{path} is not named like a segment or an index",
+                f"{path} does not have the name of a segment or an index",
                 not_done="nothing was read or changed",
                 next_step="give a storage directory, a partition directory, or a file such as 0000000000000000000.seg",
             )
@@ -250,7 +251,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _is_storage(directory: str, names: list[str]) -> bool:
-    """A storage that has lost its control file still has partitions."""
+    """Return whether a directory looks like one of a storage, which may have lost its control file."""
     if CONTROL_NAME in names or IDENTITY_NAME in names:
         return True
     for name in names:
@@ -263,7 +264,7 @@ def _is_storage(directory: str, names: list[str]) -> bool:
 
 
 def _storage_of(directory: str) -> str:
-    """The storage directory around a partition directory; "" for one that stands alone."""
+    """Return the storage directory of a partition directory; "" if it has none."""
     parent, _, name = directory.rpartition("/")
     names = _names(parent or "/")
     is_storage = partition_of(name) is not None and (CONTROL_NAME in names or IDENTITY_NAME in names)

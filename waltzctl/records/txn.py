@@ -1,4 +1,4 @@
-"""`waltzctl txn`: transactions as applications see them, read and appended through the servers."""
+"""`waltzctl txn`: read and append transactions through the servers, as applications do."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 Partition = Annotated[int, Argument(min=0, metavar="PARTITION")]
 Patience = Annotated[
-    float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for a partition that gives nothing.")
+    float, Option("--timeout", min=0.1, metavar="SECONDS", help="Time to wait for a partition that is not available.")
 ]
-Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="What payloads are taken for.")]
+Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="Encoding of payloads.")]
 Form = Annotated[
     records.Form,
     Option(
         "-o",
         "--output",
         rich_help_panel=OUTPUT,
-        help="For people; JSON Lines, an object for each transaction; CSV; or payloads and nothing between them.",
+        help="Output format: json is one object a line; raw is the payloads, nothing between them.",
     ),
 ]
 
 
 def _within(
     since: Annotated[
-        str | None, Option("--since", metavar="TIME", help=f"Those of this time and later. {moment.HELP}")
+        str | None, Option("--since", metavar="TIME", help=f"First time to show, inclusive. {moment.HELP}")
     ] = None,
-    until: Annotated[str | None, Option("--until", metavar="TIME", help="Those before this time.")] = None,
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="Time to stop at, exclusive.")] = None,
 ) -> moment.Within:
     now = datetime.now(UTC)
     found = moment.Within(
@@ -64,14 +64,14 @@ Times = Annotated[moment.Within, From(_within)]
 
 
 def spans_of(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """`7 10-12` as [(7, 7), (10, 12)]."""
+    """Parse `7 10-12` as [(7, 7), (10, 12)]; both ends of a range are included."""
     spans = []
     for text in texts:
         found = _IDS.fullmatch(text)
         span = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, -1)
         if span[0] > span[1] or span[1] > ID_MAX:
             raise BadArgument(
-                f"{text!r} is no id and no range of ids", not_done="nothing was read", next_step="write it as 7 or 10-12"
+                f"{text!r} is not an id or a range of ids", not_done="nothing was read", next_step="write it as 7 or 10-12"
             )
         spans.append(span)
     return spans
@@ -83,18 +83,18 @@ def get(
     ids: Annotated[tuple[str, ...], Argument(metavar="[ID[-ID]…]")] = (),
     times: Times,
     with_locks: Annotated[
-        bool, Option("--locks", help="With the locks of each, as far as they are kept; -o json always has them.")
+        bool, Option("--locks", help="Include locks, if the log keeps them; -o json always does.")
     ] = False,
     target: CommandTarget,
     seconds: Patience = 30.0,
     decode: Decoding = "auto",
     output: Form = "table",
 ) -> int:
-    """Show transactions of PARTITION by their ids, in the order in which they were asked for, or those of a time. All ids
-    must be committed; otherwise nothing is shown.
+    """Show transactions of PARTITION by id, in the given order, or by time. A range of ids includes both ends: 10-12 is 10,
+    11 and 12. Nothing is shown unless all ids are committed.
 
-    Ranges of any length are printed as they are read. With `-o json` every line is an object. Times and locks are kept
-    in format 1 only (`waltzctl cluster set`). A time is that of the server that took the transaction.
+    Ranges of any length are printed as they are read. With `-o json` every line is an object. Only format 1 keeps times and
+    locks (`waltzctl cluster set`). The time of a transaction is from the clock of the server that committed it.
 
     \b
     Examples:
@@ -105,7 +105,7 @@ def get(
     from waltzctl.records.follow import between, mark_for, stretch, with_client
 
     if bool(ids) == times.is_bounded:
-        raise Misused("Say either ids, or --since or --until.")
+        raise Misused("Give either ids, or --since and --until.")
     with_locks = with_locks or output == "json"
     spans, sink = spans_of(ids), records.sink(output, decode, with_locks=with_locks)
     highest = max((last for _, last in spans), default=-1)
@@ -114,15 +114,15 @@ def get(
         committed = await mark_for(client, partition, highest if spans else None)
         if highest > committed:
             raise BeyondLog(
-                f"partition {partition} has ids up to {committed}; {highest} was asked for",
+                f"partition {partition} has ids up to {committed}, and {highest} is beyond",
                 not_done="nothing was shown",
-                next_step="ask for ids that are committed" if committed >= 0 else "append something first",
+                next_step="give ids that are committed" if committed >= 0 else "append something first",
             )
         asked = [await stretch(client, partition, times, committed)] if times.is_bounded else spans
         for first, last in asked:
             await _pour(client, between(client, partition, first, last, with_locks=with_locks), sink)
         if times.is_bounded and asked[0][0] > asked[0][1]:
-            typer.echo(f"Partition {partition} has no transaction of that time.", err=True)
+            typer.echo(f"Partition {partition} has no transaction in that time.", err=True)
 
     with_client(target, show, seconds=seconds, typed=partition, tells_timelines=output == "table")
     return EXIT_OK
@@ -134,7 +134,7 @@ def tail(
     is_all: Annotated[bool, Option("--all", help="All partitions.")] = False,
     lines: Annotated[
         int | None,
-        Option("-n", "--lines", min=0, metavar="N", help="So many of the newest; 10, or all of the time that is said."),
+        Option("-n", "--lines", min=0, metavar="N", help="Number of newest transactions; 10, or all in the given time."),
     ] = None,
     times: Times,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
@@ -143,11 +143,11 @@ def tail(
     decode: Decoding = "auto",
     output: Form = "table",
 ) -> int:
-    """Show the newest transactions of PARTITION, or of all partitions, and with `--follow` those that come.
+    """Show the newest transactions of PARTITION, or of all partitions; with --follow also new ones as they are committed.
 
-    Within a partition they come in the order of the log; between partitions there is no order. With `-o json` every line
-    is an object (JSON Lines), so that a script can read on while they come. A fail-over is waited for, and said. Times are
-    kept in format 1 only (`waltzctl cluster set`).
+    Transactions of a partition are in log order; there is no order between partitions. With `-o json` every line is an
+    object (JSON Lines), so that a script can read while more arrive. The command waits through a fail-over, and reports it.
+    Only format 1 keeps times (`waltzctl cluster set`).
 
     \b
     Examples:
@@ -157,9 +157,9 @@ def tail(
     from waltzctl.records.follow import Feed, between, stretch, with_client
 
     if (partition is None) != is_all:
-        raise Misused("Name a partition, or say --all.")
+        raise Misused("Name a partition, or use --all.")
     if follow and times.until is not None:
-        raise Misused("--until is an end, and --follow has none.")
+        raise Misused("--until and --follow exclude each other.")
     if lines is None and not times.is_bounded:
         lines = 10
     sink, feed = records.sink(output, decode, with_partition=is_all), Feed()
@@ -176,9 +176,9 @@ def tail(
         for number, (first, last) in spans.items():
             await _pour(client, between(client, number, first, last), sink)
         if max(marks, default=-1) < 0:
-            typer.echo("There are no transactions yet.", err=True)
+            typer.echo("There are no transactions.", err=True)
         elif times.is_bounded and all(first > last for first, last in spans.values()):
-            typer.echo("There are no transactions of that time.", err=True)
+            typer.echo("There are no transactions in that time.", err=True)
 
     told = output == "table"
     work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
@@ -188,29 +188,31 @@ def tail(
 
 def grep(
     *,
-    first_id: Annotated[int, Option("--from", min=0, metavar="ID", help="The first id to look at.")] = 0,
+    first_id: Annotated[int, Option("--from", min=0, metavar="ID", help="First id to search, inclusive.")] = 0,
     last_id: Annotated[
-        int | None, Option("--to", min=0, metavar="ID", help="The last id to look at; the newest one if it is not said.")
+        int | None, Option("--to", min=0, metavar="ID", help="Last id to search, inclusive; the newest by default.")
     ] = None,
     header: Annotated[
-        int | None, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="Those with this header.")
+        int | None, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="Transactions with this header.")
     ] = None,
     client_id: Annotated[
-        int | None, Option("--client", min=0, metavar="N", help="Those that this client appended.")
+        int | None, Option("--client", min=0, metavar="N", help="Transactions that this client appended.")
     ] = None,
     pattern: Annotated[
-        str | None, Option("--match", metavar="REGEX", help="Those whose payload, as text, has this somewhere.")
+        str | None, Option("--match", metavar="REGEX", help="Transactions whose payload, as text, contains a match.")
     ] = None,
     paths: Annotated[
         tuple[str, ...],
         Option(
             "--json-path",
             metavar="PATH[=VALUE]",
-            help="Those whose payload is JSON and has this value, like order.items[0].sku=17.",
+            help="Transactions whose payload is JSON with this value, like order.items[0].sku=17.",
         ),
     ] = (),
     times: Times,
-    lines: Annotated[int | None, Option("-n", "--lines", min=1, metavar="N", help="Stop after so many.")] = None,
+    lines: Annotated[
+        int | None, Option("-n", "--lines", min=1, metavar="N", help="Stop after this number of matches.")
+    ] = None,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     target: CommandTarget,
     partition: Partition,
@@ -218,10 +220,11 @@ def grep(
     decode: Decoding = "auto",
     output: Form = "table",
 ) -> int:
-    """Show the transactions of PARTITION that match all that is said. Everything in the range is read.
+    """Show the transactions of PARTITION that match all given filters. All transactions from --from to --to, both included,
+    are read.
 
-    VALUE is compared as JSON, so that `=17` is the number, and as text. Without it, anything that is there matches. With
-    `-o json` every line is an object (JSON Lines), also with `--follow`.
+    The value behind `=` in --json-path is compared as JSON, so that `=17` is a number, and as text. Without a value any
+    value matches. With `-o json` every line is an object (JSON Lines), also with --follow.
 
     \b
     Examples:
@@ -231,7 +234,7 @@ def grep(
     from waltzctl.records.follow import Feed, Groups, between, mark_for, stretch, with_client
 
     if follow and (last_id is not None or times.until is not None):
-        raise Misused(f"{'--until' if last_id is None else '--to'} is an end, and --follow has none.")
+        raise Misused(f"{'--until' if last_id is None else '--to'} and --follow exclude each other.")
     if last_id is not None and last_id < first_id:
         raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was read")
     filters = Filters(
@@ -248,7 +251,7 @@ def grep(
         begin, end = max(begin, first_id), end if last_id is None else min(last_id, end)
         found = 0
         if follow:
-            # An id that is not there yet cannot be waited for: begin at the end at the latest.
+            # A client cannot start behind the end of the log.
             read = feed.beyond(client, {partition: min(begin - 1, committed)})
         else:
             read = between(client, partition, begin, end)
@@ -265,7 +268,7 @@ def grep(
                 if found == lines:
                     break
         if not found:
-            looked = f"ids {begin} to {end}" if end >= begin else "no ids"
+            looked = f"ids {begin} to {end}" if end >= begin else "an empty range"
             typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
     told = output == "table"
@@ -284,7 +287,7 @@ async def _pour(client: Client, read: AsyncGenerator[Transaction, None], sink: r
 
 
 def _until_stopped(work: Callable[[], None], *, is_endless: bool) -> None:
-    """Ctrl-C is how an endless command is meant to end."""
+    """Treat Ctrl-C as the normal end of an endless command."""
     try:
         work()
     except KeyboardInterrupt:
@@ -297,22 +300,29 @@ def append(
     partition: Partition,
     texts: Annotated[tuple[str, ...], Argument(metavar="[TEXT]…")] = (),
     file: Annotated[
-        str | None, Option("--file", metavar="FILE", help="Take the payload from a file; `-` is standard input.")
+        str | None, Option("--file", metavar="FILE", help="Read the payload from a file; `-` is standard input.")
     ] = None,
     is_group: Annotated[
         bool,
         Option(
             "--group",
-            help="Each TEXT, or each line of the file, is a transaction of one group: all are appended, in a row, or none. "
-            "It needs format 1.",
+            help="Append each TEXT, or each line of the file, as one transaction of a group: all together, or none. Needs "
+            "format 1.",
         ),
     ] = False,
     header: Annotated[
-        int, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="The application's number for its kind.")
+        int,
+        Option(
+            "--header",
+            min=HEADER_MIN,
+            max=HEADER_MAX,
+            metavar="N",
+            help="Header: a number that applications use for the kind of a transaction.",
+        ),
     ] = 0,
     locks: Annotated[
         tuple[str, ...],
-        Option("--lock", metavar="MODE:NAME:ID", help="A lock, like write:account:17; the mode is read, write or append."),
+        Option("--lock", metavar="MODE:NAME:ID", help="Lock, like write:account:17, with the mode read, write or append."),
     ] = (),
     mark: Annotated[
         int | None,
@@ -326,19 +336,17 @@ def append(
     ] = None,
     confirm: Annotated[
         str | None,
-        Option("--confirm", metavar="NAME", help="The name of a protected context, which would have to be typed."),
+        Option("--confirm", metavar="NAME", help="Confirm with the name of a protected context."),
     ] = None,
-    seconds: Annotated[
-        float, Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an outcome.")
-    ] = 30.0,
+    seconds: Annotated[float, Option("--timeout", min=0.1, metavar="SECONDS", help="Time to wait for the outcome.")] = 30.0,
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Append one transaction to PARTITION, or a group of them, and say its id. The log keeps it for ever, and applications
-    that read the partition will see it.
+    """Append a transaction, or a group of transactions, to PARTITION, and show its id. It cannot be deleted: applications
+    that read the partition will receive it.
 
-    When a lock fails, nothing is appended, and the exit code is 4: the refusal names the lock, the reason and the id that
-    stands against it. When the outcome is not known in time, the exit code is 6.
+    If a lock fails, nothing is appended, and the exit code is 4; the error names the lock, the reason and the conflicting
+    id. If the outcome is not known in time, the exit code is 6.
 
     \b
     Examples:
@@ -352,9 +360,9 @@ def append(
 
     wanted = [appending.lock_of(lock) for lock in locks]
     payloads = appending.payloads_of(texts, file, is_group=is_group)
-    # What was typed is meant; only a protected cluster wants its name.
+    # No question: the command line says it all. Only a protected context needs its name.
     what = f"{len(payloads):,} transactions as one group, " if is_group else ""
-    step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, for ever"
+    step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, permanently"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = ConfirmOptions(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
     if not agree(plan, asked, target, output):

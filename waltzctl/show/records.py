@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
-from waltzctl.records.divergence import Compared, Comparison, Verdict
 from waltzctl.records.decode import decoded, line
+from waltzctl.records.divergence import Compared, Comparison, Verdict
 from waltzctl.shell import moment
 from waltzctl.show.forms import (
     JSON_VERSION,

@@ -97,7 +97,7 @@ def test_objects_and_rows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_footer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     disk = mixed()
     disk.corrupt(SEG3, len(disk.content(SEG3)) - 1, b"!")
-    assert "-- no sound footer: bytes 458 to 597 (140 bytes), where one belongs" in told(capsys, disk, SEG3, "table")
+    assert "-- no valid footer: bytes 458 to 597 (140 bytes), where one belongs" in told(capsys, disk, SEG3, "table")
     assert objects(capsys, disk, SEG3)[-1]["is_sound"] is False
 
 
