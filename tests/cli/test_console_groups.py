@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from tests.cli.group_servers import Servers, member, place, running
 from tests.unit.snapshots import well
 from tests.unit.waltzctl.console.still import Still, seen_of, visiting
-from waltzctl.console.door import Door, hosts_of
+from waltzctl.console.session_auth import SessionAuth, hosts_of
 from waltzctl.console.site import Site
 from waltzd.cluster.cluster import Cluster
 from waltzd.protocol.groups import ParkedTransaction
@@ -39,7 +39,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 @contextmanager
 def visitor(servers: Servers) -> Iterator[TestClient]:
     documents = Cluster(servers.tree.connect())
-    with visiting(Site(Still(seen_of(well()), documents), Door(hosts=hosts_of("127.0.0.1", 8765)))) as client:
+    with visiting(Site(Still(seen_of(well()), documents), SessionAuth(hosts=hosts_of("127.0.0.1", 8765)))) as client:
         yield client
 
 

@@ -130,7 +130,10 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     assert made.starts == (GroupStart(0, 0),)
     assert "nothing to do" in waltzctl(*command).out
     refused(
-        waltzctl("group", "create", "mailer", *WHERE), 4, "a consumer group mailer exists already: mode keyed", "group set mailer"
+        waltzctl("group", "create", "mailer", *WHERE),
+        4,
+        "a consumer group mailer exists already: mode keyed",
+        "group set mailer",
     )
     assert steps(waltzctl("group", "set", "mailer", "--then", "park", *WHERE, "--dry-run", "-o", "json")) == [
         "no longer: 3 tries with pauses of 10 s, 1 min, then it stops",

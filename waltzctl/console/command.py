@@ -73,8 +73,8 @@ async def _serve(
     """`may_move`: take a free port where this one is taken."""
     import uvicorn
 
-    from waltzctl.console.door import Door, hosts_of
     from waltzctl.console.http import BoundedProtocol
+    from waltzctl.console.session_auth import SessionAuth, hosts_of
     from waltzctl.console.site import Site
     from waltzctl.console.watch import Watch
 
@@ -98,9 +98,9 @@ async def _serve(
                 typer.echo(json.dumps({"version": JSON_VERSION, "address": address}) if output == "json" else address)
                 sys.stdout.flush()
 
-            door = Door(hosts=hosts_of(here.host, here.port), told=put_address)
+            auth = SessionAuth(hosts=hosts_of(here.host, here.port), told=put_address)
             config = uvicorn.Config(
-                Site(watch, door).app,
+                Site(watch, auth).app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -123,7 +123,7 @@ async def _serve(
             try:
                 said = f"The console of the cluster {watch.name} runs until Ctrl-C. An address opens once:"
                 typer.echo(said, err=True)
-                door.begin()
+                auth.begin()
                 await Server(config).serve(sockets=[bound])
             finally:
                 for number in NUMBERS:

@@ -5,7 +5,7 @@ What servers say and the columns are those of `waltzctl group`.
 
 from __future__ import annotations
 
-from waltzctl.console.pages import ROWS, Asked, Page, Part, actions, cut, grids, of_partition
+from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, Of, Tone, grid, listed
 from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
@@ -32,7 +32,7 @@ def tone_of_standing(state: str) -> Tone:
     return TONES[GroupState(state)]
 
 
-async def groups(asked: Asked) -> Page:
+async def groups(asked: PageRequest) -> Page:
     found = await asked_for(await asked.cluster(), asked.target.tls)
     told = show.groups(found)
     chosen, pager = cut(asked, told.rows, {})
@@ -59,7 +59,7 @@ async def groups(asked: Asked) -> Page:
     )
 
 
-async def group(asked: Asked) -> Page:
+async def group(asked: PageRequest) -> Page:
     name = asked.name
     if not is_name(name):
         raise unknown("consumer group", name, ())
@@ -112,7 +112,7 @@ async def group(asked: Asked) -> Page:
     )
 
 
-async def _parked(asked: Asked, view: GroupView) -> Part:
+async def _parked(asked: PageRequest, view: GroupView) -> Part:
     notes, rows = [], list[ParkedOne]()
     numbers = [one.partition for one in view.partitions]
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from waltzctl.console.pages import Asked, Page, Part
+from waltzctl.console.pages import Page, PageRequest, Part
 from waltzctl.console.table import Look, Tone, grid
 from waltzctl.records.append import lock_id
 from waltzctl.records.decode import decoded, line
@@ -45,7 +45,7 @@ MODES = ("write", "read", "append")
 
 
 @asynccontextmanager
-async def client_of(asked: Asked) -> AsyncIterator[Client]:
+async def client_of(asked: PageRequest) -> AsyncIterator[Client]:
     """At the servers of the last look: also while ZooKeeper does not answer."""
     check_operator(asked.target.tls, "read transactions")
     addresses = [view.meta.listen for view in asked.snapshot.servers if view.error is None]
@@ -169,7 +169,7 @@ def row_of(transaction: Transaction) -> dict[str, Any]:
     return told | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
 
 
-async def transactions(asked: Asked) -> Page:
+async def transactions(asked: PageRequest) -> Page:
     partition = _partition(asked)
     header = asked.number("header", HEADER_MIN, HEADER_MAX)
     lock, since = asked.query.get("lock", "").strip(), asked.query.get("since", "").strip()
@@ -233,7 +233,7 @@ async def transactions(asked: Asked) -> Page:
     )
 
 
-async def transaction(asked: Asked) -> Page:
+async def transaction(asked: PageRequest) -> Page:
     found = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,19})", asked.name)
     if found is None or int(found[1]) >= asked.snapshot.meta.partitions:
         raise unknown("transaction", asked.name, ())
@@ -284,14 +284,14 @@ def whole_text(payload: bytes) -> str:
     return "\n".join(payload[start : start + 16].hex(" ", 2) for start in range(0, len(payload), 16))
 
 
-def _partition(asked: Asked) -> int:
+def _partition(asked: PageRequest) -> int:
     return asked.number("partition", 0, asked.snapshot.meta.partitions - 1) or 0
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
 
 
-async def locks(asked: Asked) -> Page:
+async def locks(asked: PageRequest) -> Page:
     query = {name: asked.query.get(name, "").strip() for name in ("name", "id")}
     mode = asked.query.get("mode", MODES[0])
     if mode not in MODES:
@@ -321,7 +321,7 @@ async def locks(asked: Asked) -> Page:
     )
 
 
-async def explained(asked: Asked, partition: int, lock: Lock, mark: int | None) -> Explained:
+async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | None) -> Explained:
     owner, found = await ask(await asked.cluster(), asked.target, partition, lock)
     looked, trouble = Looked(), None
     if can_look(found, SEARCH_MAX):

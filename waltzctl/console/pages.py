@@ -49,7 +49,7 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PageRequest:
     """What a browser wants to see."""
 
     watch: Watch
@@ -91,7 +91,7 @@ class Asked:
         return int(text)
 
 
-Make = Callable[[Asked], Awaitable[Page]]
+Make = Callable[[PageRequest], Awaitable[Page]]
 
 
 def said(target: ClusterTarget) -> list[str]:
@@ -127,7 +127,7 @@ def lifted(columns: Columns[T], at: int) -> Columns[Any]:
 # -- now ---------------------------------------------------------------------------------------------------------------
 
 
-async def now(asked: Asked) -> Page:
+async def now(asked: PageRequest) -> Page:
     checks = sorted(asked.seen.checks, key=lambda check: list(cluster.GRADES).index(check.grade))
     return Page(
         title="Now",
@@ -231,7 +231,7 @@ def partition_columns(*, has_group_log: bool = False) -> Columns[Any]:
     return (number, state, waiting, *holds, *rest, *lifted(rates, 1))
 
 
-async def partitions(asked: Asked) -> Page:
+async def partitions(asked: PageRequest) -> Page:
     snapshot, found = asked.snapshot, asked.seen.rates
     sort = asked.query.get("sort", "partition")
     if sort not in SORTS:
@@ -273,7 +273,7 @@ async def partitions(asked: Asked) -> Page:
     )
 
 
-def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Sequence[T], dict[str, Any]]:
+def cut(asked: PageRequest, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Sequence[T], dict[str, Any]]:
     """One page of them, and the way to the others."""
     last = max(0, (len(things) - 1) // ROWS)
     number = min(asked.number("page", 0, 1_000_000) or 0, last)
@@ -289,7 +289,7 @@ def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Seq
     return things[start : start + ROWS], pager
 
 
-async def partition(asked: Asked) -> Page:
+async def partition(asked: PageRequest) -> Page:
     snapshot = asked.snapshot
     text = asked.name
     if not text.isdecimal() or len(text) > 10 or int(text) >= len(snapshot.partitions):
@@ -353,7 +353,7 @@ async def partition(asked: Asked) -> Page:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-async def storages(asked: Asked) -> Page:
+async def storages(asked: PageRequest) -> Page:
     rates: Sequence[StorageRates] = asked.seen.rates.storages if asked.seen.rates is not None else ()
     look = Look(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
     return Page(
@@ -369,7 +369,7 @@ async def storages(asked: Asked) -> Page:
     )
 
 
-async def servers(asked: Asked) -> Page:
+async def servers(asked: PageRequest) -> Page:
     look = Look(tones={"state": tone_of}, wide={"version", "error"})
     found = listed("Servers", cluster.servers(asked.snapshot), look)
     drains = [
@@ -385,7 +385,7 @@ async def servers(asked: Asked) -> Page:
     )
 
 
-def actions(asked: Asked, found: Sequence[tuple[str, Sequence[object]]]) -> tuple[Part, ...]:
+def actions(asked: PageRequest, found: Sequence[tuple[str, Sequence[object]]]) -> tuple[Part, ...]:
     """Return a part with commands that change something: what each does, and its words."""
     if not found:
         return ()
@@ -393,7 +393,7 @@ def actions(asked: Asked, found: Sequence[tuple[str, Sequence[object]]]) -> tupl
     return (Part(name="actions", template="actions.html", given={"actions": commands}),)
 
 
-def head(asked: Asked) -> Part:
+def head(asked: PageRequest) -> Part:
     """What stands above every page: how the cluster is, and of when that is."""
     seen, verdict = asked.seen, asked.report.verdict
     return Part(

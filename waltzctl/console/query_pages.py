@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_partition
+from waltzctl.console.pages import Page, PageRequest, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.health.events import LEVELS, duration, heard
 from waltzctl.records.archive import reached
@@ -27,7 +27,7 @@ QUIET = ("debug", "info")
 SINCE = ("10m", "1h", "6h", "1d")
 
 
-async def clients(asked: Asked) -> Page:
+async def clients(asked: PageRequest) -> Page:
     with_gone = asked.query.get("show") == "all"
     found = await client_inventory.take_inventory(await asked.cluster(), asked.target.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
@@ -63,7 +63,7 @@ async def clients(asked: Asked) -> Page:
     )
 
 
-async def archive(asked: Asked) -> Page:
+async def archive(asked: PageRequest) -> Page:
     told = shown_archive.reaching(await reached(await asked.cluster(), asked.snapshot))
     backups = backed_up(asked.snapshot)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
@@ -89,7 +89,7 @@ async def archive(asked: Asked) -> Page:
     )
 
 
-async def history(asked: Asked) -> Page:
+async def history(asked: PageRequest) -> Page:
     told = change.history(await (await asked.cluster()).history(HISTORY_ENTRIES))
     look = Look(tones={"outcome": tone_of_outcome})
     return Page(
@@ -100,7 +100,7 @@ async def history(asked: Asked) -> Page:
     )
 
 
-async def events(asked: Asked) -> Page:
+async def events(asked: PageRequest) -> Page:
     since, level = asked.query.get("since", "1h"), asked.query.get("level", "info")
     daemon = asked.query.get("daemon", "")
     if level not in LEVELS:

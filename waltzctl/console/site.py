@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waltzctl.console import groups, log_pages, pages, query_pages
-from waltzctl.console.door import HEADERS, Door, Session
-from waltzctl.console.pages import Asked, Make, Page, Part
+from waltzctl.console.pages import Make, Page, PageRequest, Part
+from waltzctl.console.session_auth import HEADERS, Session, SessionAuth
 from waltzctl.console.table import tone_of
 from waltzctl.console.watch import IDLE_SECONDS, Seen, Watch
 from waltzctl.show.terminal import printable
@@ -83,7 +83,7 @@ def spaced(number: object) -> str:
     return f"{number:,}" if isinstance(number, int) else str(number)
 
 
-class Paper:
+class Templates:
     """Templates, and what all of them know."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ def status_of(error: WaltzError) -> int:
 
 
 class Site:
-    def __init__(self, watch: Watch, door: Door) -> None:
-        self.watch, self.door, self.paper = watch, door, Paper()
-        port = next(iter(sorted(door.hosts))).rpartition(":")[2]
+    def __init__(self, watch: Watch, auth: SessionAuth) -> None:
+        self.watch, self.auth, self.templates = watch, auth, Templates()
+        port = next(iter(sorted(auth.hosts))).rpartition(":")[2]
         self.cookie = f"waltz-console-{port}"
         """Name of the cookie: two consoles on one machine do not take each other's away."""
         routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in ENTRIES]
@@ -153,17 +153,17 @@ class Site:
             Route("/enter", self._enter, methods=["GET"]),
             Route("/favicon.ico", self._no_icon, methods=["GET"]),
         ]
-        self.app: ASGIApp = _Guard(Starlette(routes=routes, exception_handlers={404: self._unknown}), door)
+        self.app: ASGIApp = _Guard(Starlette(routes=routes, exception_handlers={404: self._unknown}), auth)
 
     # -- who asks
 
     async def _enter(self, request: Request) -> Response:
-        session = self.door.enter(request.query_params.get("token", ""))
+        session = self.auth.enter(request.query_params.get("token", ""))
         if session is None:
             return self._closed()
         # No redirection: behind a link on another site a browser would follow it without the cookie.
         response = HTMLResponse(
-            self.paper.entered(session), headers={"refresh": f"0; url={session.base}/", "cache-control": "no-store"}
+            self.templates.entered(session), headers={"refresh": f"0; url={session.base}/", "cache-control": "no-store"}
         )
         self._give(response, session)
         return response
@@ -173,11 +173,11 @@ class Site:
 
     def session(self, request: Request) -> Session | None:
         place = str(request.scope.get("root_path", "")).removeprefix("/")
-        return self.door.session(request.cookies.get(self.cookie, ""), place)
+        return self.auth.session(request.cookies.get(self.cookie, ""), place)
 
     def _closed(self) -> Response:
         error = ConsoleClosed("this browser has not come in yet")
-        return HTMLResponse(self.paper.closed(error), status_code=403, headers={"cache-control": "no-store"})
+        return HTMLResponse(self.templates.closed(error), status_code=403, headers={"cache-control": "no-store"})
 
     # -- pages
 
@@ -194,18 +194,18 @@ class Site:
 
         return answer
 
-    def _asked(self, request: Request, seen: Seen) -> Asked:
+    def _asked(self, request: Request, seen: Seen) -> PageRequest:
         query = dict(parse_qsl(str(request.url.query)[:QUERY_MAX]))
-        return Asked(watch=self.watch, seen=seen, query=query, name=request.path_params.get("name", ""))
+        return PageRequest(watch=self.watch, seen=seen, query=query, name=request.path_params.get("name", ""))
 
     async def _show(self, entry: Entry, request: Request, session: Session) -> Response:
         asked = self._asked(request, await self.watch.now())
         page, status = await self._made(entry, asked)
         return self.answer(asked, page, entry.path, session, status)
 
-    def answer(self, asked: Asked, page: Page, path: str, session: Session, status: int = 200) -> Response:
+    def answer(self, asked: PageRequest, page: Page, path: str, session: Session, status: int = 200) -> Response:
         top = "/" + path.split("/")[1]
-        text = self.paper.page(
+        text = self.templates.page(
             session,
             title=page.title,
             cluster=asked.snapshot.meta.name,
@@ -220,7 +220,7 @@ class Site:
         self._give(response, session)
         return response
 
-    async def _made(self, entry: Entry, asked: Asked) -> tuple[Page, int]:
+    async def _made(self, entry: Entry, asked: PageRequest) -> tuple[Page, int]:
         try:
             return await entry.make(asked), 200
         except WaltzError as error:
@@ -245,7 +245,7 @@ class Site:
                     parts += page.parts
                 changed = {}
                 for part in parts:
-                    html = self.paper.part(part, session)
+                    html = self.templates.part(part, session)
                     mark = hashlib.sha256(html.encode()).hexdigest()
                     if told.get(part.name) != mark:
                         told[part.name] = mark
@@ -261,7 +261,7 @@ class Site:
         if name not in STATIC:
             return PlainTextResponse("not found", status_code=404)
         return Response(
-            self.paper.files[name],
+            self.templates.files[name],
             media_type=STATIC[name],
             headers={"cache-control": "public, max-age=31536000, immutable"},
         )
@@ -286,8 +286,8 @@ _HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
 class _Guard:
     """Before everything else: the host that was meant is ours; behind everything: what each answer must say."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, auth: SessionAuth) -> None:
+        self._app, self._auth = app, auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -302,9 +302,9 @@ class _Guard:
             await send(message)
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._door.knows(hosts[0]):
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._auth.knows(hosts[0]):
             await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
             return
         place = scope["path"].split("/")[1]
-        below = f"/{place}" if self._door.is_place(place) else ""
+        below = f"/{place}" if self._auth.is_place(place) else ""
         await self._app({**scope, "root_path": below}, receive, send_with)

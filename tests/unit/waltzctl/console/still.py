@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from waltzctl.console.door import Session
+from waltzctl.console.session_auth import Session
 from waltzctl.console.site import Site
 from waltzctl.console.watch import Point, Seen, Watch
 from waltzctl.health.facts import Facts, HealthReport
@@ -64,5 +64,5 @@ class Still(Watch):
 
 def visiting(site: Site) -> TestClient:
     """A browser that is in, whose pages stand below no place: a test may name their addresses."""
-    site.door._sessions["cookie"] = Session(cookie="cookie")
+    site.auth._sessions["cookie"] = Session(cookie="cookie")
     return TestClient(site.app, base_url=f"http://{HOST}", cookies={site.cookie: "cookie"})

@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from tests.cli.test_mentions import complaint
 from tests.unit.snapshots import owned, partition, replica, silent, storage, well
 from tests.unit.waltzctl.console.still import HOST, Still, seen_of, visiting
-from waltzctl.console.door import HEADERS, Door, hosts_of
 from waltzctl.console.pages import partition_columns
+from waltzctl.console.session_auth import HEADERS, SessionAuth, hosts_of
 from waltzctl.console.site import ENTRIES, Site
 from waltzctl.console.watch import Seen
 from waltzctl.health.facts import Lost
@@ -39,7 +39,7 @@ LOOKING = ["/", "/partitions", "/partitions/0", "/storages", "/servers"]
 
 def browser(seen: Seen, documents: Cluster | None = None) -> TestClient:
     """A browser that is in."""
-    return visiting(Site(Still(seen, documents), Door(hosts=hosts_of("127.0.0.1", 8765))))
+    return visiting(Site(Still(seen, documents), SessionAuth(hosts=hosts_of("127.0.0.1", 8765))))
 
 
 def table_of(html: str, label: str) -> list[dict[str, str]]:
@@ -72,9 +72,9 @@ def agree(rows: Sequence[Mapping[str, str]], told: Sequence[Mapping[str, Any]]) 
 
 def test_a_browser_comes_in_by_the_token_once() -> None:
     tokens: list[str] = []
-    door = Door(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
-    door.begin()
-    site = Site(Still(seen_of(well())), door)
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    auth.begin()
+    site = Site(Still(seen_of(well())), auth)
     client = TestClient(site.app, base_url=f"http://{HOST}")
     for path in (*LOOKING, "/nowhere", "/enter?token=wrong"):
         refused = client.get(path)
@@ -99,9 +99,9 @@ def test_a_browser_comes_in_by_the_token_once() -> None:
 
 def test_a_cookie_goes_to_no_other_port_and_opens_nothing_without_the_place_of_its_pages() -> None:
     tokens: list[str] = []
-    door = Door(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
-    door.begin()
-    site = Site(Still(seen_of(well())), door)
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    auth.begin()
+    site = Site(Still(seen_of(well())), auth)
 
     def enter() -> tuple[TestClient, str, str]:
         client = TestClient(site.app, base_url=f"http://{HOST}")
@@ -356,7 +356,7 @@ def test_only_parts_that_have_changed_are_sent() -> None:
 
     async def follow() -> list[str]:
         watch = Still(seen)
-        site = Site(watch, Door(hosts=hosts_of("127.0.0.1", 8765)))
+        site = Site(watch, SessionAuth(hosts=hosts_of("127.0.0.1", 8765)))
         visiting(site)
         entry = next(entry for entry in ENTRIES if entry.path == "/")
         request = Request(

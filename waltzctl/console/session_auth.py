@@ -51,7 +51,7 @@ def _secret() -> str:
 
 
 @dataclass
-class Door:
+class SessionAuth:
     hosts: frozenset[str]
     """What a browser may call this console, with the port."""
     told: Callable[[str], None] = lambda token: None
