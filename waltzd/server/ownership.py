@@ -20,7 +20,7 @@ from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
-from waltzd.protocol.batches import Place, ServerAddress, Topology
+from waltzd.protocol.batches import PartitionLocation, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.election import check_length
@@ -211,7 +211,7 @@ class PartitionOwner:
             raise NotReady(f"partition {partition} is being taken over by server {self.name}", partition=partition)
         return assigned.owned.pipeline
 
-    def _refuse(self, partition: int, place: Place) -> NoReturn:
+    def _refuse(self, partition: int, place: PartitionLocation) -> NoReturn:
         if place.server is None:
             raise NotOwner(
                 f"no server owns partition {partition} at the moment", partition=partition, generation=place.generation
@@ -228,7 +228,7 @@ class PartitionOwner:
             **({} if place.address is None else {"address": place.address}),
         )
 
-    def _refuse_generation(self, partition: int, generation: int, place: Place) -> NoReturn:
+    def _refuse_generation(self, partition: int, generation: int, place: PartitionLocation) -> NoReturn:
         if generation > place.generation:  # the caller is newer than we are, and our answer would not help
             raise NotOwner(
                 f"server {self.name} does not know of generation {generation} of partition {partition} yet",
@@ -277,7 +277,7 @@ class PartitionOwner:
             return
         servers, number = self._servers, self.meta.partitions
         places = tuple(
-            Place(
+            PartitionLocation(
                 generation=ownership.generation,
                 server=ownership.server,
                 address=servers[ownership.server].listen if ownership.server in servers else None,
