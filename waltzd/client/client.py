@@ -169,11 +169,10 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             self._routes.keep_fresh()
             self._closed = None
             await self._set_partitions(self._wanted, deadline - clock())
-        except WaltzError as error:
+        except BaseException as error:
             await self.close()
-            raise error.with_traceback(None) from None  # without the frames of the client
-        except BaseException:
-            await self.close()
+            if isinstance(error, WaltzError):
+                raise error.with_traceback(None) from None  # without the frames of the client
             raise
 
     async def close(self) -> None:
@@ -410,14 +409,9 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             Exception: What `build` raises.
         """
         return await self._submit(
-            self._call,
-            (command,),
-            is_atomic=False,
-            fresh=fresh,
-            wait=wait,
-            timeout=timeout,
+            self._call, (command,), is_atomic=False, fresh=fresh, wait=wait, timeout=timeout,
             idempotency_key=idempotency_key,
-        )
+        )  # fmt: skip
 
     async def submit_atomic(
         self,
@@ -454,14 +448,9 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             Exception: What `build` raises.
         """
         return await self._submit(
-            self._call,
-            tuple(commands),
-            is_atomic=True,
-            fresh=fresh,
-            wait=wait,
-            timeout=timeout,
+            self._call, tuple(commands), is_atomic=True, fresh=fresh, wait=wait, timeout=timeout,
             idempotency_key=idempotency_key,
-        )
+        )  # fmt: skip
 
     async def _submit(
         self,
@@ -477,10 +466,13 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         """Submit `commands`; `call` calls their functions. A `WaltzError` is raised without the frames of the client."""
         self._check_loop()
         client = self._active_client(self._partition_of(commands))
+        once = None
+        if idempotency_key is not None:
+            once = IdempotencyKey(lambda: self._keys_of(client.partition), key_locks(idempotency_key))
         try:
             return await self._submits.submit(
                 client, commands, call, later=self._call, is_atomic=is_atomic, fresh=fresh, wait=wait, timeout=timeout,
-                once=self._once_of(client, idempotency_key),
+                once=once,
             )  # fmt: skip
         except WaltzError as error:
             raise error.with_traceback(None) from None
@@ -690,11 +682,6 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         if position is not None and position > client.mount.known:
             await client.prove(position, deadline)
         return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
-
-    def _once_of(self, client: PartitionClient, idempotency_key: str | None) -> IdempotencyKey | None:
-        if idempotency_key is None:
-            return None
-        return IdempotencyKey(lambda: self._keys_of(client.partition), key_locks(idempotency_key))
 
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)

@@ -105,7 +105,25 @@ class ConsumerGroups(Generic[E]):
         """
         self._check_open()
         self._check_loop()
-        meta = _meta(name, mode, partitions, kinds, key, ack_wait, max_in_flight, deliver_max, back_off, exhausted)
+        if not isinstance(name, str) or not is_name(name):
+            raise BadArgument(f"{name!r} is not a group name (letters, digits, `.`, `_` and `-`)")
+        if key not in _KEYED_BY:
+            raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
+        texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
+        if not texts:
+            raise BadArgument("partitions must not be empty")
+        meta = GroupMeta(
+            name=name,
+            partitions=None if texts == [EVERYTHING] else Parts(",".join(texts)),
+            mode=_one_of(Mode, "mode", mode),
+            ack_wait_ms=_ms("ack_wait", ack_wait, 1),
+            max_in_flight=_whole("max_in_flight", max_in_flight, 100_000),
+            deliver_max=_whole("deliver_max", deliver_max, 1000),
+            back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
+            exhausted=_one_of(Exhausted, "exhausted", exhausted),
+            key=_KEYED_BY[key],
+            headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds, HEADERS_MAX)),
+        )
         where = await self._routes.numbers(meta.partitions or EVERYTHING)
         _check_start(where, self._routes.partitions, start)
         is_floating = not (start == "first" or isinstance(start, Mapping))
@@ -250,40 +268,6 @@ class ConsumerGroups(Generic[E]):
 
 
 _KEYED_BY = {"kind": KeyedBy.HEADER, "lock": KeyedBy.LOCK}
-
-
-def _meta(
-    name: str,
-    mode: str,
-    partitions: Partitions,
-    kinds: Sequence[int],
-    key: str,
-    ack_wait: float,
-    max_in_flight: int,
-    deliver_max: int,
-    back_off: Sequence[float],
-    exhausted: str,
-) -> GroupMeta:
-    """Return the settings of a group, from the checked arguments of `create_group`."""
-    if not isinstance(name, str) or not is_name(name):
-        raise BadArgument(f"{name!r} is not a group name (letters, digits, `.`, `_` and `-`)")
-    if key not in _KEYED_BY:
-        raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
-    texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
-    if not texts:
-        raise BadArgument("partitions must not be empty")
-    return GroupMeta(
-        name=name,
-        partitions=None if texts == [EVERYTHING] else Parts(",".join(texts)),
-        mode=_one_of(Mode, "mode", mode),
-        ack_wait_ms=_ms("ack_wait", ack_wait, 1),
-        max_in_flight=_whole("max_in_flight", max_in_flight, 100_000),
-        deliver_max=_whole("deliver_max", deliver_max, 1000),
-        back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
-        exhausted=_one_of(Exhausted, "exhausted", exhausted),
-        key=_KEYED_BY[key],
-        headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds, HEADERS_MAX)),
-    )
 
 
 K = TypeVar("K", bound=enum.StrEnum)

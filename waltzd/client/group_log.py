@@ -6,13 +6,10 @@ other partition and is otherwise like `Client`: a view is fed from its position 
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from waltzd.client.client import Client
 from waltzd.client.routes import Partitions
+from waltzd.client.view import E
 from waltzd.errors import BadArgument, Trimmed
-
-E = TypeVar("E")
 
 
 class GroupLogClient(Client[E]):

@@ -90,14 +90,8 @@ class Outbox:
     def __init__(
         self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES, partition: int | None = None
     ) -> None:
-        """Create an empty outbox.
-
-        Args:
-            messages_max: Limit of messages in flight.
-            bytes_max: Limit of bytes in flight. One message may always be in flight.
-            worth_bytes: Bytes that must wait before a second message is sent beside one in flight.
-            partition: Partition that outcomes name.
-        """
+        """Create an empty outbox. `messages_max` and `bytes_max` limit what is in flight, but one message may always be. A
+        second message needs at least `worth_bytes`. Outcomes name `partition`."""
         self.partition = partition
         self.timeline = FIRST
         """Identity of the timeline in which outcomes name ids."""
@@ -160,14 +154,8 @@ class Outbox:
     # -- out
 
     def take(self, limits: Limits, floor: int, *, format: int = 0, seen_time: int = 0) -> list[AppendBatch]:
-        """Return the frames of the next message; an empty list if nothing waits or enough is in flight.
-
-        Args:
-            limits: Limits of the server.
-            floor: Highest id known to be committed.
-            format: Format that the session writes.
-            seen_time: Highest time that the client saw; it is sent with each frame.
-        """
+        """Return the frames of the next message; an empty list if nothing waits or enough is in flight. `floor` is the
+        highest id known to be committed, `format` that of the session; `seen_time` is sent with each frame."""
         assert not self.undecided, "what was sent before is decided before more is sent"
         if self.sent and not self._may_go_beside():
             return []

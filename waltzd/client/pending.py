@@ -20,6 +20,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from waltzd.client.view import Builder
 from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
@@ -321,15 +322,6 @@ class AtomicRequest(BatchRequest):
 AnyRequest: TypeAlias = Request | BatchRequest
 
 
-class Built(Protocol):
-    @property
-    def payload(self) -> bytes: ...
-    @property
-    def kind(self) -> int: ...
-    @property
-    def locks(self) -> tuple[Lock, ...]: ...
-
-
 def request(mark: int, payload: bytes, header: int, locks: Sequence[Lock]) -> Callable[[Waiter, float], Request]:
     """Return a function that makes a request of a waiter and a deadline."""
     return partial(
@@ -337,14 +329,9 @@ def request(mark: int, payload: bytes, header: int, locks: Sequence[Lock]) -> Ca
     )
 
 
-def request_of(mark: int, built: Built) -> Callable[[Waiter, float], Request]:
-    return request(mark, built.payload, built.kind, built.locks)
-
-
-def atomic_request_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], AtomicRequest]:
-    return partial(
-        AtomicRequest, marks, [one.payload for one in built], [one.kind for one in built], [one.locks for one in built]
-    )
+def atomic_request(marks: Sequence[int], built: Sequence[Builder[Any]]) -> Callable[[Waiter, float], AtomicRequest]:
+    columns = [one.payload for one in built], [one.kind for one in built], [one.locks for one in built]
+    return partial(AtomicRequest, marks, *columns)
 
 
 def _ends(sizes: I64) -> I64:

@@ -498,7 +498,7 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _take_note(lookup: asyncio.Task[Any]) -> None:
-    """Take note of the error of a lookup whose callers may all have gone, or asyncio would report it."""
+    """Read the error of a lookup whose callers may all have gone, or asyncio would report it."""
     if not lookup.cancelled():
         lookup.exception()
 

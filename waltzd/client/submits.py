@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from waltzd.client.follower import Call, notify
 from waltzd.client.keys import Keys, hashes_of
 from waltzd.client.partition import PartitionClient
-from waltzd.client.pending import atomic_request_of, request_of
+from waltzd.client.pending import atomic_request, request
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
@@ -30,16 +30,12 @@ Wait: TypeAlias = Literal["committed", "applied"]
 class IdempotencyKey:
     """Idempotency key of a submit."""
 
-    find_keys: Callable[[], Keys]
+    keys: Callable[[], Keys]
     """Function that returns the keys of the partition in its current timeline."""
     locks: Sequence[Lock]
 
-    @property
-    def keys(self) -> Keys:
-        return self.find_keys()
-
     async def find(self, through: int, timeout: float | None) -> int | None:
-        return await self.keys.find(hashes_of(self.locks), through, timeout)
+        return await self.keys().find(hashes_of(self.locks), through, timeout)
 
 
 class Submits:
@@ -80,7 +76,11 @@ class Submits:
         self.under_way[done] = None
         try:
             if fresh or (fresh is None and client.is_cold):
-                await _freshen(client, self._settings.submit_seconds if timeout is None else timeout)
+                try:
+                    await client.wait_caught_up(self._settings.submit_seconds if timeout is None else timeout)
+                except (CannotConnect, NotApplied) as error:
+                    why = f"the view of partition {client.partition} did not become fresh in time: {error.message}"
+                    raise NotSent(why, partition=client.partition) from None
             outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
             if once is not None:
                 outcome = await self._looked_up(client, once, outcome, len(commands), deadline)
@@ -114,7 +114,7 @@ class Submits:
             attempt += 1
             epoch = await client.ready_epoch(deadline)
             if once is not None and (id_ := await once.find(client.position, self._left(deadline))) is not None:
-                return once.keys.committed(id_, len(commands))
+                return once.keys().committed(id_, len(commands))
             outcome = await self._build_and_send(client, commands, call, later, is_atomic, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
@@ -159,8 +159,10 @@ class Submits:
             if once is not None:
                 builders[0]._hold(once.locks)
                 if (id_ := await once.find(highest, self._left(deadline))) is not None:
-                    return once.keys.committed(id_, len(commands))
-            make = atomic_request_of(positions, builders) if is_atomic else request_of(positions[0], builders[0])
+                    return once.keys().committed(id_, len(commands))
+            one = builders[0]
+            single = request(positions[0], one.payload, one.kind, one.locks)
+            make = atomic_request(positions, builders) if is_atomic else single
             told = partial(self._notify_later, client, commands, later)
             for position in positions:
                 client.check_timeline(position)
@@ -184,14 +186,14 @@ class Submits:
         the view."""
         try:
             if isinstance(outcome, Rejected) and outcome.reason is not Reason.NOT_IN_LOG:
-                id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
+                id_ = await once.keys().explain(hashes_of(once.locks), outcome, self._left(deadline))
             elif isinstance(outcome, Declined):
                 id_ = await once.find(await client.confirmed_end(self._left(deadline)), self._left(deadline))
             else:
                 return outcome
         except (BeyondLog, CannotConnect):
             return Unknown()
-        return outcome if id_ is None else once.keys.committed(id_, count)
+        return outcome if id_ is None else once.keys().committed(id_, count)
 
     # -- functions of commands
 
@@ -246,16 +248,6 @@ def deadline_of(timeout: float | None) -> float | None:
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
         raise BadArgument(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return asyncio.get_running_loop().time() + timeout
-
-
-async def _freshen(client: PartitionClient, seconds: float) -> None:
-    try:
-        await client.wait_caught_up(seconds)
-    except (CannotConnect, NotApplied) as error:
-        raise NotSent(
-            f"the view of partition {client.partition} is not known to be fresh, so nothing was built: {error.message}",
-            partition=client.partition,
-        ) from None
 
 
 def _wants(command: Command[Any], answer: object) -> bool:

@@ -410,7 +410,8 @@ class Subscription(Generic[E]):
 
     async def _tend(self) -> None:
         meta = self._group.meta
-        is_named = any(map(named_in, (meta.partitions or "", *_texts(self._partitions))))
+        asked = [self._partitions or ""] if isinstance(self._partitions, str | None) else self._partitions
+        is_named = any(named_in(part) for part in (meta.partitions or "", *asked) if isinstance(part, str))
         try:
             while True:
                 runs = list(self._runs.values())
@@ -424,7 +425,10 @@ class Subscription(Generic[E]):
                     if error is not None and not (is_named and isinstance(error, NotInGroup)):
                         raise error
                 if is_named:
-                    await self._try_update_partitions()
+                    try:
+                        await self._update_partitions()
+                    except WaltzError as error:
+                        _log.info("group %s: its current partitions could not be read: %s", self.group, error.message)
         except WaltzError as error:
             self._error = error
             _log.error("group %s: this member ends: %s", self.group, " ".join(error.lines()))
@@ -435,12 +439,6 @@ class Subscription(Generic[E]):
             for consumer in self._consumers.values():
                 consumer.end(f"the subscription has failed: {self._error.message}")
         self._more.set()
-
-    async def _try_update_partitions(self) -> None:
-        try:
-            await self._update_partitions()
-        except WaltzError as error:
-            _log.info("group %s: its current partitions could not be read: %s", self.group, error.message)
 
     # -- called by consumers
 
@@ -470,9 +468,3 @@ class Subscription(Generic[E]):
             if consumer.is_ordered:
                 consumer.holds -= 1
             self.arrived(consumer, 0)
-
-
-def _texts(partitions: Partitions | None) -> list[str]:
-    if partitions is None or isinstance(partitions, str):
-        return [partitions or ""]
-    return [part for part in partitions if isinstance(part, str)]

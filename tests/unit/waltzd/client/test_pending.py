@@ -173,7 +173,7 @@ def test_half_of_a_group_in_the_log_is_not_believed() -> None:
     assert told(one) is None
     made.link_lost()
     begin(made, barrier=20)
-    with pytest.raises(BadFrame, match="not in a row"):
+    with pytest.raises(BadFrame, match="not consecutive"):
         made.told(heads(10, (5, 0), (5, 1), (8, 0), (5, 2)))
     made.outbox.expire(2.0, NotSent("too late"))
     assert told(one) == Unknown()

@@ -67,7 +67,7 @@ async def test_a_later_one_sees_it_where_that_is_asked_for(client: Client, fake:
 async def test_a_view_that_does_not_become_fresh_sends_nothing(client: Client, fake: FakeCluster, view: View) -> None:
     view.hold = asyncio.Event()
     fake.partitions[0].write(b"deposit")
-    with pytest.raises(NotSent, match=r"not known to be fresh.* up to -1, and not 0 yet"):
+    with pytest.raises(NotSent, match=r"did not become fresh.* up to -1, and not 0 yet"):
         await client.submit(Withdraw(view), timeout=3)
     view.hold.set()
 
