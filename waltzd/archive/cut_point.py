@@ -240,7 +240,7 @@ class ArchivedLog:
 
     @property
     def has_batches(self) -> bool:
-        """Whether the end of the log has format 1."""
+        """True if the end of the log has format 1."""
         return self.end.time is not None
 
     @cached_property

@@ -239,7 +239,7 @@ class Manifest(ArchiveObject):
 
     @property
     def is_begin(self) -> bool:
-        """Whether this is the manifest with which a later timeline begins."""
+        """True if this is the manifest in the `begin.json` of a later timeline."""
         return self.timeline != FIRST and self.number == self.shared
 
     @cached_property

@@ -115,7 +115,7 @@ class CachedSegment:
         self._file = file
         file.cut(entry.size - entry.index_bytes)
         self._next = entry.first, HEADER_BYTES
-        """In format 0, the id after the last read, and its offset: most reads are consecutive."""
+        """Id after the last read and its offset, in format 0: most reads are consecutive."""
         self._footer: Footer | None = None
         try:
             version = check_header(file.read(0, HEADER_BYTES), file.path, header).version

@@ -4,7 +4,7 @@ It is small enough to simulate. Two implementations pass one suite of tests: `wa
 in a directory, `waltzd.archive.objects` in a bucket of S3, GCS or Azure. Calls block; callers run them on threads. A call
 succeeds, or raises one of four errors:
 
-- `StoreUnavailable`: no answer in time, or a fault of the store. A write may have happened all the same.
+- `StoreUnavailable`: no answer in time, or a fault of the store. A write may have happened.
 - `StoreRefused`: the store rejected the call: no rights, no such bucket, or an operation that it does not support.
 - `ObjectAbsent`, `ObjectExists`: the condition of the call does not hold, and nothing was written.
 

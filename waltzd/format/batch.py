@@ -115,7 +115,7 @@ class Head(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the batch is the last of its segment."""
+        """True if the batch is the last of its segment."""
         return bool(self.flags & LAST)
 
     def encode(self) -> bytes:

@@ -123,7 +123,7 @@ class Finding:
 
     @property
     def is_damage(self) -> bool:
-        """Whether the replica may lack something that it acknowledged."""
+        """True if the replica may lack something that it acknowledged."""
         return self.code not in HARMLESS_CODES
 
     def sentence(self) -> str:

@@ -147,8 +147,8 @@ class Installation:
         self._size = stop.offset
 
     def check_at_floor(self) -> None:
-        """Raise `UnfitSegment` if a segment of format 1 at the trim floor came without a footer. Its footer cannot be rebuilt,
-        because the footer before it is trimmed."""
+        """Raise `UnfitSegment` if a segment of format 1 at the trim floor came without a footer. Its footer cannot be
+        rebuilt, because the footer before it is trimmed."""
         if self.first_head is not None and self._footer is None:
             raise self._unfit("has no footer, and stands at the floor of this replica")
 

@@ -421,7 +421,7 @@ def test_a_held_directory_is_refused_and_read_only_does_not_judge_its_end() -> N
     disk.open(CONTROL, write=True).lock()
     with pytest.raises(DirectoryHeld) as caught:
         check(disk)
-    assert "nothing can be said" in caught.value.detail_not_done
+    assert "were not verified" in caught.value.detail_not_done
     report = check(disk, is_read_only=True)
     assert report.held == ["s"]
     assert report.findings == []
