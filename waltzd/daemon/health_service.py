@@ -30,8 +30,7 @@ HEALTH = "grpc.health.v1.Health"
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self, services: Mapping[str, bool], unready: Unready, is_ending: Callable[[], bool]) -> None:
-        """`services`: the services of this port, and whether their health is that of the whole daemon. When `is_ending`
-        returns True, streams of watchers are ended, because the shutdown waits for them."""
+        """`services`: those of this port, and whether each has the health of the daemon. `is_ending` ends all watchers."""
         self._services = {"": True, HEALTH: False, **services}
         self._unready = unready
         self._is_ending = is_ending

@@ -209,8 +209,7 @@ class HttpPort:
 
 
 Collect: TypeAlias = Callable[[], Awaitable[metrics.Families]]
-"""Function that collects the metrics of the daemon. The families may be evaluated later, on another thread, from values
-that do not change."""
+"""Function that collects the metrics of the daemon. The families are evaluated later, on another thread."""
 
 
 def watch_port(

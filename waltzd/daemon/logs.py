@@ -60,10 +60,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Strangers(logging.Filter):
-    """A filter for lines that any caller could cause without limit.
-
-    It drops what gRPC logs, with a traceback, about calls whose headers or path are not text; the listener logs bad paths.
-    It also drops what the event loop logs about broken connections: the user of the connection gets the error as well."""
+    """A filter for lines that any caller could cause without limit: what gRPC logs, with a traceback, about calls whose
+    headers or path are not text, and what the event loop logs about broken connections, whose users get the error."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("grpc"):
@@ -86,10 +84,8 @@ class Ring(logging.Handler):
         self._unkept: queue.Queue[Event] | None = None
 
     def keep(self, path: str) -> None:
-        """Also keep the lines in this file, and load the lines of earlier processes from it.
-
-        A thread writes the file, so that a hanging disk does not block logging. Lines that cannot be written are
-        dropped."""
+        """Also keep the lines in this file, and load those of earlier processes. A thread writes the file, so that a disk
+        that hangs does not block logging; lines that cannot be written are dropped."""
         if self._unkept is not None:
             return
         before = _kept(path)

@@ -74,10 +74,8 @@ def of_server(
     certificate_seconds: float | None,
     archive: ReadCounters | None,
 ) -> Iterator[Metric]:
-    """Yield the metrics of a server.
-
-    `commit` has the latencies of all partitions that this process has owned. `certificate_seconds`: see `_certificate`.
-    `archive` is None if the server does not read from an archive."""
+    """Yield the metrics of a server. `commit`: latencies of all partitions that this process has owned; `archive`: None if
+    the server does not read from an archive."""
     yield InfoMetricFamily(
         "waltz_server",
         "Which server this is.",

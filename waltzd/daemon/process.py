@@ -163,9 +163,8 @@ class Supervisor:
     # -- heartbeats
 
     def follow(self, describe: Callable[[], str], ailment: Callable[[], str] = lambda: "") -> None:
-        """Start to send the status that `describe` returns, and heartbeats while `ailment` returns an empty text.
-
-        An exception in either of them ends the heartbeats, and so the process, on purpose."""
+        """Start to send the status from `describe`, and heartbeats while `ailment` returns an empty text. An exception in
+        either of them ends the heartbeats, and so the process, on purpose."""
         if self._settings.watchdog_seconds is not None:
             self._beat(self._settings.watchdog_seconds / 2, ailment)
         if self._socket is not None:

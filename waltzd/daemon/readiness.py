@@ -44,9 +44,8 @@ def of_certificate(seconds_left: float | None) -> list[str]:
 def of_storage(
     *, is_draining: bool, free_bytes: int, free_bytes_min: int, full: Sequence[int], refused: Mapping[int, str]
 ) -> list[str]:
-    """Return the reasons of a storage.
-
-    `full`: partitions whose appends wait for space; `refused`: partitions whose files cannot be used, with the reason."""
+    """Return the reasons of a storage. `full`: partitions without space for appends; `refused`: those with unusable
+    files."""
     reasons = []
     if is_draining:
         reasons.append("it is shutting down")
