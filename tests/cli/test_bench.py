@@ -147,7 +147,7 @@ def test_old_transactions_are_read_cold_and_new_ones_hot(waltzctl: Tool, tmp_pat
 
 
 MISTAKES = {
-    "a size that is none": (("append", "--size", "large"), "is no size"),
+    "a size that is none": (("append", "--size", "large"), "is not a size"),
     "more locks than there are": (("append", "--locks", "3", "--keys", "2"), "3 different locks out of 2"),
     "more replicas than storages": (("append", "--storages", "1", "--replicas", "3"), "3"),
     "a directory that is not there": (("append", "--directory", "/nowhere/at/all"), "does not exist"),

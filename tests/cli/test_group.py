@@ -190,7 +190,7 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--from-time", "noon"), 2, "this is not a time"),
         (("set", "index"), 2, "no setting was named"),
         (("set", "mailer", "--tries", "3"), 3, "no consumer group mailer"),
-        (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
+        (("reset", "index"), 2, "give one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
         (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to exclude each other"),
         (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last exclude each other"),
         (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is not in the group, which has 0-1"),

@@ -1,7 +1,7 @@
-"""`waltzctl bench append` and `bench feed`: how fast a cluster commits and feeds transactions.
+"""`waltzctl bench append` and `bench feed`: measure how fast a cluster commits and feeds transactions.
 
-Each makes a cluster on this machine for its run and removes it again; `append` may load a cluster that is there. Every
-figure stands with its durability, its number of replicas, the file system and the load of the machine.
+Each creates a cluster on this machine for its run and deletes it; `append` can also load an existing cluster. A result
+states the durability, the number of replicas, the file system and the load of the machine.
 """
 
 from __future__ import annotations
@@ -54,32 +54,34 @@ def size_of(text: str) -> int:
     try:
         return parse_size(str(text))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no size; say 512, 4KiB or 1MB") from None
+        raise typer.BadParameter(f"{text!r} is not a size; write 512, 4KiB or 1MB") from None
 
 
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class ClusterSizeOptions:
-    """The cluster for this run."""
+    """Options for the size of the cluster that is created for a run."""
 
     directory: Annotated[
         Path | None,
         Option(
             "--directory", metavar="DIR", file_okay=False, exists=True,
-            help="Where to make the cluster of this run; the temporary directory by default.",
+            help="Directory for the cluster of this run; the temporary directory by default.",
         ),
     ] = None  # fmt: skip
     storages: Annotated[int, Option("--storages", min=1, max=STORAGES_MAX)] = 3
     servers: Annotated[int, Option("--servers", min=1, max=SERVERS_MAX)] = 1
     partitions: Annotated[int, Option("--partitions", min=1, max=1024)] = 4
-    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition; 3 by default.")] = None
-    format: Annotated[int, Option("--format", min=min(VERSIONS), max=max(VERSIONS), help="Of its files.")] = FORMAT
+    replicas: Annotated[
+        int | None, Option("--replicas", min=1, max=15, help="Replicas of each partition; 3 by default.")
+    ] = None
+    format: Annotated[int, Option("--format", min=min(VERSIONS), max=max(VERSIONS), help="Segment format.")] = FORMAT
 
 
 @option_group
 @dataclass(frozen=True, kw_only=True)
 class TransactionOptions:
-    """One transaction."""
+    """Options for the transactions of a load."""
 
     size: Annotated[int, Option("--size", metavar="SIZE", parser=size_of, help="Bytes of a payload.")] = 512
     locks: Annotated[int, Option("--locks", min=0, max=1000, help="Locks of each transaction.")] = 1
@@ -88,12 +90,12 @@ class TransactionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The cluster under load."""
+    """Cluster under load."""
 
     servers: str
     tls: Tls | None
     facts: Mapping[str, Any]
-    """What is known of a cluster that was made here; empty for another one."""
+    """Facts about a cluster that was created for the run; empty for an existing cluster."""
 
     def connect(self, address: str, key: UUID | None = None) -> ServerClient:
         return ServerClient(address, key, tls=self.tls)
@@ -101,7 +103,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of the result."""
+    """Line of the result."""
 
     name: str
     count: int
@@ -129,37 +131,38 @@ def append(
     *,
     at: Annotated[
         str | None,
-        Option("--at", metavar="ADDRESSES", help="Load a cluster that is there: host:port,host:port of its servers."),
+        Option("--at", metavar="ADDRESSES", help="Load an existing cluster: host:port,host:port of its servers."),
     ] = None,
-    yes: Annotated[bool, Option("--yes", help="Do not ask: what is written to a cluster stays in its log for good.")] = (
+    yes: Annotated[bool, Option("--yes", help="Do not ask, although transactions stay in the log of the cluster.")] = (
         False
     ),
     tls: Annotated[Callable[[], Tls | None], From(tls_alone)] = lambda: None,
     made: ClusterSizeOptions,
     shape: TransactionOptions,
     producers: Annotated[
-        int, Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them.")
+        int,
+        Option(
+            "--producers", min=1, max=100_000, help="Number of producers; each appends transactions and waits for them."
+        ),
     ] = 64,
-    batch: Annotated[
-        int, Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once.")
-    ] = 1,
+    batch: Annotated[int, Option("--batch", min=1, max=10_000, help="Transactions that a producer appends at once.")] = 1,
     seconds: Annotated[float, Option("--seconds", metavar="SECONDS", min=0.1, max=86_400, help="How long.")] = 10.0,
     warm_up: Annotated[
-        float, Option("--warm-up", metavar="SECONDS", min=0, max=3600, help="Seconds before anything is counted.")
+        float, Option("--warm-up", metavar="SECONDS", min=0, max=3600, help="Time before the measurement starts.")
     ] = 1.0,
-    count: Annotated[int | None, Option("--count", min=1, help="So many transactions instead of --seconds.")] = None,
+    count: Annotated[int | None, Option("--count", min=1, help="Number of transactions, in place of --seconds.")] = None,
     rate: Annotated[
         float | None,
         Option(
             "--rate",
             parser=positive,
-            help="So many a second, answered or not; a latency then counts from when the transaction was due.",
+            help="Transactions a second, whether answered or not; a latency starts when its transaction is due.",
         ),
     ] = None,
     output: Output = "table",
 ) -> int:
-    """Append transactions, each with locks of its own, and measure how many a second are committed and how long each takes.
-    Without --at it makes a cluster on this machine for this run, which is removed again.
+    """Append transactions with locks; measure the throughput and the latency of commits. Without --at a cluster is created
+    on this machine for this run, and deleted afterwards.
 
     \b
     Examples:
@@ -204,8 +207,8 @@ def feed(
     count: Annotated[int, Option("--count", min=1000, help="Transactions to read.")] = 200_000,
     output: Output = "table",
 ) -> int:
-    """Fill a log, then read it with one client: the older half from the storages' disks (cold), the newer half from its
-    owner's memory (hot), with payloads and without.
+    """Fill a log, then measure how fast one client reads it: the older half from the disks of the storages (cold), the
+    newer half from the memory of the owner (hot), with payloads and without.
 
     \b
     Examples:
@@ -273,12 +276,12 @@ def _client(site: Site, load: Load) -> Client:
 
 
 class _Live(Waiting, Reporter):
-    """One line on standard error."""
+    """Print a line on standard error."""
 
 
 @contextmanager
 def _scratch(made: ClusterSizeOptions, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
-    """Make a cluster on this machine, and remove it at the end, whatever happens meanwhile."""
+    """Create a cluster on this machine, and delete it at the end, also after an error."""
     replicas = made.replicas or min(3, made.storages)
     assign_replicas(1, {str(number): str(number) for number in range(made.storages)}, replicas)  # refuses too many
     try:

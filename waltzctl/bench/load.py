@@ -52,7 +52,7 @@ class Load:
     """Seconds before anything is counted; unused with `count`."""
 
     def on(self, partitions: int) -> Load:
-        """Return this load for a cluster with so many partitions; raise `BadArgument` if it makes no sense."""
+        """Return this load for a number of partitions; raise `BadArgument` for options that contradict each other."""
         if self.locks > self.keys:
             raise BadArgument(f"a transaction cannot have {self.locks} different locks out of {self.keys}")
         if (self.seconds is None) == (self.count is None):
@@ -99,7 +99,7 @@ class Drive:
     """One load on one cluster, once."""
 
     def __init__(self, client: Client, load: Load, say: Callable[[str], None]) -> None:
-        """`say`: called now and then with the rate so far."""
+        """Create a load; `say` is called regularly with the present rate."""
         self.counters = Counters()
         self._client = client
         self._load = load

@@ -1,7 +1,7 @@
-"""Certificates for trials and for a first cluster, from an authority in a directory. The work is that of `openssl`.
+"""`waltzctl certificate`: certificates for trials and a first cluster, from an authority in a directory, made by `openssl`.
 
-Who a certificate is for is written as daemons read it (`waltzd.protocol.role`), and each is tried out as a daemon would
-before it is put in place. Nothing that is there is ever written over.
+The identity is written in the form that daemons read (`waltzd.protocol.role`), and each certificate is loaded as a daemon
+would load it before it is put in place. No existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ subjectAltName = {names}
 
 
 class Kind(enum.StrEnum):
-    """Who gets a certificate: a role; or ZooKeeper, or a process for its connections to ZooKeeper, which have none."""
+    """Kind of a certificate: a role, ZooKeeper itself, or a client of ZooKeeper."""
 
     SERVER = Role.SERVER.value
     STORAGE = Role.STORAGE.value
@@ -76,17 +76,17 @@ class Wanted:
     kind: Kind
     name: str
     identity: Identity | None
-    """None: ZooKeeper is told by the host in its certificate."""
+    """Role in the certificate; None for ZooKeeper, which is identified by its host name."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """ZooKeeper reads its key and its certificate from one file."""
+        """True for ZooKeeper, which reads key and certificate from one file."""
         kinds = ("pem",) if self.kind is Kind.ZOOKEEPER else ("pem", "key")
         return tuple(f"{self.kind}-{self.name}.{kind}" for kind in kinds)
 
     @property
     def authority(self) -> tuple[str, str]:
-        """The files of the authority that signs it: its certificate and its key."""
+        """Names of the certificate and key files of the authority that signs it."""
         return (ZOOKEEPER_CA, ZOOKEEPER_CA_KEY) if self.identity is None else (CA, CA_KEY)
 
     @property
@@ -96,7 +96,7 @@ class Wanted:
     @property
     def alternative_names(self) -> str:
         if self.kind is Kind.ZOOKEEPER_CLIENT:
-            return f"URI:waltz-zookeeper-client:{self.name}"  # no host: it is not taken for ZooKeeper
+            return f"URI:waltz-zookeeper-client:{self.name}"  # no host name, so that it cannot impersonate ZooKeeper
         if self.identity is None:
             return f"{'IP' if _is_ip(self.name) else 'DNS'}:{self.name}"
         names = self.identity.dns_names if self.identity.role in _DAEMONS else ()
@@ -115,24 +115,25 @@ def issue(
     *,
     kind: Annotated[Kind, Argument(metavar="{server|storage|client|operator|observer|zookeeper|zookeeper-client}")],
     names: Annotated[tuple[str, ...], Argument(metavar="NAME...")],
-    cluster_key: Annotated[uuid.UUID, Option("--cluster-key", help="Of the cluster, as in the storages' configuration.")],
+    cluster_key: Annotated[
+        uuid.UUID, Option("--cluster-key", help="Cluster key, as in the configuration of the storages.")
+    ],
     directory: Annotated[
         Path,
         Option(
             "--directory",
             file_okay=False,
-            help="Where the authority is, and the certificates go. It is made where there is none.",
+            help="Directory of the authority and the certificates; the authority is created if missing.",
         ),
     ] = Path("certificates"),
-    days: Annotated[int, Option("--days", min=1, max=_AUTHORITY_DAYS, help="Until they end.")] = DAYS,
+    days: Annotated[int, Option("--days", min=1, max=_AUTHORITY_DAYS, help="Days until the certificates expire.")] = DAYS,
     output: Output = "table",
 ) -> int:
-    """Make certificates for trials and for a first cluster, of storages, servers, clients (applications), operators or
-    observers (who look and change nothing) with these names, or of ZooKeeper on these hosts. The first call makes the
-    authority that signs them, ca.pem and ca.key; with ca.key a person can take any role in the cluster, so it stays in
-    this directory. ZooKeeper has an authority of its own, zookeeper-ca.pem and zookeeper-ca.key, which signs for
-    ZooKeeper and, as zookeeper-client, for the servers and operators that connect to it: an application gets no
-    connection there. It calls the program `openssl`. No file is written over.
+    """Issue certificates for trials and a first cluster: for storages, servers, clients (applications), operators or
+    observers (read only) with these names, or for ZooKeeper on these hosts. The first call creates the authority, ca.pem
+    and ca.key. Whoever has ca.key can take any role in the cluster, so keep it secret. ZooKeeper has its own authority,
+    zookeeper-ca.pem and zookeeper-ca.key, which signs for ZooKeeper and, as zookeeper-client, for the servers and
+    operators that connect to it; applications cannot connect there. The program `openssl` is used. No file is overwritten.
 
     \b
     Examples:
@@ -143,7 +144,7 @@ def issue(
     """
     wrong = [name for name in names if not is_name(name)] or [name for name in names if names.count(name) > 1]
     if wrong:
-        what = "is not a name: letters, digits, dots, dashes and underscores, at most 64"
+        what = "is not a name: at most 64 letters, digits, dots, dashes and underscores"
         what = "is given twice" if is_name(wrong[0]) else what
         raise BadArgument(f"{wrong[0]!r} {what}", not_done="no certificate was made")
     wanted = [of_kind(kind, name, cluster_key) for name in names]
@@ -172,7 +173,7 @@ def _told(one: Wanted) -> str:
 
 
 def make(directory: Path, wanted: list[Wanted], days: int = DAYS) -> None:
-    """Put the certificates into the directory, with an authority where there is none."""
+    """Create the certificates in the directory, and the authority if there is none."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=directory) as making:
@@ -190,7 +191,7 @@ def _fields(one: Wanted, paths: list[str]) -> dict[str, str]:
 
 
 def _lines(one: Wanted, paths: list[str]) -> list[str]:
-    """For a configuration file, or for a person's shell."""
+    """Print the settings for a configuration file, or the variables for a shell."""
     if one.kind is Kind.ZOOKEEPER:
         stores = zip(("keyStore", "trustStore"), paths, strict=True)
         return [line for store, path in stores for line in (f"ssl.{store}.location={path}", f"ssl.{store}.type=PEM")]
@@ -248,7 +249,7 @@ def _sign(making: Path, authority: Path, one: Wanted, days: int) -> None:
             return
         Tls(str(certificate), str(key), str(ca), role=one.identity.role, cluster=one.identity.key)
     except BadConfig as error:
-        raise CertificateNotMade(f"what openssl made cannot be used: {error.message}") from error
+        raise CertificateNotMade(f"the certificate that openssl made is not usable: {error.message}") from error
 
 
 def _make_key(path: Path) -> None:
@@ -259,7 +260,7 @@ def _make_key(path: Path) -> None:
 
 
 def _openssl(making: Path, configuration: str | None, *words: str | Path) -> None:
-    """`configuration`: what it should read instead of the machine's, for a request."""
+    """Run openssl. `configuration` is its configuration file for a request."""
     command = ["openssl", *map(str, words)]
     if configuration is not None:
         (making / "openssl.cnf").write_text(configuration)
@@ -274,7 +275,7 @@ def _openssl(making: Path, configuration: str | None, *words: str | Path) -> Non
 
 
 def _place(made: Path, path: Path) -> None:
-    """Whole, or not at all; never over what is there."""
+    """Write a new file atomically; never overwrite one."""
     try:
         os.link(made, path)
     except FileExistsError as error:

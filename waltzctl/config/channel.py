@@ -1,7 +1,7 @@
-"""`waltzctl channel`: names for sets of partitions, in the cluster's document.
+"""`waltzctl channel`: names for sets of partitions, in a document of the cluster.
 
-A channel is no other kind of log. Its name may stand wherever partitions are said: in these commands, in the policy, in
-exports, in applications. So a change of one is planned with the rights that go with it.
+A channel name can be used wherever partitions are named: in commands, in the policy, in exports and in applications. So the
+plan of a change shows the rights that change with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from waltzd.protocol.policy import Policy
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show the channels and their partitions.
+    """List the channels and their partitions.
 
     \b
     Examples:
@@ -60,13 +60,13 @@ def set_(
     is_none: Annotated[bool, Option("--none", help="Delete the channel; its partitions and their data stay.")] = False,
     command: ChangeCommand,
 ) -> int:
-    """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
-    exports and in applications; or give a channel other partitions. The name begins with a letter. A partition may be in
-    many channels; what other channels are named here count as what they are at this moment.
+    """Set the PARTITIONS (like 0-3,7) of a channel, which is created if it does not exist. Its NAME can be used wherever
+    partitions are named: in these commands, in the policy, in exports and in applications. A name begins with a letter. A
+    partition may be in many channels. A channel named in PARTITIONS counts as its present partitions.
 
-    Where the policy speaks of the channel, rights come and go with its partitions: the plan says which names lose what,
-    and such mounts end within two seconds. An application that asked for the channel keeps the partitions that it found,
-    until it asks again.
+    If the policy has grants on the channel, rights change with its partitions: the plan shows which names lose which
+    rights, and their mounts end within two seconds. An application keeps the partitions that it found in the channel until
+    it looks the channel up again. With --none the channel is deleted; this is refused while the policy uses it.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def set_(
       waltzctl channel set orders --none --dry-run
     """
     if is_none is (numbers is not None):
-        raise Misused("Name the PARTITIONS of the channel, or say --none.")
+        raise Misused("Name the PARTITIONS of the channel, or use --none.")
     if numbers is None:
         return _change("channel set --none", name, None, command)
     return _change("channel set", name, chosen(command.target, numbers), command)
@@ -133,7 +133,7 @@ def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:
 async def _rights(
     cluster: Cluster, name: str, before: Channels, after: Channels, partitions: int, command: ChangeCommand
 ) -> list[str]:
-    """What a change comes to by the policy, in words. One that cannot be read is refused: nobody could say."""
+    """Describe which rights a change of the channel takes away. Raise if the policy is unreadable."""
     policy, _ = await cluster.policy()
     grants = () if policy is None else policy.grants
     speaking = [grant for grant in grants if grant.partitions is not None and name in named_in(grant.partitions)]

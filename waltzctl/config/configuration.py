@@ -1,9 +1,8 @@
-"""`waltzctl config`: check configuration files of the daemons.
+"""`waltzctl config validate`: check configuration files of the daemons.
 
-A file does not say which daemon it is for; its keys do. All that is wrong with it is said at once, by the reader that the
-daemons themselves use, so what passes here is not refused there. What is in force on a machine says its daemon, with
-`--check-config`. No daemon is asked, and nothing is changed.
-"""
+The keys of a file tell which daemon it is for. All errors are reported at once. The reader is that of the daemons, so a
+file that passes here is accepted there. `--check-config` of a daemon prints the values in force on its machine. No daemon
+is contacted, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ VERDICTS: Columns[Verdict] = (
 
 
 def kind_of(keys: Collection[str]) -> str | None:
-    """The daemon whose own keys there are more of."""
+    """Return the daemon of which the file has more keys."""
     known = {kind: set(declared(settings)) for kind, settings in KINDS.items()}
     own = {kind: names - set().union(*(known[other] for other in KINDS if other != kind)) for kind, names in known.items()}
     found = {kind: len(names.intersection(keys)) for kind, names in own.items()}
@@ -52,7 +51,7 @@ def kind_of(keys: Collection[str]) -> str | None:
 
 
 def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdict:
-    """`with_files`: the certificates that it names are on this machine."""
+    """Return the problems of a file. With `with_files` also check the certificates that it names."""
     try:
         text = config_file.text_of(path)
     except BadConfig as error:
@@ -60,7 +59,7 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     lines, problems = config_file.lines(text)
     kind = kind or kind_of(lines)
     if problems or kind is None:
-        unclear = "its keys do not tell whether these are the settings of a storage or of a server; say --kind"
+        unclear = "its keys do not tell whether it is for a storage or a server; use --kind"
         return Verdict(path, kind, tuple(problems) or (Problem(None, unclear),))
     settings, problems = config_file.read(text, KINDS[kind])
     if with_files and settings is not None:
@@ -75,17 +74,18 @@ def validate(
     *,
     files: Annotated[tuple[str, ...], Argument(metavar="FILE…")],
     elsewhere: Annotated[
-        bool, Option("--elsewhere", help="They are for another machine: do not look at the certificates.")
+        bool, Option("--elsewhere", help="The files are for another machine: do not check certificates.")
     ] = False,
     kind: Annotated[
-        Literal["storage", "server"] | None, Option("--kind", help="Of which daemon; otherwise the keys tell.")
+        Literal["storage", "server"] | None,
+        Option("--kind", help="Daemon of the files; by default it is found by their keys."),
     ] = None,
     output: AnyForm = "table",
 ) -> int:
-    """Check configuration files: everything that is wrong with each of them, and the line where it stands; and whether the
-    certificates that they name are there, fit together, and have the daemon's role. Ends with 2 when anything is wrong.
+    """Check configuration files. Show all problems of each file, with line numbers, and check that the certificates in it
+    exist, match, and have the role of the daemon. The exit code is 2 if there is a problem.
 
-    Certificates are looked at when all else is right, and not with --elsewhere. Directories are not looked at.
+    Certificates are checked only if a file has no other problem, and not with --elsewhere. Directories are not checked.
 
     \b
     Examples:

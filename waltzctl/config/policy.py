@@ -1,7 +1,7 @@
-"""`waltzctl policy`: who may do what in a cluster, from the coordinator.
+"""`waltzctl policy`: the access policy of a cluster, in a document in ZooKeeper.
 
-A change is written by compare-and-set, and only when a person has seen whose rights it takes away. Servers follow the
-document by themselves, within moments.
+A change is written by compare-and-set, after the operator has seen which rights it takes away. Servers apply the document
+within moments.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from waltzd.protocol.policy import Policy, collisions
 from waltzd.protocol.role import Role
 
 CUT_MAX = 5
-"""Instances that are named."""
+"""Maximum number of instances named in a step of a plan."""
 STEPS_MAX = 200
-"""Of a plan: the history keeps them."""
+"""Maximum number of steps of a plan, which the history keeps."""
 
 
 def explain(
@@ -84,24 +84,22 @@ def explain(
 def set_(
     *,
     file: Annotated[Path | None, Argument(metavar="[FILE]", dir_okay=False)] = None,
-    is_check: Annotated[bool, Option("--check", help="Only check the file, and ask no cluster.")] = False,
+    is_check: Annotated[bool, Option("--check", help="Check the file without contacting a cluster.")] = False,
     channels: Annotated[
         tuple[str, ...],
         Option("--channel", metavar="NAME=LIST", help="With --check: a channel of the cluster, as orders=0-3."),
     ] = (),
-    is_none: Annotated[
-        bool, Option("--none", help="Take the policy away: everybody with a certificate may do everything.")
-    ] = False,
+    is_none: Annotated[bool, Option("--none", help="Delete the policy: every application may then do everything.")] = False,
     confirmation: ConfirmOptions,
     given: ClusterOptions,
     output: Output = "table",
 ) -> int:
-    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, which names
-    lose what, and who of them is connected at the moment; such mounts end within two seconds. A name that no grant speaks
-    of may do nothing. Operators always may do everything.
+    """Replace the policy of the cluster with the one in a file. The plan shows the grants that are added and removed, which
+    names lose which rights, and the connected instances of those names; their mounts end within two seconds. A name without
+    a grant may do nothing. Operators may always do everything.
 
-    With --check no cluster is asked: whether the file can be read, whether all that it expects of its grants is so, and
-    whether prefixes of locks cannot be told apart. The end is 0 when all is well, and 8 when something is not.
+    With --check no cluster is contacted. The command checks that the file is valid, that its grants meet its expectations,
+    and that lock prefixes cannot be confused. The exit code is 0 if all checks pass, and 8 if one fails.
 
     \b
     Examples:
@@ -112,7 +110,7 @@ def set_(
       waltzctl policy set --none --confirm local --reason 'back to trials'
     """
     if is_none is (file is not None) or (is_none and is_check) or (channels and not is_check):
-        raise Misused("Name the FILE with the policy, or say --none; --channel goes with --check.")
+        raise Misused("Name the FILE with the policy, or use --none; --channel needs --check.")
     if is_check and file is not None:
         return _check(file, channels, output)
     command = ChangeCommand(confirmation=confirmation, target=given.target(), output=output)
@@ -188,7 +186,7 @@ def _remove(command: ChangeCommand) -> int:
 
 
 async def _present(cluster: Cluster) -> tuple[PolicyDocument | None, list[str]]:
-    """The policy that counts, and what is wrong with it: also one that nobody can read can be replaced."""
+    """Return the policy in force; if it is unreadable None, and a step of the plan that says so."""
     try:
         return (await cluster.policy())[0], []
     except BadMetadata as error:

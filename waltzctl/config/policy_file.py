@@ -1,8 +1,7 @@
-"""A policy as a person writes it: a file of YAML or JSON with grants, and with what they shall and shall not allow.
+"""Policy file: YAML or JSON with grants, and with expectations of what they allow and deny.
 
-What may be left out in the file is filled in here; everything else is the strict reader of the coordinator's documents, so
-a mistake is told with its place. Of YAML only what JSON can say is taken: no aliases, no tags, and no name twice in one
-mapping, where other readers take the last.
+Optional fields are filled in here; the rest is parsed by the strict reader of documents in ZooKeeper, so an error names its
+place. Only the part of YAML that JSON can express is accepted: no aliases, no tags, and no duplicate keys in a mapping.
 
     grants:
       - names: [billing-*]
@@ -37,7 +36,7 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What the grants of a file shall come to, written beside them."""
+    """Expectation of what the grants of a file allow or deny."""
 
     name: Name
     partition: int
@@ -68,8 +67,7 @@ class PolicyFile(PolicyDocument):
         return PolicyDocument(grants=self.grants)
 
     def check(self, partitions: int, channels: Channels) -> None:
-        """Raises for a grant that speaks of a partition or channel which the cluster does not have: a typing mistake, most
-        likely."""
+        """Raise for a grant on a partition or channel that the cluster does not have: probably a typing mistake."""
         for at, grant in enumerate(self.grants):
             place = f"grants[{at}].partitions"
             for name in "" if grant.partitions is None else named_in(grant.partitions):
@@ -83,7 +81,7 @@ class PolicyFile(PolicyDocument):
 class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise BadArgument("it has an alias of YAML", next_step="write names that begin with a * in quotes")
+            raise BadArgument("it has a YAML alias, which is not accepted", next_step="quote names that begin with *")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -118,7 +116,7 @@ def parse(raw: bytes, path: str) -> PolicyFile:
 
 
 def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
-    """A policy file as it is written. `policy explain` writes `version` and `exists`, so that its output can be edited."""
+    """Parse the content of a policy file. `version` and `exists` are accepted: `policy explain` prints them."""
     filled = {"expect": [], **found, "schema": SCHEMA}
     if filled.pop("version", JSON_VERSION) != JSON_VERSION:
         raise BadArgument("it was written by another version of waltzctl")
@@ -138,7 +136,7 @@ def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a name may do no more when one policy takes the place of another."""
+    """Right that a name loses when one policy replaces another."""
 
     name: str
     verb: Verb
@@ -146,7 +144,7 @@ class Loss:
 
 
 def losses(old: Policy | None, new: Policy | None, names: Iterable[str], count: int) -> list[Loss]:
-    """Of these names, in a cluster of so many partitions."""
+    """Return the rights that these names lose, in a cluster with this number of partitions."""
     return [
         Loss(name=name, verb=verb, partitions=lost)
         for name in names
@@ -164,7 +162,7 @@ def rights(policy: Policy | None, name: str) -> Rights:
 
 
 def exact_names(*documents: PolicyDocument | None) -> list[str]:
-    """Names that stand in grants in full."""
+    """Return the names in grants that are not patterns."""
     found = {
         str(pattern)
         for document in documents
@@ -177,5 +175,5 @@ def exact_names(*documents: PolicyDocument | None) -> list[str]:
 
 
 def changed(before: Sequence[Grant], after: Sequence[Grant]) -> tuple[list[Grant], list[Grant]]:
-    """Grants that come, and those that go; how often one stands there says nothing."""
+    """Return the grants that are added, and those that are removed; duplicates do not count."""
     return [one for one in after if one not in before], [one for one in before if one not in after]

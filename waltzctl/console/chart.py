@@ -14,18 +14,18 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 320, 64
 TOP = 4
 POINTS_MAX = 120
-"""Of a line, however often one looks."""
+"""Maximum number of points of a line."""
 TRACK, TRACK_HEIGHT = 120, 22
 MARK_X = 116
 STEP = 8.0
-"""So far to the left goes a cursor for each doubling of what it lacks."""
+"""Distance in units to the left for each doubling of the lag of a replica."""
 
 
 @dataclass(frozen=True)
 class Line:
     name: str
     values: Sequence[float | None]
-    """None: not known at that moment."""
+    """Values over time; None if unknown at that time."""
 
 
 @dataclass(frozen=True)

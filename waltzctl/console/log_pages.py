@@ -32,7 +32,7 @@ from waltzd.protocol.locks import Lock, Mode
 
 ROWS = 50
 SHOWN_BYTES = 4096
-"""Of a payload."""
+"""Maximum number of bytes of a payload that are shown."""
 LINE_CHARACTERS = 100
 CHUNK, CHUNK_MAX = 25, 1000
 CHUNK_BYTES = 4 << 20
@@ -76,7 +76,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """What was found, the newest first, in a stretch that was read backwards."""
+    """Transactions found in a range that was read backwards, the newest first."""
 
     found: Sequence[Transaction]
     first_id: int
@@ -164,7 +164,7 @@ COLUMNS = tuple(
 
 
 def row_of(transaction: Transaction) -> dict[str, Any]:
-    """As `-o json` tells it, with the payload as one line for people."""
+    """Return the fields of `-o json`, with the payload as one line for people."""
     told = records.transaction_json(transaction, transaction.id)
     return told | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
 
@@ -275,7 +275,7 @@ async def transaction(asked: PageRequest) -> Page:
 
 
 def whole_text(payload: bytes) -> str:
-    """As a person reads it best: JSON with its lines, text as it is, anything else as digits in groups."""
+    """Format a payload for reading: indented JSON, plain text, or groups of hexadecimal digits."""
     found = decoded(payload)
     if found.encoding == "json":
         return json.dumps(found.value, indent=2, ensure_ascii=False)

@@ -26,7 +26,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, WaltzError
 
 ROWS = 100
-"""Of a table that is cut into pages."""
+"""Rows of one page of a table."""
 T = TypeVar("T")
 HEALTH = {Health.HEALTHY: Tone.GOOD, Health.DEGRADED: Tone.WARN, Health.DOWN: Tone.BAD}
 
@@ -42,21 +42,21 @@ class Part:
 class Page:
     title: str
     commands: Sequence[str]
-    """What says the same, as it is typed."""
+    """Commands that print the same data."""
     parts: Sequence[Part]
     looks: int = 1
-    """It is made again with every look, or with each second or third one; 0: only when it is asked for."""
+    """Number of polls after which a followed page is rendered again; 0 for never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageRequest:
-    """What a browser wants to see."""
+    """Request of a browser for a page."""
 
     watch: Watch
     seen: Seen
     query: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """Of one thing, from the path."""
+    """Name of the object in the path; "" if the page has none."""
 
     @property
     def target(self) -> ClusterTarget:
@@ -73,11 +73,11 @@ class PageRequest:
         return self.report.snapshot
 
     async def cluster(self) -> Cluster:
-        """The documents; raises while the coordinator does not answer."""
+        """Return the documents of the cluster; raise while ZooKeeper does not answer."""
         return await self.watch.poll.cluster()
 
     def command(self, *words: object) -> str:
-        """As it is typed, where this console was started: it means the same cluster."""
+        """Return a command line, with the options that select the cluster of this console."""
         return shlex.join(["waltzctl", *map(str, words), *said(self.target)])
 
     def number(self, name: str, least: int, most: int) -> int | None:
@@ -95,7 +95,7 @@ Make = Callable[[PageRequest], Awaitable[Page]]
 
 
 def said(target: ClusterTarget) -> list[str]:
-    """The options by which the cluster was named, to be said again."""
+    """Return the options that selected the cluster."""
     found = []
     for name in MEANT:
         value, origin = target.origins.get(name, ("", ""))
@@ -116,7 +116,7 @@ def of_partition(number: int) -> str:
 
 
 def lifted(columns: Columns[T], at: int) -> Columns[Any]:
-    """The columns of things that stand at this place in rows of several things."""
+    """Return columns for rows that are tuples: each applies to the element `at`."""
 
     def of(column: Column[T]) -> Callable[[Any], Any]:
         return lambda row: None if row[at] is None else column.value(row[at])
@@ -149,7 +149,7 @@ async def now(asked: PageRequest) -> Page:
 
 
 def grouped(checks: Sequence[Check]) -> list[tuple[Tone, str, Check]]:
-    """Checks that find the same stand together, with the names of all of them: what is silent is found by many."""
+    """Group checks with equal findings, with the names of all: one silent daemon fails many checks."""
     found: dict[tuple[Grade, str, str], list[Check]] = {}
     for check in checks:
         found.setdefault((check.grade, check.finding, check.fix), []).append(check)
@@ -157,7 +157,7 @@ def grouped(checks: Sequence[Check]) -> list[tuple[Tone, str, Check]]:
 
 
 def figures(seen: Seen) -> dict[str, Any]:
-    """All partitions together: the columns of `top`, and three charts."""
+    """Return the totals of all partitions: the columns of `top`, and three charts."""
     total = seen.rates.total if seen.rates is not None else None
     names = {"tx/s", "MB/s", "p50 ms", "p99 ms", "refused", "lag", "mounts"}
     tiles: list[Cell] = []
@@ -274,7 +274,7 @@ async def partitions(asked: PageRequest) -> Page:
 
 
 def cut(asked: PageRequest, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Sequence[T], dict[str, Any]]:
-    """One page of them, and the way to the others."""
+    """Return one page of a list, and the data of the pager."""
     last = max(0, (len(things) - 1) // ROWS)
     number = min(asked.number("page", 0, 1_000_000) or 0, last)
     start = number * ROWS
@@ -394,7 +394,7 @@ def actions(asked: PageRequest, found: Sequence[tuple[str, Sequence[object]]]) -
 
 
 def head(asked: PageRequest) -> Part:
-    """What stands above every page: how the cluster is, and of when that is."""
+    """Return the head of every page: the health of the cluster, and the time of that state."""
     seen, verdict = asked.seen, asked.report.verdict
     return Part(
         name="head",
@@ -421,7 +421,7 @@ def grids(
     has_titles: bool | None = None,
     pager: Mapping[str, Any] | None = None,
 ) -> Part:
-    """One that stands alone has the title of its page, unless `has_titles`. `pager`: the way to other rows, with a path."""
+    """Return a part of tables. A single table has no title of its own, unless `has_titles`."""
     titled = len(found) > 1 if has_titles is None else has_titles
     given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled, "pager": pager}
     return Part(name=name, template="grids.html", given=given)

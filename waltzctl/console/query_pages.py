@@ -22,7 +22,7 @@ from waltzd.errors import BadArgument
 HISTORY_ENTRIES = 100
 NAME: Column[ServerUsage] = Column("name", lambda one: one.use.name)
 LINES_MAX = 300
-"""Of what daemons said, the newest."""
+"""Maximum number of log lines, the newest."""
 QUIET = ("debug", "info")
 SINCE = ("10m", "1h", "6h", "1d")
 

@@ -1,13 +1,12 @@
-"""Who may come in: a token that opens once, and behind it a session of two secrets. Pure but for the random numbers that
-it draws.
+"""Authentication of console sessions: a token that works once, then a session with two secrets. Pure but for random
+numbers.
 
-A page on another site, shown by the same browser, may send requests here and must get nothing. So the name that was asked
-for must be ours (or a foreign name could be pointed at this address), the cookie never travels from another site, and no
-page may be shown inside another one.
+First danger: a page of another site in the same browser sends requests here. So the Host header must name this console (or
+a foreign name could be resolved to this address), the cookie is never sent from another site, and no page can be framed.
 
-Another program at another port of this machine is the second danger: a browser sends a cookie to all ports of a host. So
-the pages of a session stand below a place, a secret part of their addresses, and its cookie belongs to that place: a
-browser sends it nowhere else. Neither opens anything without the other.
+Second danger: another program on another port of this machine, as a browser sends a cookie to all ports of a host. So the
+pages of a session have a secret first path segment, its place, and the cookie is restricted to that path. A request needs
+both the place and the cookie.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SESSIONS_MAX = 64
-"""Browsers that are in; one more sends the one away that has not asked for longest."""
+"""Maximum number of sessions; a further one ends the least recently used."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -29,20 +28,20 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Of every answer: nothing from outside, no script and no style but our own files, no frame."""
+"""Headers of every response: only our own scripts and styles, nothing from other sites, no frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A browser that is in."""
+    """Session of a browser."""
 
     cookie: str
     place: str = ""
-    """First part of the path of its pages."""
+    """Secret first segment of the path of its pages; "" for none."""
 
     @property
     def base(self) -> str:
-        """Return what the path of each of its pages begins with."""
+        """Prefix of the paths of its pages."""
         return f"/{self.place}" if self.place else ""
 
 
@@ -53,9 +52,9 @@ def _secret() -> str:
 @dataclass
 class SessionAuth:
     hosts: frozenset[str]
-    """What a browser may call this console, with the port."""
+    """Accepted values of the Host header, in lower case."""
     told: Callable[[str], None] = lambda token: None
-    """Gets each new token, also when the one before was used."""
+    """Callback for each new token: the first, and one after each use."""
     _token: str = ""
     _sessions: dict[str, Session] = field(default_factory=dict)
 
@@ -67,7 +66,7 @@ class SessionAuth:
         return host.lower() in self.hosts
 
     def enter(self, token: str) -> Session | None:
-        """Open a session and tell the next token; None unless this is the newest token."""
+        """Open a session and make the next token; return None unless this is the current token."""
         if not self._token or not _same(token, self._token):
             return None
         self.begin()
@@ -78,11 +77,11 @@ class SessionAuth:
         return made
 
     def session(self, cookie: str, place: str) -> Session | None:
-        """Return the session with this cookie, if `place` is its own."""
+        """Return the session with this cookie if `place` is its place, else None."""
         found = self._sessions.get(cookie)
         if found is None or not _same(place, found.place):
             return None
-        self._sessions[cookie] = self._sessions.pop(cookie)  # behind the others: it asked last
+        self._sessions[cookie] = self._sessions.pop(cookie)  # the most recently used session is last
         return found
 
     def is_place(self, name: str) -> bool:
@@ -94,11 +93,11 @@ def _same(one: str, other: str) -> bool:
 
 
 def hosts_of(host: str, port: int) -> frozenset[str]:
-    """What a browser may call a console that listens there."""
+    """Return the values of the Host header that a browser may send to a console at this address."""
     names = {f"[{host}]" if ":" in host else host}
     if names & {"127.0.0.1", "[::1]", "localhost"}:
         names |= {"127.0.0.1", "[::1]", "localhost"}
     found = {f"{name}:{port}".lower() for name in names}
-    if port in (80, 443):  # which browsers leave out
+    if port in (80, 443):  # browsers omit default ports
         found |= {name.lower() for name in names}
     return frozenset(found)

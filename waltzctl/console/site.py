@@ -1,7 +1,7 @@
-"""The console as a web application: which address is which page, who may ask, and pages that follow the cluster.
+"""The console as a web application: routes, authentication, and pages that follow the cluster.
 
-A page is made anew with every look while a browser follows it, and only the parts that have changed are sent. Everything
-that came from a cluster is text: templates escape it, and no answer allows a script that is not our own file.
+While a browser follows a page, it is rendered after every poll, and only changed parts are sent. All data from a cluster is
+text: templates escape it, and no response allows a script that is not our own file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from waltzd.errors import (
 HERE = Path(__file__).parent
 QUERY_MAX = 4096
 STATUS = {EXIT_USAGE: 400, EXIT_NOT_AUTHORISED: 403, EXIT_NOT_FOUND: 404, EXIT_CONFLICT: 409}
-"""Of errors, by their exit codes; all others are 503: the cluster cannot say it now."""
+"""Exit code of an error → HTTP status; 503 for all others."""
 TITLES = {404: "Not there", 503: "No answer"}
 STATIC = {
     "console.css": "text/css; charset=utf-8",
@@ -54,7 +54,7 @@ STATIC = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A page, and its name in the list of pages; without one it is reached by links."""
+    """Page with its path, and its name in the navigation; "" if it is only linked."""
 
     path: str
     make: Make
@@ -84,7 +84,7 @@ def spaced(number: object) -> str:
 
 
 class Templates:
-    """Templates, and what all of them know."""
+    """Templates with their common functions."""
 
     def __init__(self) -> None:
         self._env = Environment(
@@ -128,8 +128,7 @@ _ADDRESS = re.compile(r'((?:href|action)=")/(?!static/)')
 
 
 def _below(session: Session, html: str) -> str:
-    """Put the addresses that templates and pages name below the base of a session. Text of a cluster cannot be taken for
-    one: its quotes are escaped."""
+    """Prefix the addresses in HTML with the base of a session. Data of a cluster cannot match: its quotes are escaped."""
     return _ADDRESS.sub(lambda found: f"{found[1]}{session.base}/", html) if session.base else html
 
 
@@ -146,7 +145,7 @@ class Site:
         self.watch, self.auth, self.templates = watch, auth, Templates()
         port = next(iter(sorted(auth.hosts))).rpartition(":")[2]
         self.cookie = f"waltz-console-{port}"
-        """Name of the cookie: two consoles on one machine do not take each other's away."""
+        """Name of the cookie, with the port: two consoles on one machine must not overwrite each other's."""
         routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in ENTRIES]
         routes += [
             Route("/static/{name}", self._static, methods=["GET"]),
@@ -155,13 +154,13 @@ class Site:
         ]
         self.app: ASGIApp = _Guard(Starlette(routes=routes, exception_handlers={404: self._unknown}), auth)
 
-    # -- who asks
+    # -- sessions
 
     async def _enter(self, request: Request) -> Response:
         session = self.auth.enter(request.query_params.get("token", ""))
         if session is None:
             return self._closed()
-        # No redirection: behind a link on another site a browser would follow it without the cookie.
+        # Not a redirect: after a link on another site, a browser would follow it without the strict cookie.
         response = HTMLResponse(
             self.templates.entered(session), headers={"refresh": f"0; url={session.base}/", "cache-control": "no-store"}
         )
@@ -229,7 +228,8 @@ class Site:
             return Page(title=title, commands=(), parts=(error_part(error),)), status
 
     async def follow(self, entry: Entry, request: Request) -> AsyncIterator[str]:
-        """Server-sent events: the parts that have changed, as HTML, after each look. A comment keeps a quiet line alive."""
+        """Yield server-sent events: the changed parts as HTML after each poll, or a comment that keeps the connection
+        open."""
         told: dict[str, str] = {}
         session = self.session(request)
         assert session is not None
@@ -284,7 +284,7 @@ _HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
 
 
 class _Guard:
-    """Before everything else: the host that was meant is ours; behind everything: what each answer must say."""
+    """Middleware that checks the Host header of requests, and adds `HEADERS` to responses."""
 
     def __init__(self, app: ASGIApp, auth: SessionAuth) -> None:
         self._app, self._auth = app, auth

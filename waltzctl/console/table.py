@@ -22,7 +22,7 @@ class Tone(enum.StrEnum):
     WARN = "warn"
     BAD = "bad"
     OFF = "off"
-    """Neither: it is not known, or not meant to be there."""
+    """Neutral: unknown, or not expected."""
 
 
 SHAPES = {Tone.GOOD: "●", Tone.WARN: "▲", Tone.BAD: "■", Tone.OFF: "○"}
@@ -39,14 +39,14 @@ _WORST = (Tone.BAD, Tone.WARN, Tone.OFF, Tone.GOOD)
 
 
 def tone_of(value: object) -> Tone:
-    """Of a state: a word, several with commas, or a list of words. The worst of them counts."""
+    """Return the tone of a state: the worst of its words, which may be a list or separated by commas."""
     words = value if isinstance(value, list | tuple) else str(value).split(",")
     tones = {_TONES.get(str(word).strip().lower().partition(" ")[0], Tone.WARN) for word in words}
     return next(tone for tone in _WORST if tone in tones)
 
 
 def tone_of_outcome(value: object) -> Tone:
-    """Of a change in the history: anything but these words is an error."""
+    """Return the tone of the outcome of a change; an unknown word is an error."""
     return _TONES.get(str(value), Tone.BAD)
 
 
@@ -58,11 +58,11 @@ class Cell:
     href: str = ""
     tone: Tone | None = None
     drawn: Markup | None = None
-    """In front of the text."""
+    """Drawing in front of the text."""
 
     @property
     def is_long(self) -> bool:
-        """It may be broken into lines."""
+        """Whether the text may be broken into lines."""
         return len(self.text) > LONG
 
     @property
@@ -74,7 +74,7 @@ class Cell:
 class Head:
     name: str
     key: str
-    """In JSON; empty for people only."""
+    """Key of the column in JSON; "" if it is not in JSON."""
     is_right: bool
 
 
@@ -91,7 +91,7 @@ Of = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How the columns of a table look, by their names, beyond what a terminal can show."""
+    """Links, tones and drawings of the columns of a table, by column name."""
 
     links: Mapping[str, Of] = field(default_factory=dict)
     tones: Mapping[str, Of] = field(default_factory=dict)

@@ -34,19 +34,19 @@ TRAIL_MAX = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What all partitions did together, up to one moment."""
+    """Totals of all partitions at one time."""
 
     at: float
-    """Of the clock of the machine, since 1970."""
+    """Time in seconds since 1970, by the clock of this machine."""
     total: PartitionRates
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is known of the cluster at a moment."""
+    """State of the cluster at one time."""
 
     number: int = 0
-    """Rises with each look."""
+    """Number of the poll; it rises with each."""
     report: HealthReport | None = None
     """The newest look that saw something."""
     error: WaltzError | None = None
@@ -54,9 +54,9 @@ class Seen:
     rates: Rates | None = None
     trail: tuple[Point, ...] = ()
     checks: tuple[Check, ...] = ()
-    """Of the doctor, who comes less often."""
+    """Last checks of the doctor, which run less often than polls."""
     examined: str = ""
-    """When the doctor looked."""
+    """Time of the last checks of the doctor."""
 
 
 class Watch:
@@ -94,13 +94,13 @@ class Watch:
 
     @property
     def name(self) -> str:
-        """Of the cluster."""
+        """Name of the cluster."""
         assert self.seen.report is not None
         return self.seen.report.snapshot.meta.name
 
     @property
     def key(self) -> UUID:
-        """Of the cluster."""
+        """Key of the cluster."""
         assert self.seen.report is not None
         return self.seen.report.snapshot.meta.key
 
@@ -114,7 +114,7 @@ class Watch:
             self._looked.notify_all()
 
     async def now(self) -> Seen:
-        """What is known; a look that is due is waited for, for a moment."""
+        """Return the current state; wait briefly for a poll that is due."""
         if time.monotonic() - self._at > 1.5 * self.every:
             before = self.seen.number
             self._wanted.set()

@@ -50,7 +50,7 @@ async def made(cluster: Cluster, tls: Tls | None, say: Say, meta: GroupMeta) -> 
 
 
 async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Awaitable[T]]) -> T:
-    """Ask one server after the other, and all again while the error is one that passes."""
+    """Ask all servers in turn, and again while the error may pass."""
     until = _now() + WAIT_SECONDS
     while True:
         error: WaltzError = NoServerUp("no server of the cluster is up", not_done="nothing was changed")

@@ -1,4 +1,4 @@
-"""What options say of a consumer group: durations, pauses, headers, as a person types them."""
+"""Options with the settings of a consumer group: durations, pauses, headers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is in the log: read, compared, checked."""
+"""Commands that read, compare and check the log."""

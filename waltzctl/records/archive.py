@@ -1,8 +1,7 @@
-"""`waltzctl archive`: how far the log is archived, whether the archive is whole, and what uploads have left in it.
+"""`waltzctl archive`: coverage, verification, repair and signatures of the archive.
 
-`status` asks the cluster, or a store that is named. The others ask the store, and nothing of any cluster: an archive
-outlives its cluster.
-"""
+`status` asks the cluster, or reads a store that is named. The other commands read only the store, as an archive outlives
+its cluster."""
 
 from __future__ import annotations
 
@@ -145,7 +144,7 @@ async def _reaching(cluster: Cluster, target: ClusterTarget) -> list[Reaching]:
 
 
 async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:
-    """What the documents say, beside what the owners of a snapshot say."""
+    """Return the archive coverage from the documents and from the owners in a snapshot."""
     from waltzctl.show.archive import Reaching
     from waltzd.cluster.archives import all_archived
 
@@ -173,25 +172,26 @@ async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]
 def verify(
     *,
     store: Place,
-    quick: Annotated[bool, Option("--quick", help="Only whether all objects are there, with their sizes.")] = False,
-    partitions: Annotated[str | None, Option("--partitions", metavar="0-3,7", help="Only these; all by default.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Check only that all objects exist, with their sizes.")] = False,
+    partitions: Annotated[
+        str | None, Option("--partitions", metavar="0-3,7", help="Partitions to check; all by default.")
+    ] = None,
     with_cluster: Annotated[
         bool,
-        Option("--with-cluster", help="Compare with the documents of the running cluster, too, not only with saved ones."),
+        Option("--with-cluster", help="Also compare with the documents of the running cluster."),
     ] = False,
     given: ClusterOptions,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Check an archive in its STORE: the manifests, that all objects which they name are there, that every byte is what was
-    archived, that each segment names the one in front of it, and that saved documents of the cluster are whole.
+    """Check an archive in its STORE: the manifests, all objects that they name, every byte of these, the chain of segments,
+    and the saved documents of the cluster.
 
-    The store is compared with the documents that were saved in it: manifests, tails or partitions that these know of and
-    the store does not have are findings, and so is a store without any document. No cluster is asked without
-    --with-cluster.
+    The store is compared with the documents saved in it: a manifest, unsealed part or partition that they name and the
+    store lacks is a finding, and so is a store without documents. No cluster is contacted without --with-cluster.
 
-    All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
-    something is wrong. Each finding names an object, and the ids that it holds.
+    All data is read, unless --quick is given; a bucket charges for that. The exit code is 8 if there are findings. Each
+    finding names an object and its ids.
 
     \b
     Examples:
@@ -274,7 +274,7 @@ def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
 
 
 def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:
-    """What the documents of the cluster know of, and the store does not have."""
+    """Return flaws for objects that the documents of the cluster name and the store does not have."""
     from waltzd.archive.manifest import manifest_name
     from waltzd.archive.metadata import FOLDER
     from waltzd.archive.unsealed import unsealed_index_name
@@ -323,31 +323,25 @@ def heal(
     store: Place,
     source: Annotated[
         str | None,
-        Option("--from", metavar="DIRECTORY", help="Of a storage on this machine, which may run: it is only read."),
+        Option("--from", metavar="DIRECTORY", help="Directory of a storage on this machine; it may run, and is only read."),
     ] = None,
-    is_clean: Annotated[
-        bool, Option("--clean", help="Remove what uploads that were cut short have left, and put nothing back.")
-    ] = False,
-    quick: Annotated[
-        bool, Option("--quick", help="Look only for objects that are gone or have another size; read no other.")
-    ] = False,
+    is_clean: Annotated[bool, Option("--clean", help="Delete leftovers of interrupted uploads instead.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Check only for missing objects and wrong sizes.")] = False,
     yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and change nothing.")] = False,
     output: Output = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Put back what an archive has lost, or what is not what was archived: segments from the replicas of one storage, and
-    the label, manifests and chunks out of the rest of the archive.
+    """Restore lost or damaged objects of an archive: segments from the replicas of a storage, and the label, manifests and
+    chunks from the rest of the archive.
 
-    Run it on the machine of a storage, with the rights to write into the STORE. The archive is verified first. A file goes
-    back only when it has the SHA-256 that the manifest says, and only to where that is missing or other bytes stand: a
-    sound object is never written over. What this storage does not have is named, and the exit code is 8; another one may
-    have it.
+    Run it on the machine of a storage, with permission to write to the STORE. The archive is verified first. A file is
+    restored only if it has the SHA-256 in the manifest, and only where the object is missing or damaged: a valid object is
+    never overwritten. The output names objects that this storage does not have, and the exit code is 8; try another one.
 
-    With --clean, remove segments and chunks that no manifest names, although their ids are archived. What may still be
-    named, manifests, and objects that no archive has stay. In a directory, hidden files go as well that writers left which
-    were killed a day ago or earlier. Storages may go on to upload meanwhile. Nothing is removed from an archive in which
-    something is wrong.
+    With --clean delete segments and chunks that no manifest names although their ids are archived. Manifests, objects that
+    a manifest may still name, and unknown objects stay. In a directory, hidden files that killed writers left more than a
+    day ago are deleted as well. Storages may upload meanwhile. Nothing is deleted if the archive has damage.
 
     \b
     Examples:
@@ -356,7 +350,7 @@ def heal(
       waltzctl archive heal /mnt/archive --clean --dry-run
     """
     if is_clean is (source is not None) or (is_clean and quick):
-        raise Misused("Say either --from DIRECTORY, or --clean alone.")
+        raise Misused("Use either --from DIRECTORY, or --clean alone.")
     confirmation = ConfirmOptions(is_dry=dry_run, yes=yes)
     return (
         _clean(store, confirmation, output)
@@ -448,8 +442,8 @@ def _flawed(
 
 
 def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
-    """The object of a piece, made of the files of a replica in this directory of a storage; None where they are not the
-    bytes that were archived."""
+    """Return the bytes of an archived object, built from the files of a replica in this storage directory; None if they are
+    not the archived bytes."""
     from waltzd.disk.real import RealDisk
     from waltzd.disk.seam import join, opened
     from waltzd.format.layout import index_name, segment_name
@@ -481,21 +475,20 @@ def sign(
     store: Annotated[str | None, Argument(metavar="[STORE]", help="As the storages name it in `archive`.")] = None,
     file: Annotated[
         Path | None,
-        Option("--new-key", metavar="FILE", dir_okay=False, help="Make a key in a new file, which only you may read."),
+        Option("--new-key", metavar="FILE", dir_okay=False, help="Create a key in a new file, which only you may read."),
     ] = None,
     yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be signed, and change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and change nothing.")] = False,
     output: Output = "table",
 ) -> int:
-    """Sign what an archive has that is older than its key, which WALTZ_ARCHIVE_KEY names: the label, manifests, tails and
-    saved documents without a signature. Nothing tells whether they are what was written: verify the archive first, and
-    hold it against the cluster with `archive status`. Nothing is signed in an archive in which something is wrong.
+    """Sign the unsigned objects of an archive with the key in WALTZ_ARCHIVE_KEY: the label, manifests, unsealed parts and
+    saved documents. Their content cannot be proven: verify the archive first, and compare it with the cluster by `archive
+    status`. Nothing is signed if the archive has damage. Before, configure the key on all storages and servers, with
+    `archive_unsigned: accepted`; afterwards remove that setting.
 
-    The storages and servers have the key by then, with `archive_unsigned: accepted`. That goes out afterwards.
-
-    With --new-key and no STORE, make the key. Give every storage and server of the cluster the same (`archive_key`), and
-    name it in WALTZ_ARCHIVE_KEY for this tool. It never goes into the store: who has it can sign another log. No file is
-    written over.
+    With --new-key and no STORE create a key file. Configure the same key on every storage and server (`archive_key`), and
+    set WALTZ_ARCHIVE_KEY for this tool. Never copy the key to the store: with it another log can be signed. No file is
+    overwritten.
 
     \b
     Examples:
@@ -505,7 +498,7 @@ def sign(
       waltzctl archive sign s3://waltz-archive/orders --yes
     """
     if (file is None) is (store is None):
-        raise Misused("Name the STORE to sign, or a file for a new key with --new-key.")
+        raise Misused("Name the STORE to sign, or use --new-key FILE.")
     return (
         _make_key(file, output) if file is not None else _sign(str(store), ConfirmOptions(is_dry=dry_run, yes=yes), output)
     )

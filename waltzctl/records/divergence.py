@@ -26,7 +26,7 @@ class Verdict(enum.Enum):
     """Equal to the other replicas, up to the last compared id."""
     DIFFERENT = "different"
     UNKNOWN = "unknown"
-    """Not compared: the replica did not answer, or there was no other one."""
+    """The replica did not answer, or there was no other one to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Standing:
     mark: int
     """Last id for which the replica can be asked."""
     compared: int = -1
-    """Last id up to which the replica equals the others."""
+    """Last id up to which the replica equals the replicas that it was compared with."""
     verdict: Verdict = Verdict.UNKNOWN
     difference: tuple[int, int] | None = None
     """First differing id, twice; or the range that holds it, if a replica stopped answering before the id was found."""

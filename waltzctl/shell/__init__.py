@@ -1,1 +1,1 @@
-"""What every command stands on: what was typed, which cluster is meant, the question before a change, and its end."""
+"""Common parts of all commands: options, the selected cluster, plans, confirmation, and the history."""

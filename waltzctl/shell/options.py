@@ -110,7 +110,7 @@ def positive(text: str) -> float:
 
 
 def confirmed(question: str) -> bool:
-    """Ask a yes-or-no question on standard error. (typer alone would write a newline to standard output.)"""
+    """Ask a yes-or-no question on standard error; typer alone would write a newline to standard output."""
     with redirect_stdout(sys.stderr):
         return typer.confirm(question)
 

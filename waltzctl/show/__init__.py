@@ -1,1 +1,1 @@
-"""How results look: every noun's columns declared once, and every form that a person or a program may want of them."""
+"""Output of commands: columns of results, declared once, and the forms in which they are printed."""

@@ -1,4 +1,4 @@
-"""What a cluster does: probes of its partitions, rates, and lines of logs. Whatever is wrong comes first."""
+"""Output about activity: probes of partitions, rates, and log lines. Problems come first."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _probed(
 
 
 def _probes(*, is_writing: bool) -> Columns[Probe]:
-    """Without a write nothing is committed, and the id is the high-water mark."""
+    """Return the columns of probes. Without a write nothing is committed, and the id is the high-water mark."""
 
     def result(probe: Probe) -> str:
         if probe.error is None:
@@ -138,7 +138,7 @@ def _error(error: WaltzError | None) -> dict[str, str] | None:
 # -- top: all together first, then the busiest partitions, then the storages; nothing wider than 80 columns -------------
 
 HEAD_LINES, TABLE_LINES = 5, 4
-"""Of a screen: what stands beside the rows of the two tables."""
+"""Lines of a screen that are not rows of the two tables."""
 ROWS_LEAST = 3
 PARTITION_RATES: Columns[PartitionRates] = (
     Column("partition"),
@@ -197,13 +197,13 @@ def top(found: Rates, report: HealthReport, *, sort: str, rows_max: int | None) 
 
 
 def _slowed(report: HealthReport) -> list[str]:
-    """Names that had to wait in the last seconds, at any server."""
+    """Return the names that a quota slowed at any server in the last seconds."""
     servers = report.facts.snapshot.servers
     return sorted({name for view in servers if view.reported is not None for name in view.reported.clients.slowed})
 
 
 def rows_for(height: int, storages: int) -> int:
-    """So many partitions fit on a screen of this height, with their table, the storages and what stands around them."""
+    """Return the number of partitions that fit on a screen of this height, beside the storages and fixed lines."""
     return max(ROWS_LEAST, height - HEAD_LINES - TABLE_LINES - (storages + TABLE_LINES))
 
 
@@ -229,7 +229,7 @@ def events(found: Sequence[LogLine]) -> Listing[LogLine]:
 
 
 def silent(found: Mapping[str, WaltzError]) -> None:
-    """On standard error."""
+    """Print on standard error which daemons did not answer."""
     steps = []
     for name, error in sorted(found.items()):
         typer.echo(f"{name} {silence(error)}: {error.code} {printable(error.message)}", err=True)

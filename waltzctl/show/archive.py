@@ -1,4 +1,4 @@
-"""What lies in an archive or a backup: how far it reaches, what is wrong in a store, and where a restore would end."""
+"""Output about archives and backups: their coverage, damage in a store, and the end of a restore."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Reaching:
-    """How far the archive of one partition reaches."""
+    """Archive coverage of one partition."""
 
     partition: int
     archived: int | None
     committed: int | None
-    """As its owner says; None where none answers."""
+    """Last committed id, as the owner reports it; None if it does not answer."""
     floor: int
-    """The first id that storages have."""
+    """First id that storages hold."""
     manifest: int | None
     archive: str
     sha256: str
     trouble: str
     checked_ms: int | None
-    """How long ago it was begun to look for all that is archived, with success."""
+    """Age of the start of the last complete check of the archived objects; None if there was none."""
     missing: str
 
     @property
@@ -100,21 +100,22 @@ def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:
 class BackedUpPartition:
     partition: int
     committed: int | None
-    """As its owner says; None where none was asked or answers."""
+    """Last committed id, as the owner reports it; None if it was not asked or does not answer."""
     backed_up: int | None
-    """The last id in the store, of a segment or of the tail."""
+    """Last id in the store, in a segment or in the unsealed part."""
     transactions: int | None
-    """Committed, and not in the store."""
+    """Number of transactions that are committed and not in the store; None if unknown."""
     seconds: float | None
-    """For how long something that is committed is not in the store, as its owner says; of a store alone: since then."""
+    """Age in seconds of the oldest commit that is not in the store, as the owner reports it; from a store alone, the age
+    of its newest complete moment. None if unknown."""
     moment: int
-    """All that was committed then is in the store: microseconds since 1970; 0: nobody says."""
+    """Time up to which all commits are in the store, in microseconds since 1970; 0 if unknown."""
     trouble: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedMetadata:
-    """The documents of the cluster in the store."""
+    """Documents of the cluster in the store."""
 
     number: int
     seconds: float | None
@@ -138,12 +139,12 @@ PARTITIONS: Columns[BackedUpPartition] = (
 @dataclass(frozen=True, kw_only=True)
 class Backups:
     place: str
-    """The store that was asked; empty where owners were."""
+    """Store that was read; "" if owners were asked."""
     partitions: Sequence[BackedUpPartition]
     metadata: SavedMetadata | None
 
     def is_behind(self, seconds: float) -> bool:
-        """Whether it does not go on, or owners say that it is so much behind."""
+        """Return whether the backup stopped, or is more than `seconds` behind."""
         is_late = not self.place and any((one.seconds or 0) > seconds for one in self.partitions)
         return is_late or any(one.trouble for one in self.partitions) or bool(self.metadata and self.metadata.trouble)
 
@@ -165,7 +166,7 @@ class Backups:
         )
 
     def documents(self) -> str:
-        """How those of the cluster are saved, in words."""
+        """Describe how the documents of the cluster are saved."""
         saved = self.metadata
         if saved is None:
             return "none are saved" if self.place else "no leader says that they are saved"
@@ -195,7 +196,7 @@ BRANCHES: Columns[Manifest] = (
 
 
 def branches(found: Sequence[Manifest]) -> Listing[Manifest]:
-    """Timelines in a store, those of one partition in their order."""
+    """Return the timelines in a store, by partition and order."""
     return Listing(kind="timelines", columns=BRANCHES, rows=found)
 
 
@@ -246,12 +247,12 @@ def flaw_lines(flaw: Flaw) -> list[Part]:
 
 
 def told_flaw(flaw: Flaw, why: str) -> None:
-    """One that stays."""
+    """Print a flaw that stays, and why."""
     draw(console(to_stderr=True), [*flaw_lines(flaw), f"  {why}"])
 
 
 def told_strange(found: Survey) -> None:
-    """Nothing is done with objects that no archive has."""
+    """Print a note about objects that belong to no archive; they are not touched."""
     if found.strange:
         text = f"{count(len(found.strange), 'object')} that no archive has: {found.strange[0].name}"
         draw(console(to_stderr=True), [text if len(found.strange) == 1 else f"{text} and others"])
@@ -262,7 +263,7 @@ def told_strange(found: Survey) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
-    """What came of a restore that nobody needed."""
+    """Result of a drill."""
 
     place: str
     cut: Cut
@@ -282,7 +283,7 @@ ENDS: Columns[Mapping[str, Any]] = tuple(map(Column, ("partition", "last id", "t
 
 
 def marks(place: str, cut: Cut, moment: str | None, rows: Sequence[Mapping[str, Any]]) -> Listing[Mapping[str, Any]]:
-    """In JSON it is what `--to-marks` takes."""
+    """Return the marks of a restore; their JSON is a file for `--to-marks`."""
     told = {
         "store": place, "moment": moment, "marks": {str(row["partition"]): row["last_id"] for row in rows},
         "partitions": rows,

@@ -1,4 +1,4 @@
-"""How plans, questions and the history of changes look."""
+"""Output of plans, questions and the history of changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARGINS: Columns[Effect] = (
 
 
 def put_plan(found: Plan, output: str, *, result: str, **more: Any) -> None:
-    """What would be done, or was. `more` is for JSON."""
+    """Print a plan with its result. `more` has further keys of JSON."""
     head, style = HEADS[result]
     page = [Line(f"{head}: {found.verb} {found.subject}", style), *_parts(found)]
     page += ["Nothing was changed."] if result == "dry-run" else []
@@ -33,7 +33,7 @@ def put_plan(found: Plan, output: str, *, result: str, **more: Any) -> None:
 
 
 def put_question(found: Plan) -> None:
-    """On standard error, beside the question."""
+    """Print a plan on standard error, above the question."""
     draw(console(to_stderr=True), [Line(f"{found.verb} {found.subject}", "bold"), *_parts(found)])
 
 
@@ -84,5 +84,5 @@ def history(entries: Sequence[Numbered]) -> Listing[dict[str, Any]]:
 
 
 def _moment(text: str) -> str:
-    """As `status` and `events` write it."""
+    """Format a time as `status` and `events` do."""
     return f"{text.removesuffix('+00:00')}Z" if text.endswith("+00:00") else text

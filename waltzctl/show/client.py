@@ -1,4 +1,4 @@
-"""Applications: instances that are connected, what each name uses, and what a policy lets it do."""
+"""Output about applications: connected instances, usage of each name, and its rights."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ NO_POLICY = "There is no policy: every application may do everything."
 
 
 def grants(found: PolicyDocument | None) -> Listing[Mapping[str, Any]]:
-    """As YAML and as JSON, `waltzctl policy set` takes it again."""
+    """Return the grants; their YAML or JSON is a file for `waltzctl policy set`."""
     columns: Columns[Mapping[str, Any]] = (
         Column("names"),
         Column("may"),
@@ -113,7 +113,7 @@ def _quotas(quotas: Mapping[str, int | None] | None) -> list[str]:
 
 
 def spelled(grant: Grant) -> str:
-    """One that is read aloud."""
+    """Describe a grant in a sentence."""
     quotas = _quotas(None if grant.quotas is None else asdict(grant.quotas))
     parts = [
         f"{', '.join(grant.names)} may {', '.join(grant.may)}",
@@ -127,7 +127,7 @@ def spelled(grant: Grant) -> str:
 
 
 def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listing[Mapping[str, Any]]:
-    """What a name may do in these partitions, and by which grants."""
+    """Return the rights of a name in these partitions, and the grants that allow them."""
     found = everything(name) if policy is None else policy.rights_of(name)
     numbered = [] if policy is None else [(at, grant) for at, grant in enumerate(policy.grants, 1) if grant in found.grants]
 
@@ -175,7 +175,7 @@ def _speaks_of(grant: Grant, verb: Verb, partition: int, policy: Policy | None) 
 
 
 def _locks(policy: Policy | None, found: Sequence[Grant]) -> list[Prefix] | None:
-    """Prefixes; None: all locks."""
+    """Describe lock prefixes; None stands for all locks."""
     appending = [grant.lock_prefixes for grant in found if Verb.APPEND in grant.may]
     if policy is None or None in appending:
         return None

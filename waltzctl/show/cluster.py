@@ -1,6 +1,6 @@
-"""A cluster and what belongs to it: servers, storages, partitions and their replicas, and whether all of it is well.
+"""Output about a cluster: servers, storages, partitions, replicas, and health.
 
-The verdict (`watching.rules`) comes first on a page; then the reasons, then what there is.
+The verdict (`health.rules`) comes first on a page, then its reasons, then the tables.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NOT_LISTED = CannotConnect("it is not in ZooKeeper's list of servers")
 
 
 def all_servers(found: ClusterSnapshot) -> list[ServerView]:
-    """With those that should be up and are not."""
+    """Return the servers, including missing ones."""
     missing = [ServerView(meta=replace(meta, is_draining=False), reported=None, error=NOT_LISTED) for meta in found.missing]
     return [*found.servers, *missing]
 
 
 def _state(view: ServerView | StorageView, words: Mapping[str, bool]) -> str:
-    """The state of a daemon for people, with the words that hold."""
+    """Describe the state of a daemon, with the words whose flag is True."""
     if view.error is NOT_LISTED:
         return "down"
     if view.error is not None:
@@ -145,12 +145,12 @@ def storages(found: ClusterSnapshot) -> Listing[StorageView]:
 
 
 def with_stars(roles: Mapping[str, Membership]) -> list[str]:
-    """Learners have one."""
+    """Name the replicas, with a `*` behind each learner."""
     return [f"{name}{'*' if role is Membership.LEARNER else ''}" for name, role in sorted(roles.items())]
 
 
 def _numbers(views: Sequence[PartitionView]) -> str:
-    """Their numbers, and behind that of the group log what it holds."""
+    """Format the numbers of partitions; the group log is marked."""
     return f"{spell_numbers([view.partition for view in views])}{' (groups)' if views[0].is_group_log else ''}"
 
 
@@ -303,7 +303,7 @@ def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
 
 
 def _format(found: ClusterSnapshot) -> str:
-    """What the cluster writes, and how far the change to it has come."""
+    """Describe the segment format of the cluster, and the progress of a change of it."""
     formats = [view.format for view in found.partitions if view.format is not None and not view.is_group_log]
     wanted, over = found.meta.format, sum(format >= found.meta.format for format in formats)
     return f"format {wanted}" + (f" ({over} of {count(len(formats), 'partition')} so far)" if over < len(formats) else "")
@@ -323,7 +323,7 @@ def sentence(found: ClusterSnapshot) -> str:
 
 
 def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Listing[str]:
-    """Of `create-cluster`."""
+    """Return the output of `create-cluster`."""
     result = "would create" if is_dry and not made.was_there else "there already" if made.was_there else "created"
     names = sorted(made.storages)
     columns: Columns[str] = (
@@ -369,7 +369,7 @@ def _number(things: Sequence[object]) -> str:
 
 
 def status(found: HealthReport, local: Listing[Any] | None = None) -> Listing[PartitionView]:
-    """`local`: the processes of a cluster on this machine."""
+    """Return the page of `status`. `local` has the processes of a cluster on this machine."""
     beside = Listing[Any](page=(), told={}) if local is None else local
     page, told = [*_status(found), *(beside.page or ())], {**status_json(found), **beside.document}
     return replace(partitions(found.snapshot), page=page, told=told)
@@ -400,7 +400,7 @@ def _status(found: HealthReport) -> Iterator[Part]:
 
 
 def _alike(partitions: Sequence[PartitionView]) -> list[list[PartitionView]]:
-    """Those that are alike, together, and the group log alone; the ones with something to say first."""
+    """Group equal partitions, with the group log alone; partitions with a message come first."""
     grouped: dict[tuple[object, ...], list[PartitionView]] = {}
     for view in partitions:
         alike = (view.is_group_log, view.owner, view.state, view.counting, len(view.replicas))

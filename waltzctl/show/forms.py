@@ -1,9 +1,9 @@
-"""One result in every form: tables for people, JSON and YAML for programs, CSV for spreadsheets, names for shells.
+"""Renderer of results: tables for people, JSON and YAML for programs, CSV for spreadsheets, names for shells.
 
 The columns of a result are declared once, from the fields of what a command returns: each has a heading for people, a key
-for programs, and a way to its value. A result is a list of such rows, with lines and other tables around it for people and
-more keys beside it for programs. Rows that come one by one are printed as they come. JSON and YAML carry a version and only
-grow; tables may change.
+for programs, and a path to its value. A result is a list of rows, with further lines and tables for people and further keys
+for programs. Rows that arrive one by one are printed as they arrive. JSON and YAML carry a version and only gain keys;
+tables may change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMS = get_args(Form)
 AnyForm = Annotated[Form, Option("-o", "--output", rich_help_panel=OUTPUT, help="Output format.")]
 """Output option of commands that read; `Output` is the one of commands that change something."""
 NAMING = frozenset({"partition", "id", "pid"})
-"""Columns whose numbers are names: they have no separators between thousands."""
+"""Columns whose numbers are names, printed without separators of thousands."""
 T = TypeVar("T")
 
 # -- what a result is made of ------------------------------------------------------------------------------------------
@@ -43,22 +43,22 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Column(Generic[T]):
     name: str
-    """Its heading, and with underscores its key in JSON; empty for programs only."""
+    """Heading of the column, and with underscores its key in JSON; "" if people do not see it."""
     of: str | Callable[[T], Any] = ""
-    """The attributes that lead to the value, with dots between them, or a function of the row. Empty: the attribute with
-    the name of the column. In a row that is a mapping, the key."""
+    """Path of attributes to the value, with dots, or a function of the row; "" for the attribute named like the column. In
+    a row that is a mapping, the key."""
     cell: Callable[[Any], str] | None = None
-    """How people read the value, where that is special; it is not asked about None."""
+    """Format of a value for people; None for the default. It is not called for None."""
     none: str = ""
-    """What people read in place of None."""
+    """Text in place of None."""
     label: Callable[[T], str] | None = None
-    """How people read the row in this column, where that takes more than the value."""
+    """Format of the cell from the whole row; None to use the value alone."""
     json: str | None = None
-    """The key in JSON, where that is not the heading; empty for people only."""
+    """Key in JSON if it is not the heading; "" to leave the column out."""
     is_wide: bool = False
-    """Only shown in the form `wide`."""
+    """True if only the form `wide` shows the column."""
     is_right: bool | None = None
-    """None: on the right where all values are numbers."""
+    """True to align right; None to do so if all values are numbers."""
 
     @property
     def key(self) -> str:
@@ -82,7 +82,7 @@ class Column(Generic[T]):
         return _shown(value, is_name=self.key in NAMING) if self.cell is None else self.cell(value)
 
     def is_of_numbers(self, rows: Iterable[Any]) -> bool:
-        """Whether its cells stand on the right."""
+        """Return whether the cells are aligned right."""
         if self.is_right is not None:
             return self.is_right
         values = [value for row in rows if (value := self.value(row)) is not None]
@@ -93,13 +93,13 @@ Columns = tuple[Column[T], ...]
 
 
 def attributes(names: str, of: str = "", **given: Any) -> Columns[Any]:
-    """Columns named like the attributes that they show, which are all found at `of`."""
+    """Return columns named like the attributes that they show, all found at `of`."""
     at = f"{of}." if of else ""
     return tuple(Column(name.replace("_", " "), f"{at}{name}", **given) for name in names.split())
 
 
 def pick(columns: Columns[T], *names: str) -> Columns[T]:
-    """The columns with these headings, in this order, also those that only `wide` shows elsewhere."""
+    """Return the columns with these headings, in this order, including columns for `wide`."""
     found = {one.name: replace(one, is_wide=False) for one in columns}
     return tuple(found[name] for name in names)
 
@@ -109,8 +109,8 @@ class Line:
     text: str
     style: str = ""
     fit: Literal["whole", "wrap", "cut"] = "whole"
-    """`whole`: never broken, so that a command in it can be copied. `wrap`: wrapped under its own beginning. `cut`: it ends
-    where the screen ends."""
+    """`whole`: never broken, so that a command in it can be copied. `wrap`: wrapped with a hanging indent. `cut`: cut at
+    the end of the screen."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Table(Generic[T]):
 
 
 Part = Line | Table[Any] | str
-"""What people read, one below the other. Text is a line without a style."""
+"""Element of a page for people. A str is a line without a style."""
 
 
 def verdict(text: str, *, is_good: bool) -> Line:
@@ -132,7 +132,7 @@ def warnings(texts: Iterable[str]) -> list[Line]:
 
 
 def capped(columns: Columns[T], shown: Sequence[T], total: int, noun: str, way: str) -> list[Part]:
-    """A table of some of so many rows, and what `way` there is to the others."""
+    """Return a table of some of `total` rows, with a line that names the `way` to see the rest."""
     rest = [f"{count(total - len(shown), f'more {noun}')}: {way}"] if len(shown) < total else []
     return [Table(columns, shown), *rest]
 
@@ -143,23 +143,23 @@ def next_step(step: str) -> Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Generic[T]):
-    """What a command returns, in every form."""
+    """Result of a command, which can be printed in every form."""
 
     kind: str = ""
-    """What the rows are, in the plural: their key in JSON."""
+    """Noun for the rows in the plural: their key in JSON."""
     columns: Columns[T] = ()
-    """The first one is the name."""
+    """Columns; the first one is the name of a row."""
     rows: Sequence[T] = ()
     nothing: str = ""
-    """What to say to a person when there are no rows."""
+    """Text for people if there are no rows."""
     notes: Sequence[Part] = ()
-    """What people read below the table."""
+    """Elements below the table, for people."""
     page: Sequence[Part] | None = None
-    """What people read in place of the table and its notes."""
+    """Page for people, in place of the table and its notes; None for the table."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What JSON and YAML have beside the rows."""
+    """Further keys of JSON and YAML."""
     told: Mapping[str, Any] | None = None
-    """What JSON and YAML have in place of the rows."""
+    """Content of JSON and YAML, in place of the rows; None for the rows."""
 
     @property
     def document(self) -> Mapping[str, Any]:
@@ -177,7 +177,7 @@ class Listing(Generic[T]):
 
 
 def draw(out: Console, parts: Iterable[Part], *, is_wide: bool = False) -> None:
-    """Print what people read."""
+    """Print elements of a page."""
     for part in parts:
         if isinstance(part, Table):
             shown = [one for one in part.columns if one.name and (is_wide or not one.is_wide)]
@@ -209,7 +209,7 @@ def put(found: Listing[Any], output: str) -> None:
 
 
 def put_again(found: Listing[Any] | WaltzError, output: str, screen: Screen | None, every: float) -> None:
-    """Show one of several looks, or why it failed: on a screen that has been opened, else below what was printed before."""
+    """Show a result that is refreshed, or the error in its place: on the open screen, else below the earlier output."""
     if screen is not None:
         screen.put(found if isinstance(found, WaltzError) else found.draw, every)
     elif isinstance(found, WaltzError):
@@ -220,12 +220,12 @@ def put_again(found: Listing[Any] | WaltzError, output: str, screen: Screen | No
 
 
 def screen_for(output: str) -> AbstractContextManager[Screen | None]:
-    """A screen for people; the other forms are printed one below the other."""
+    """Return a screen for the form `table`; other forms are printed one below the other (None)."""
     return Screen() if output == "table" else nullcontext()
 
 
 def objects(columns: Columns[T], rows: Iterable[T]) -> list[dict[str, Any]]:
-    """A mapping may have more than its columns."""
+    """Return rows as JSON objects. A row that is a mapping keeps all its keys."""
     return [
         dict(row) if isinstance(row, Mapping) else {one.key: one.value(row) for one in columns if one.key} for row in rows
     ]
@@ -235,11 +235,11 @@ Lines = Annotated[
     Literal["table", "json", "csv"],
     Option("-o", "--output", rich_help_panel=OUTPUT, help="For people; JSON Lines, an object for each; or CSV."),
 ]
-"""Of commands that print things as they come."""
+"""Output option of commands that print rows as they arrive."""
 
 
 def stream(columns: Columns[T], output: str, put_one: Callable[[T], None] | None = None) -> Callable[[T], None]:
-    """A sink for rows that come one after the other: `put_one` prints one of them for people, where that is a form."""
+    """Return a function that prints rows as they arrive; `put_one` prints a row for people."""
     if output == "json":
         return lambda row: typer.echo(json.dumps(objects(columns, [row])[0], default=plain))
     if output != "csv":
@@ -256,7 +256,7 @@ def stream(columns: Columns[T], output: str, put_one: Callable[[T], None] | None
 
 
 def put_csv(columns: Columns[T], rows: Iterable[T], *, with_heads: bool = True) -> None:
-    """A structure has its keys in JSON and YAML only; a cell holds one value, or several with blanks between them."""
+    """Print rows as CSV. A cell holds one value, or several separated by blanks."""
     shown = [one for one in columns if one.name and one.key]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -271,7 +271,7 @@ def put_json(value: Mapping[str, Any]) -> None:
 
 
 def _put_yaml(value: Mapping[str, Any]) -> None:
-    """By way of JSON, so that both say the same and an enumeration is its text."""
+    """Print YAML. Values pass through JSON first, so that both forms are equal."""
     whole = json.loads(json.dumps({"version": JSON_VERSION, **value}, default=plain))
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
     if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
@@ -301,7 +301,7 @@ def _shown(value: Any, *, is_name: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as objects, errors as their code and message, everything else that JSON does not know as its text."""
+    """Convert a value for JSON: a dataclass to an object, an error to code and message, an unknown type to text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {found.name: plain(getattr(value, found.name)) for found in fields(value)}
     if isinstance(value, WaltzError):
@@ -318,7 +318,7 @@ def plain(value: Any) -> Any:
 
 
 def whole_error(error: WaltzError | None) -> dict[str, str] | None:
-    """With what was not done, and what to do next."""
+    """Return an error as an object, with what was not done and the next step."""
     if error is None:
         return None
     told = plain(error) | {"not_done": error.detail_not_done, "next_step": error.detail_next_step}

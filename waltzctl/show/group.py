@@ -86,7 +86,7 @@ def members_of(found: GroupView) -> list[MemberAt]:
 
 
 def remarks(found: Groups) -> list[str]:
-    """What may be missing."""
+    """Describe what may be missing from the output."""
     return [
         *silent_servers(found.silent),
         *(f"server {name} may not know the newest: {why}" for name, why in found.behind.items()),
@@ -137,7 +137,7 @@ def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
 
 
 def settings(meta: GroupMeta) -> list[str]:
-    """As they are read aloud."""
+    """Describe the settings of a group."""
     found = {
         Mode.ORDERED: "one member has a partition, in the order of the log",
         Mode.QUEUE: "members share the work",
@@ -179,7 +179,7 @@ PAYLOAD_CHARACTERS = 60
 
 
 def _begin(payload: Any) -> str:
-    """Of a payload that was decoded, in one line."""
+    """Format a decoded payload on one line."""
     text = json.dumps(payload, ensure_ascii=False) if isinstance(payload, dict | list) else str(payload or "")
     return "".join(one if one.isprintable() else " " for one in text[:PAYLOAD_CHARACTERS])
 
@@ -188,7 +188,7 @@ def _begin(payload: Any) -> str:
 class ParkedOne:
     one: ParkedTransaction
     transaction: Transaction | None = None
-    """Where it was asked for, and the log still has it."""
+    """Transaction from the log; None if it was not requested or was trimmed."""
 
 
 PARKED: Columns[ParkedOne] = (

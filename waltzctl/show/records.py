@@ -1,8 +1,7 @@
-"""Transactions, locks, and replicas that are compared.
+"""Output about transactions, locks, and compared replicas.
 
-Transactions are printed as they come, so a range of any size needs little memory. No payload reaches a terminal as it is,
-except in the form `raw`.
-"""
+Transactions are printed as they are read, so a range of any size needs little memory. Raw payload bytes reach a terminal
+only in the form `raw`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Lock, LockExplanation
 
 Sink: TypeAlias = "Callable[[Transaction, int], None]"
-"""Takes a transaction, and the first id of its group."""
+"""Function that takes a transaction and the first id of its group."""
 Form = Literal["table", "json", "csv", "raw"]
 TRANSACTIONS: Columns[dict[str, Any]] = attributes(
     "partition id time time_us group header client generation sequence size payload_encoding payload"
@@ -50,17 +49,17 @@ LOCKS: Columns[dict[str, Any]] = (
     Column("locks", lambda row: [f"{one['mode']}:{one['lock']}" for one in row["locks"] or ()]),
 )
 NARROW = 100
-"""Below so many columns payloads need the room that milliseconds would take."""
+"""Width of the screen below which times have no milliseconds, to leave space for payloads."""
 PAYLOAD_CHARACTERS = 400
-"""Of a payload that ends where the screen ends."""
+"""Maximum number of characters of a payload that is cut at the end of the screen."""
 LEAD_BYTES = 16
-"""So much of a payload is shown in front of what differs."""
+"""Number of bytes of a payload shown in front of the first difference."""
 
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
 def sink(output: str, decode: str, *, with_partition: bool = False, with_locks: bool = False) -> Sink:
-    """`with_locks`: they were asked for."""
+    """Return a sink that prints transactions; `with_locks` prints their locks."""
     if output == "raw":
         return lambda transaction, _group: typer.echo(transaction.payload, nl=False)
     if output == "table":
@@ -72,7 +71,7 @@ def sink(output: str, decode: str, *, with_partition: bool = False, with_locks: 
 def transaction_json(
     transaction: Transaction, group: int, decode: str = "auto", *, with_locks: bool = False
 ) -> dict[str, Any]:
-    """What format 0 does not keep is null there."""
+    """Return a transaction as a JSON object. Fields that format 0 does not keep are null."""
     found = decoded(transaction.payload, decode)
     client, generation, sequence = transaction.request
     time = transaction.time_us
@@ -87,7 +86,7 @@ def transaction_json(
 
 
 def spelled_locks(transaction: Transaction) -> list[tuple[str, str]]:
-    """The mode and the 64 bits of each."""
+    """Format the mode and the 64-bit hash of each lock."""
     return [(lock.mode.name.lower(), f"{lock.hash:016x}") for lock in transaction.locks or ()]
 
 
@@ -98,7 +97,7 @@ class _Table:
         self._width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
         self._is_narrow = self._width < NARROW
         self._with_time: bool | None = None
-        """Of the lines at the end of what was printed; None before the first one."""
+        """Whether the last printed lines have times; None before the first line."""
 
     def __call__(self, transaction: Transaction, _group: int) -> None:
         time = transaction.time_us
@@ -124,7 +123,7 @@ class _Table:
 
 
 def fitting(payload: bytes, decode: str, width: int) -> str:
-    """The beginning of a payload in so many columns; some characters need two."""
+    """Cut a payload to a number of columns; some characters take two."""
     from rich.cells import cell_len, set_cell_size
 
     width = max(width, 4)
@@ -147,17 +146,17 @@ def submitted(found: Submitted) -> Listing[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the log says of the last mark of a lock."""
+    """Last mark of a lock, as found in the log."""
 
     marker: Transaction | None = None
-    """The transaction that marked it last, where it was found."""
+    """Transaction that marked the lock last; None if it was not found."""
     group: int | None = None
-    """The first id of its group."""
+    """First id of the group of that transaction."""
     first_id: int = 0
-    """What was read backwards, to `last_id`; nothing was where that is below."""
+    """First id of the range that was searched, up to `last_id`; above `last_id` if none was."""
     last_id: int = -1
     is_kept: bool = True
-    """False: in front of `first_id` the log is of format 0, which keeps no locks."""
+    """False if the log in front of `first_id` is of format 0, which keeps no locks."""
 
     @property
     def has_read(self) -> bool:
@@ -171,11 +170,11 @@ class Explained:
     lock: Lock
     found: LockExplanation
     seen: int
-    """The mark of the client that is asked about."""
+    """Highest id that the client has read."""
     looked: Looked
-    """What the log says."""
+    """Result of the search in the log."""
     trouble: WaltzError | None
-    """Why the log could not be read."""
+    """Error of reading the log; None if it was read."""
 
     @property
     def is_accepted(self) -> bool:
@@ -186,7 +185,7 @@ LOCK: Columns[dict[str, Any]] = attributes("lock partition owner mark would_be_a
 
 
 def lock(told: Explained) -> Listing[dict[str, Any]]:
-    """The verdict first, then what it rests on."""
+    """Return the verdict, then its reasons."""
     found, accepted, looked = told.found, told.is_accepted, told.looked
     marker, group = looked.marker, looked.group
     document = {
@@ -227,7 +226,7 @@ def _fact(name: str, value: str) -> str:
 
 
 def lock_verdict(told: Explained) -> str:
-    """Whether the lock would be had, in one sentence."""
+    """Describe in one sentence whether the client would get the lock."""
     who = f"a transaction that has seen the log up to id {told.seen:,}"
     if told.is_accepted:
         return f"free: {who} gets the lock"
@@ -239,7 +238,7 @@ def lock_verdict(told: Explained) -> str:
 
 
 def lock_basis(told: Explained) -> str:
-    """Where the mark of the lock comes from."""
+    """Describe where the mark of the lock comes from."""
     found = told.found
     if found.marker is None and found.is_exact:
         return "No transaction has marked it since the log began."
@@ -255,7 +254,7 @@ def lock_basis(told: Explained) -> str:
 
 
 def lock_search(looked: Looked) -> str:
-    """What became of reading backwards."""
+    """Describe the result of the search in the log."""
     if looked.marker is not None:
         return f"The log says: transaction {looked.marker.id:,} marked it last."
     kept = "" if looked.is_kept else f"; below id {looked.first_id:,} it is of format 0, which keeps no locks"
@@ -297,7 +296,7 @@ HEADS: Columns[tuple[str, Record]] = (
 
 
 def comparison(found: Comparison) -> Listing[Compared]:
-    """The verdict, a line for each replica, and the records that differ, side by side."""
+    """Return the verdict, a line for each replica, and the differing records side by side."""
     verdicts = {replica.standing.verdict for replica in found.replicas}
     alone = len(found.replicas) < 2 or Verdict.UNKNOWN in verdicts
     document = {
@@ -323,7 +322,7 @@ def comparison(found: Comparison) -> Listing[Compared]:
 
 
 def _differing(id_: int, records: Mapping[str, Record | WaltzError]) -> Iterator[Part]:
-    """A record, as each of the replicas holds it."""
+    """Yield the lines of a record as each replica holds it."""
     held = {name: record for name, record in records.items() if not isinstance(record, WaltzError)}
     yield Line(f"Record {id_}, as the replicas hold it:", "bold")
     yield Table(HEADS, list(held.items()))
@@ -378,7 +377,7 @@ def _sentences(replica: Compared, committed: int) -> list[str]:
 
 
 def differing_byte(payloads: Sequence[bytes]) -> int | None:
-    """Where the first byte is that not all of them have."""
+    """Return the offset of the first byte that differs."""
     if len(set(payloads)) < 2:
         return None
     shortest = min(map(len, payloads))

@@ -1,4 +1,4 @@
-"""What a storage holds: its replicas as it tells of them, and its files as they are checked, made again, or taken over."""
+"""Output about storages: their replicas, and the results of checks and rebuilds of their files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINDINGS: Columns[Finding] = (
 
 
 def _finding(finding: Finding) -> Iterator[Part]:
-    """The path and the byte ranges stay whole on their lines, so that they can be copied and searched for."""
+    """Yield the lines of a finding. Path and byte ranges are never broken, so that they can be copied."""
     where = [] if finding.first_byte is None else [f"bytes {finding.first_byte} to {finding.last_byte}"]
     if finding.first_id is not None:
         is_one = finding.first_id == finding.last_id
@@ -40,7 +40,7 @@ def _finding(finding: Finding) -> Iterator[Part]:
 
 
 def _checked(findings: Sequence[Finding], *rest: Part, told: Mapping[str, Any]) -> Listing[Finding]:
-    """What a check of files came to: the verdict, every finding, and the rest."""
+    """Return the result of a check of files: the verdict, the findings, then the rest."""
     said = verdict(count(len(findings), "finding") if findings else "clean", is_good=not findings)
     return Listing(
         kind="findings",
@@ -152,7 +152,7 @@ Outcome = tuple[int, WaltzError | None]
 
 
 def results(found: Mapping[int, WaltzError | None], done: str) -> Listing[Outcome]:
-    """Of each partition, what became of it."""
+    """Return the result for each partition."""
     columns: Columns[Outcome] = (
         Column("partition", lambda outcome: outcome[0]),
         Column("result", lambda outcome: done if outcome[1] is None else "refused"),
@@ -163,14 +163,14 @@ def results(found: Mapping[int, WaltzError | None], done: str) -> Listing[Outcom
 
 
 def told_refusals(found: Mapping[int, WaltzError | None]) -> None:
-    """On standard error."""
+    """Print on standard error why partitions were refused."""
     for number, error in found.items():
         for line in () if error is None else error.lines():
             typer.echo(f"partition {number}: {printable(line)}", err=True)
 
 
 def verification(findings: Sequence[Finding], summaries: Sequence[VerifySummary]) -> Listing[Finding]:
-    """Of a storage that runs."""
+    """Return the result of a check of a running storage."""
     names = {"segment": "segments", "record": "records"}
     sums = [count(sum(getattr(one, name) for one in summaries), noun) for noun, name in names.items()]
     bytes_ = size(sum(summary.bytes for summary in summaries))
@@ -194,7 +194,7 @@ PARTITIONS: Columns[PartitionReport] = (
 
 
 def report(found: Report, *, seconds: float) -> Listing[Finding]:
-    """Of files that no daemon writes."""
+    """Return the result of an offline check."""
     findings, partitions = found.findings, found.partitions
     sums = {
         name: sum(getattr(one, name) for one in partitions) for name in ("segments", "records", "bytes", "in_flight_bytes")

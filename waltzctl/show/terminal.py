@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 10_000
 ROWS_MAX = 100
-"""More partitions than this are only shown when something is wrong with them."""
+"""Number of partitions up to which all are shown; of more, only those with a problem."""
 _BLANKS = frozenset("\n\t\u00a0\u2009\u202f\u3000")
-"""Not printable for Python, and harmless: with the blanks that keep words together."""
+"""Characters that Python calls not printable and that are harmless, such as no-break spaces."""
 
 
 def console(*, to_stderr: bool = False) -> Console:
@@ -44,14 +44,14 @@ def console(*, to_stderr: bool = False) -> Console:
 
 
 def printable(text: str) -> str:
-    """What people and daemons wrote must not move the reader's cursor, colour the text, or hide something."""
+    """Escape text so that it cannot move the cursor, change colours, or hide characters."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in _BLANKS else one.encode("unicode_escape").decode() for one in text)
 
 
 def is_line(text: str) -> bool:
-    """Whether a reader sees all that is in it, on one line."""
+    """Return whether a text is one line of printable characters."""
     return not set("\n\t") & set(text) and printable(text) == text
 
 
@@ -74,12 +74,12 @@ def duration(milliseconds: int) -> str:
 
 
 def rate(bytes_: int, seconds: float) -> float:
-    """MB/s."""
+    """Return a rate in MB/s."""
     return round(bytes_ / max(seconds, 1e-6) / 1e6, 1)
 
 
 def paragraph(out: Console, text: str, style: str = "") -> None:
-    """Wrapped under its own beginning; words that may be copied stay whole."""
+    """Print a paragraph with a hanging indent; words are never broken."""
     for line in textwrap.wrap(
         text, max(20, out.width), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     ):
@@ -134,7 +134,7 @@ def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[
 
 
 class Screen:
-    """Pages that are drawn again and again: in place on a terminal, one after the other anywhere else."""
+    """Screen for a page that is refreshed: in place on a terminal, else one page below the other."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -157,7 +157,7 @@ class Screen:
                 self._live.stop()
 
     def put(self, found: Callable[[Console], None] | WaltzError, every: float) -> None:
-        """What prints on the console that it is given, or an error in its place. The next comes after so many seconds."""
+        """Show a page, drawn by a function, or an error. `every` is the time in seconds to the next one."""
         from rich.text import Text
 
         if isinstance(found, WaltzError):
@@ -179,7 +179,7 @@ class Screen:
         self._live.update(drawn, refresh=True)
 
     def _paper(self) -> Console:
-        """As wide as the screen and with its colours; what is printed there is not shown yet."""
+        """Return a console of the width and colours of the screen that captures its output."""
         from rich.console import Console
 
         return Console(

@@ -68,7 +68,7 @@ def test_what_is_expected_and_is_not_so() -> None:
         ("billing-*, audit", "audit, audit", r"grants\[0\].names has an entry twice"),
         ("billing-*, audit", "on", r"grants\[0\].names\[0\] must be a name"),
         ('["*"]', "[*]", "policy.yml"),
-        ('["*"]', "[*a]", "an alias"),
+        ('["*"]', "[*a]", "a YAML alias"),
         ('["*"]', "!!python/name:os.system x", "policy.yml, line 8"),
         ("    partitions: 0-3,7\n", "    partitions: 0\n    partitions: 1\n", "'partitions' comes twice"),
         ("may_not: read", "may_not: read, may: read", r"expect\[1\] must say either may or may_not"),
