@@ -137,7 +137,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
             streams.serve(daemon.calls, on_fatal=end_at_once)
 
         def add_log_service(server: Server) -> None:
-            add_service(server, "PartitionLeader", LogService(daemon.calls, audit))
+            add_service(server, "Log", LogService(daemon.calls, audit))
             add_health(server, {"waltz.v1.Log": True}, daemon.unready)
 
         await clients.start(add_log_service, on_fatal=end_at_once)
