@@ -256,7 +256,7 @@ class Daemon:
 
     @property
     def how_it_ended(self) -> str:
-        """Return how it ended, to follow a verb; empty for a process that another command started, which gets the exit code."""
+        """Return how it ended, to follow a verb; empty if another command started it, which gets the exit code."""
         if self._exit is None:
             return ""
         return f" with exit code {self._exit}" if self._exit >= 0 else f", killed by {signal.Signals(-self._exit).name}"

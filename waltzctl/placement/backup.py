@@ -1,4 +1,4 @@
-"""A store as what a cluster is made of again: its logs, its documents, and where a person wants them to end."""
+"""A store as the source of a restored cluster: its logs, its documents, and the end that an operator chose for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The options that say where a log is to end."""
+    """Options that say where the logs end."""
 
     to_time: Annotated[
         str | None,
@@ -71,7 +71,7 @@ class End:
         return self.latest or self.each or bool(self.timelines or self.to_time or self.to_marks)
 
     def check(self) -> None:
-        """Raise `Misused` unless exactly one end is said."""
+        """Raise `Misused` unless exactly one end is given."""
         if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
             raise Misused("Say where it ends, with one of --to-time, --to-marks and --latest.")
         if self.each and self.to_marks is not None:
@@ -79,7 +79,7 @@ class End:
 
     @property
     def words(self) -> str:
-        """As they were typed."""
+        """Return the options as they were typed."""
         chosen = "".join(f" --timeline {one}" for one in self.timelines)
         if self.to_time is not None:
             return f"--to-time {self.to_time}{chosen}"
@@ -87,7 +87,7 @@ class End:
 
     @property
     def chosen(self) -> dict[int, int]:
-        """Partition → number of the timeline that was asked for."""
+        """Return the timelines that were asked for: partition → number."""
         found = dict[int, int]()
         for text in self.timelines:
             partition, _, number = text.partition("=")
@@ -109,7 +109,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class MaybeEnd(End):
-    """The same options where they may be left out; the command calls `check` where they may not."""
+    """The same options without a required one; a command that needs an end calls `check`."""
 
     def __post_init__(self) -> None:
         pass
@@ -120,7 +120,7 @@ MaybeEnding = Annotated[MaybeEnd, From(MaybeEnd)]
 
 
 def marks_in(file: Path) -> dict[int, int]:
-    """Partition → last id, out of a JSON object."""
+    """Read the last id of each partition from a JSON object."""
     try:
         text = file.read_bytes()
     except OSError as error:
@@ -144,27 +144,27 @@ def marks_in(file: Path) -> dict[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A store with the logs of a cluster."""
+    """A store that holds the logs of a cluster."""
 
     place: str
-    """As it was named."""
+    """The store as it was named."""
     label: Label
     logs: Mapping[int, ArchivedLog]
     newest: SavedDocuments | None
-    """The documents as they were saved last."""
+    """Documents that were saved last; None if none were saved."""
     store: Store
     chosen: frozenset[int] = frozenset()
-    """Partitions of which a person chose the timeline."""
+    """Partitions whose timeline the operator chose."""
 
     def lineage(self, partition: int) -> Lineage:
-        """All timelines of a partition that the store knows of: by its archive, or by the saved documents, which know of a
-        rescue before the first upload behind it."""
+        """Return all known timelines of a partition: from its archive, or from the saved documents, which know of a
+        rescue before the first upload after it."""
         log, saved = self.logs.get(partition), None if self.newest is None else self.newest.partition(partition)
         known = [NEVER_FORKED if log is None else log.tree, NEVER_FORKED if saved is None else saved.lineage]
         return max(known, key=lambda lineage: lineage.number)
 
     def within_newest(self, cut: Cut) -> Cut:
-        """The cut, with no partition above the fork of a newer timeline of which the archive has nothing yet."""
+        """Return the cut, limited to the fork of any newer timeline of which the archive holds nothing yet."""
         points = dict(cut.points)
         for partition, point in cut.points.items():
             log = self.logs[partition]
@@ -174,12 +174,13 @@ class Source:
         return replace(cut, points=points)
 
     def completed(self, partitions: int) -> Source:
-        """With a log for each partition, also for one of which the store has nothing."""
+        """Return a log for each partition, including partitions of which the store holds nothing."""
         logs = {number: self.logs.get(number) or empty_log(self.store, self.label, number) for number in range(partitions)}
         return replace(self, logs=logs)
 
     def documents_at(self, cut: Cut) -> SavedDocuments | None:
-        """The newest that were saved before the moment of a cut; the newest of all where it has none, or none is as old."""
+        """Return the newest documents that were saved before the moment of the cut; the newest of all if the cut has no
+        moment or all are later."""
         if cut.time is None or self.newest is None:
             return self.newest
         number, limit = self._newest_number, datetime.fromtimestamp(cut.time / 1e6, UTC)
@@ -200,8 +201,8 @@ class Source:
 
 
 def source_at(place: str, chosen: Mapping[int, int] | None = None) -> Source:
-    """All but the segments. Blocks until the store has answered. `chosen`: partitions of which an older timeline is taken,
-    and its number."""
+    """Read everything but the segments. Blocks until the store has answered. `chosen`: partition → number of an older
+    timeline to take."""
     store = open_archive(place)
     label = label_of(store, not_done="nothing was changed")
     found = newest_metadata(store)
@@ -229,12 +230,12 @@ def _moment_of(saved: SavedDocuments) -> datetime:
 
 
 def moment_of(cut: Cut) -> str | None:
-    """For programs; None where each partition ends by itself."""
+    """Return the moment of the cut as JSON; None if each partition ends by itself."""
     return None if cut.time is None else moment.iso(cut.time)
 
 
 def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
-    """A row for each partition, for programs."""
+    """Return a row for each partition as JSON."""
     return [
         {
             "partition": number,
@@ -249,6 +250,6 @@ def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
 
 
 def bytes_up_to(log: ArchivedLog, mark: int) -> int:
-    """What has to be fetched, and a little more than what is written."""
+    """Return the bytes to fetch, which is slightly more than what is written."""
     pieces = sum(piece.size for piece in log.pieces if piece.first <= mark)
     return pieces + sum(len(rest.data) for rest in log.rest if rest.first <= mark)

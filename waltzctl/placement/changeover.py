@@ -1,8 +1,8 @@
-"""From format 0 to format 1: a cluster that is told to write the newer one, and waiting until every partition does.
+"""Change of a cluster from format 0 to format 1, and waiting until every partition writes it.
 
-The cluster's document says which format new sessions write. Owners see that it changed, and begin a planned new session of
-each partition by themselves; clients go on. A partition that has gone over stays there: what it has written since, no
-reader of the older format can read.
+The document of the cluster has the format of new sessions. Owners see the change, and begin a planned new session of
+each partition; clients continue. A partition cannot go back: what it has written since, no reader of the older format
+can read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.errors import FormatUnknown, Unfinished, Unsafe
 
 TOLD_MAX = 3
-"""How many of the partitions that wait are named when it takes too long."""
+"""Waiting partitions that are named in a timeout error."""
 WAITS = (
     "Interrupted. When the cluster was told already, its partitions go over by themselves: `waltzctl partition list -o "
     "wide` shows which have."
@@ -63,7 +63,7 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
 
 
 def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
-    """Raises where it must not be done: there is no way back, and no replica may be left behind."""
+    """Plan the change. Raise if it must not be made: there is no way back, and no storage may be too old."""
     meta, left = found.meta, waiting(found, wanted)
     if wanted < meta.format:
         raise Unsafe(
@@ -90,7 +90,7 @@ def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
 
 
 def waiting(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:
-    """Partitions whose sessions do not write this format, as far as is known."""
+    """Return the partitions whose sessions are not known to write this format."""
     return [view for view in found.partitions if (view.format or 0) < wanted]
 
 

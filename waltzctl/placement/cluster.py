@@ -1,4 +1,4 @@
-"""`waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its coordinator."""
+"""`waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its documents in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from waltzd.format.layout import VERSIONS
 
 
 def describe(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show a cluster: its servers and storages, and who owns each partition and how it is. The end is 0 when all is well,
-    and 10 when a process does not answer, a partition takes no transactions, or one has fewer replicas than it should.
+    """Show a cluster: its servers and storages, and the owner and state of each partition. Exit code 0 if all is well;
+    10 if a process does not answer, a partition takes no transactions, or a partition has fewer replicas than planned.
 
     \b
     Examples:
@@ -160,9 +160,9 @@ def delete(
     ] = None,
     command: ChangeCommand,
 ) -> int:
-    """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, and `waltzctl cluster
-    load-metadata` puts them back. What is on the storages stays, but no server serves it any more, and a new cluster
-    refuses storages that hold something. It is refused while servers run, and needs --override while storages do.
+    """Delete all documents of a cluster from ZooKeeper. They are written to a file first, and `waltzctl cluster
+    load-metadata` restores them from it. Data on storages stays, but no server serves it, and a new cluster refuses
+    storages that hold data. The command is refused while servers run, and needs --override while storages run.
 
     \b
     Examples:
@@ -210,7 +210,7 @@ def delete(
 
 
 async def _check_rest(cluster: Cluster, name: str) -> None:
-    """Refuse while servers run: they would go on with their partitions, which no other server could take over."""
+    """Refuse while servers run: they would keep their partitions, which no other server could take over."""
     servers = sorted(await cluster.servers())
     if servers:
         raise Unsafe(
@@ -239,9 +239,9 @@ def history(
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Who changed what with waltzctl, when and why, and what came of it: the name in the certificate, or `unverified:` with
-    the name that the environment says. The newest 1,000 entries are kept. What daemons were asked stands in
-    the `audit.log` of each.
+    """Show who changed what with waltzctl, when and why, and with which result. Names are those in certificates;
+    `unverified:` marks a name from the environment. The newest 1,000 entries are kept. Calls to daemons are in the
+    `audit.log` of each daemon.
 
     \b
     Examples:

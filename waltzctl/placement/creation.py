@@ -1,8 +1,8 @@
-"""`waltzctl create-cluster`: a new cluster, from storages that run to documents in the coordinator and empty replicas.
+"""`waltzctl create-cluster`: makes a cluster from running storages: documents in ZooKeeper, and empty replicas.
 
-Everything is looked at before anything is written: the storages answer, have one key, and hold nothing yet. Then the
-documents are written, whole or not at all, and only one of two who do so at once succeeds. The replicas come last; when
-that is interrupted, the same wish again goes on from there.
+Everything is checked before anything is written: the storages answer, have one key, and hold nothing. Then all
+documents are written in one transaction; of two commands at the same time only one succeeds. The replicas come last;
+after an interruption the same command continues from there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 10.0
 CALLS_MAX = 16
-"""So many storages are asked at once."""
+"""Storages asked at the same time."""
 NO_KEY = UUID(int=0)
 T = TypeVar("T")
 WantedFormat = Annotated[
@@ -82,12 +82,12 @@ class ClusterSpec:
     replication: int
     storages: tuple[StorageMeta, ...]
     key: UUID | None = None
-    """Without one, the key that the storages have."""
+    """Cluster key; None takes the key of the storages."""
     format: int | None = None
-    """Of the segments that it writes; None for `FORMAT`, or the one that it has."""
+    """Format of the segments to write; None for `FORMAT`, or for the format that an existing cluster has."""
 
     def __post_init__(self) -> None:
-        """What a person may have mistyped, before anything is asked."""
+        """Check what a person may have mistyped, before any daemon is asked."""
         for name in (self.name, *(storage.name for storage in self.storages)):
             check_name(name)
         for what, given in (
@@ -163,7 +163,7 @@ def create(
 
 
 def storage_of(text: str) -> StorageMeta:
-    """As it is typed. A storage is a group of its own unless it is told which one it belongs to."""
+    """Parse a storage as it is typed. A storage without a group is a group of its own."""
     name, equals, rest = text.partition("=")
     parts = rest.split(",")
     if not equals or len(parts) not in (2, 3):
@@ -179,7 +179,7 @@ def storage_of(text: str) -> StorageMeta:
 
 
 def check_group(text: str, place: str) -> None:
-    """Before any daemon is asked."""
+    """Check the specification before any daemon is asked."""
     if not text:
         raise BadArgument(f"{place}: the group has no name", next_step=FORM)
     if len(text) > GROUP_CHARACTERS_MAX or not is_line(text) or text != text.strip():
@@ -193,7 +193,7 @@ def check_group(text: str, place: str) -> None:
 
 
 def _silent(sentence: str, amount: Amount | None = None, /) -> None:
-    """Say nothing."""
+    """Ignore progress."""
 
 
 async def create_cluster(
@@ -206,8 +206,8 @@ async def create_cluster(
     say: Say = _silent,
     seconds: float = CALL_SECONDS,
 ) -> Creation:
-    """`created` is the date for the document. Dry, everything is looked at and nothing is written. `seconds`: how long a
-    storage may take for one portion of its replicas (`waltzd.wire.storages.PORTION`)."""
+    """Create the cluster; with a dry run, check everything and write nothing. `created` is the date in the document.
+    `seconds`: time for a storage to make one portion of its replicas (`waltzd.wire.storages.PORTION`)."""
     groups = {storage.name: storage.group for storage in wish.storages}
     planned = assign_replicas(wish.partitions + 1, groups, wish.replication)  # the last one is the group log
     descriptions = await _describe_all(wish, tls)
@@ -240,7 +240,7 @@ async def create_cluster(
 async def _remember(
     cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, StorageMeta], *, began: str, tls: Tls | None
 ) -> None:
-    """What was done with a cluster begins with this."""
+    """Write the first entry of the cluster's history."""
     await cluster.begin_history(
         HistoryEntry(
             began=began,
@@ -259,14 +259,15 @@ async def _remember(
 
 
 async def each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awaitable[T]]) -> list[T]:
-    """All of them, a few at a time."""
+    """Ask all of them, a few at a time."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
     async def one(storage: StorageMeta) -> T:
         async with turn:
             return await ask(storage)
 
-    # When one fails, the others finish all the same: what was done is whole, and the first of the list is told.
+    # If one fails, the others still finish, so that each of them is done completely; the first error of the list is
+    # raised.
     found = await asyncio.gather(*(one(storage) for storage in storages), return_exceptions=True)
     answers: list[T] = []
     for answer in found:
@@ -284,7 +285,7 @@ async def _describe_all(wish: ClusterSpec, tls: Tls | None) -> dict[str, Storage
         try:
             found[storage.name] = await describe(storage, tls)
         except (TlsMismatch, WrongPeer):
-            raise  # to start it as it is would not help
+            raise  # starting it unchanged would not help
         except CannotConnect as error:
             silent[storage.name] = error
 
@@ -304,7 +305,7 @@ async def _describe_all(wish: ClusterSpec, tls: Tls | None) -> dict[str, Storage
 
 
 async def describe(storage: StorageMeta, tls: Tls | None) -> StorageDescription:
-    """What the storage says of itself at its address for operators, whatever cluster it is in."""
+    """Ask a storage for its description at its admin address, whatever cluster it belongs to."""
 
     def at(address: str) -> AdminClient:
         return AdminClient(address, NO_KEY, seconds=CALL_SECONDS, tls=tls, name=storage.name)
@@ -325,7 +326,7 @@ async def describe(storage: StorageMeta, tls: Tls | None) -> StorageDescription:
 
 
 async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, instance: UUID | None) -> None:
-    """The address for servers leads to the same storage: to the process that answers operators."""
+    """Check that the address for servers leads to the process that answers at the admin address."""
     client = ReplicaClient(storage.listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name, instance=instance)
     async with client:
         try:
@@ -349,7 +350,7 @@ async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, insta
 
 
 def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription]) -> UUID:
-    """Of storages that were set up for the same cluster."""
+    """Check that the storages were set up for one cluster."""
     key = wish.key
     for name, description in sorted(descriptions.items()):
         key = key or description.cluster_key
@@ -369,7 +370,7 @@ def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription
 
 
 def check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
-    """What one storage acknowledged under two names would be on one disk, and be taken for a majority."""
+    """Refuse one storage under two names: its acknowledgements would be on one disk, and count as a majority."""
     for (name, reported), (other, its) in itertools.combinations(sorted(descriptions.items()), 2):
         if reported.is_same_as(its):
             raise BadArgument(
@@ -379,7 +380,7 @@ def check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
 
 
 def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -> None:
-    """A storage that cannot write what the cluster writes would never be level."""
+    """Refuse a storage that cannot write the format of the cluster, because it would never be level."""
     too_old = [name for name, reported in sorted(descriptions.items()) if wanted not in reported.formats]
     if too_old:
         raise FormatUnknown(
@@ -401,7 +402,7 @@ def _check_group_log(descriptions: Mapping[str, StorageDescription]) -> None:
 
 
 def _check_emptiness(descriptions: Mapping[str, StorageDescription]) -> None:
-    """Without documents, whatever a storage holds belongs to a cluster whose documents were lost."""
+    """Refuse storages that hold replicas: without documents these belong to a cluster whose documents were lost."""
     for name, description in sorted(descriptions.items()):
         held = [found.partition for found in description.assigned if not is_fresh(found)]
         if held:
@@ -420,7 +421,7 @@ Documents = tuple[ClusterMeta, dict[str, StorageMeta], dict[int, tuple[str, ...]
 
 
 async def _look(coordinator: Coordinator, wish: ClusterSpec, key: UUID) -> Documents | None:
-    """What the coordinator has, if it is what is wished for."""
+    """Return the existing documents if they match the specification."""
     cluster = Cluster(coordinator)
     try:
         meta = await cluster.meta()
@@ -464,7 +465,7 @@ async def _create_replicas(
     say: Say,
     seconds: float,
 ) -> dict[str, tuple[int, ...]]:
-    """Make the replicas that are missing, on all storages at once; return which were made where."""
+    """Make the missing replicas on all storages at once; return which were made where."""
     created: dict[str, tuple[int, ...]] = {}
     missing = {name: _missing(name, replicas, descriptions[name]) for name in storages}
     done = dict.fromkeys(storages, 0)
@@ -494,7 +495,7 @@ async def _create_replicas(
 
 
 def _missing(name: str, replicas: Mapping[int, Sequence[str]], reported: StorageDescription) -> list[int]:
-    """Return the partitions of which this storage has to make a replica yet."""
+    """Return the partitions of which this storage still has to make a replica."""
     there = {found.partition for found in reported.assigned}
     return [partition for partition, names in sorted(replicas.items()) if name in names and partition not in there]
 

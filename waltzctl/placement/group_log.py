@@ -1,8 +1,8 @@
-"""The group log, given to a cluster that has none: what is looked at first, and the two steps that make it.
+"""Creation of the group log in a cluster that has none.
 
-Its replicas come first, empty, on storages that are chosen as for a new cluster; then one change of the documents makes it
-exist. Killed in between, empty replicas are left that nobody asks for, and the next run chooses the same storages and goes
-on. Servers open it by themselves when they see that the assignment has one more owner.
+First its empty replicas are made, on storages chosen as for a new cluster; then one change of the documents creates it.
+A command killed in between leaves unused empty replicas, and the next run chooses the same storages and continues.
+Servers open the group log when they see that the assignment has one more owner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ATTEMPTS_MAX = 5
 
 
 def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
-    """The storages that are to hold it; none where the cluster has it already. Raises where it must not be made."""
+    """Choose the storages for the group log; return none if the cluster has one. Raise if it must not be made."""
     if found.group_log is not None:
         return ()
     silent = sorted(found.silent)
@@ -48,7 +48,7 @@ def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
 
 
 async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
-    """Whether it was made now; False where the cluster has it already."""
+    """Make the group log; return False if the cluster had it already."""
     for _ in range(ATTEMPTS_MAX):
         found = await take_snapshot(cluster.coordinator, tls=tls)
         names = plan_group_log(found)

@@ -1,7 +1,7 @@
-"""Partitions on their way from one server to another: why each of them has not arrived, and waiting until all have.
+"""Waiting for partitions that move from one server to another, with the reason why each has not arrived.
 
-They have arrived when their new owner says that they are open. The server that gave them away is asked, too: while it
-drains, it may be stopped only when it has closed what it owned. Nothing is moved here: the leader does that.
+A partition has arrived when its new owner reports it open. The server that gave it away is asked too: a draining server
+may be stopped only after it has closed what it owned. The leader moves partitions; this module only waits.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
-"""Between two looks: what a server says of itself is in no document that could be watched."""
+"""Seconds between two snapshots: what a server reports is in no document that could be watched."""
 Said = Mapping[str, ServerDescription | WaltzError]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """The partitions that are waited for, and where they may be."""
+    """Partitions that are waited for, and where they may be."""
 
     numbers: tuple[int, ...]
     to: Mapping[int, str]
-    """Where partitions must be, as far as that is decided; the others may be anywhere but at `leaving`."""
+    """Partition → server that shall own it, as far as decided; others may be anywhere but at `leaving`."""
     leaving: str | None = None
-    """The server that must have closed them all."""
+    """Server that must have closed them all; None if no server is drained."""
     before: Mapping[int, int] = field(default_factory=dict)
-    """Generations that end first, where the leader has still to move partitions."""
+    """Partition → generation that must end first, while the leader still has to move it."""
 
     def servers(self, assignment: Assignment) -> list[str]:
-        """The servers that have to be asked."""
+        """Return the servers to ask."""
         owners = {owner for number in self.numbers if (owner := assignment.owners[number].server) is not None}
         return sorted(owners if self.leaving is None else owners | {self.leaving})
 
     def astray(self, assignment: Assignment) -> str:
-        """Why waiting is in vain; empty while it is not."""
+        """Return why waiting is hopeless; empty if it is not."""
         for number, name in sorted(self.to.items()):
             owner = assignment.owners[number].server
             if owner != name:
@@ -55,7 +55,7 @@ class Handover:
         return ""
 
     def waits(self, assignment: Assignment, reported: Said) -> dict[int, str]:
-        """Why each partition has not arrived, in a sentence; only those that have not."""
+        """Return a sentence for each partition that has not arrived."""
         found = {number: self._wait(number, assignment, reported) for number in self.numbers}
         return {number: wait for number, wait in found.items() if wait}
 
@@ -83,7 +83,7 @@ class Handover:
 
 
 def spell_waits(waits: Mapping[int, str]) -> str:
-    """Partitions that wait for the same together: "0, 2: server-2 is recovering it"."""
+    """Describe waits, with partitions that wait for the same reason together: "0, 2: server-2 is recovering it"."""
     numbers: dict[str, list[int]] = {}
     for number, wait in sorted(waits.items()):
         numbers.setdefault(wait, []).append(number)
@@ -91,7 +91,8 @@ def spell_waits(waits: Mapping[int, str]) -> str:
 
 
 async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None, timeout: float, say: Say) -> float:
-    """Wait until all have arrived; the seconds that it took. `NotTakenOver` when they have not in time, or never will."""
+    """Wait until all have arrived; return the seconds that it took. Raise `NotTakenOver` on a timeout, or if they never
+    will."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         clients: dict[tuple[str, str], ServerAdminClient] = {}

@@ -71,7 +71,7 @@ def addition(now: PlacementState, storage: StorageMeta, reported: StorageDescrip
 
 
 async def _newcomer(now: PlacementState, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
-    """What it says of itself; raises where it cannot belong to the cluster."""
+    """Return the description of a storage to add; raise if it cannot belong to the cluster."""
     there = now.storages.get(storage.name)
     if there is not None and there != storage:
         raise NameInUse(
@@ -84,7 +84,7 @@ async def _newcomer(now: PlacementState, storage: StorageMeta, tls: Tls | None) 
 
 
 def check_addresses(now: PlacementState, storage: StorageMeta) -> None:
-    """No two names for one storage: what it acknowledged under both would be on one disk, and be taken for two."""
+    """Refuse two names for one storage: its acknowledgements under both names would be on one disk, and count twice."""
     for name, other in now.storages.items():
         if name != storage.name and {storage.listen, storage.admin_listen} & {other.listen, other.admin_listen}:
             raise NameInUse(
@@ -94,7 +94,8 @@ def check_addresses(now: PlacementState, storage: StorageMeta) -> None:
 
 
 async def check_storage(now: PlacementState, storage: StorageMeta, tls: Tls | None) -> StorageDescription:
-    """It answers at both addresses, belongs to this cluster, and is no other storage of it; what it says of itself."""
+    """Return the description of a storage; raise unless it answers at both addresses, belongs to this cluster, and is
+    no other storage of it."""
     meta = now.found.meta
     reported = await describe(storage, tls)
     if reported.cluster_key != meta.key:
@@ -298,7 +299,7 @@ def set_(
 
 
 def _check_words(given: Mapping[str, str | None]) -> None:
-    """What a person may have mistyped."""
+    """Check what a person may have mistyped."""
     for field, value in given.items():
         if value is None:
             continue

@@ -1,9 +1,10 @@
-"""`waltzctl cluster save-metadata`, `load-metadata` and `rebuild-metadata`: the documents of a cluster outlive ZooKeeper.
+"""`waltzctl cluster save-metadata`, `load-metadata` and `rebuild-metadata`: backup of a cluster's documents outside of
+ZooKeeper.
 
-To save them changes nothing. To put them back is planned first: what is there already, what storages know, and what follows
-from both for each partition (`proof`). Without a file, what storages hold is all there is. Nothing is put back over newer
-documents, over another cluster, or while servers are registered; what is not proven is named, and left out where an
-operator wants the rest all the same.
+Saving changes nothing. Loading is planned first: from the existing documents, the reports of storages, and what follows
+for each partition (`proof`). Rebuilding has no file and relies on storages alone. Nothing is written over newer
+documents or another cluster, or while servers are registered. Partitions that are not proven are named, and left out if
+the operator confirms.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ async def loading(
     where: str,
     who: str,
 ) -> Change:
-    """The change that puts them back. `added`: storages that the file does not know."""
+    """Build the change that restores the documents. `added`: storages that the file does not know."""
     known = {**saved.storages, **(added or {})}
     target, wanted, found = await _from_file(cluster, daemons, saved, known)
     strangers = sorted(_named(found, where) - wanted.storages.keys())
@@ -260,7 +261,7 @@ async def _from_file(
 
 
 def _check_newer(saved: SavedDocuments, target: Target) -> None:
-    """A document of a partition never goes back: what it forgets may have been decided."""
+    """Refuse an older document of a partition: what it has forgotten may have been decided."""
     for number in range(saved.meta.partitions + 1):
         there, ours = target.partition(number), saved.partition(number)
         if there is None or is_from_a_tool(there) or _age(there) <= _age(ours):
@@ -284,16 +285,16 @@ def _verdict(saved: SavedDocuments, target: Target, told: Statement, generation:
         known = target.document(replicas_path(number))
         return Proven(partition=number, meta=there, roles=known.replicas if isinstance(known, ReplicaSet) else roles)
     if there is not None and ours is not None and _age(there) == _age(ours) and len(there.joined) >= len(ours.joined):
-        ours = there  # of the same session, and it knows as much of who takes part
+        ours = there  # of the same session, and with the same knowledge of its members
     members = sum(role is Membership.MEMBER for role in roles.values())
     replicas = max(1, members, len(ours.members) if ours is not None else 0)
-    if not roles and ours is None:  # the file is older than the group log: it has as many as the partitions
+    if not roles and ours is None:  # the file is older than the group log, which gets as many replicas as the partitions
         replicas = max(len(saved.replicas(other).replicas) for other in range(saved.meta.partitions)) or 1
     return from_saved(told, ours, roles, replicas=replicas, generation=generation)
 
 
 def _generations(saved: SavedDocuments, told: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
-    """The highest that is known of each partition: from the file, and from servers that run."""
+    """Return the highest known generation of each partition: from the file, and from servers that run."""
     assignment, highest = saved.assignment, [0] * len(told)
     for number in range(len(told)):
         meta = saved.partition(number)
@@ -309,7 +310,7 @@ def _generations(saved: SavedDocuments, told: Collection[Statement], found: Clus
 
 
 def _counter(saved: SavedDocuments, target: Target) -> dict[str, Document]:
-    """Client ids are never given out twice. What is there already may be ahead, of servers that ran on."""
+    """Return a counter of client ids above every id given out. The existing one may be ahead: servers kept running."""
     there, ours = target.document(CLIENT_IDS), saved.documents.get(CLIENT_IDS)
     if isinstance(there, Counter) and (not isinstance(ours, Counter) or there.next >= ours.next + CLIENT_IDS_AHEAD):
         return {CLIENT_IDS: there}
@@ -326,13 +327,13 @@ def _next_id(wanted: Restoration) -> int:
 
 
 def _format(told: Collection[Statement]) -> int:
-    """What replicas were written in: a log that has gone over stays there."""
+    """Return the format in which replicas were written: a log that has changed to a newer format keeps it."""
     written = any(status.end is not None for one in told for status in one.statuses.values())
     return BATCHES if written else 0
 
 
 def _named(found: ClusterSnapshot, where: str) -> set[str]:
-    """Storages that servers which run, or this machine, know of this cluster."""
+    """Return the storages of this cluster that running servers, or this machine, know."""
     names = {
         replica.storage
         for view in found.servers
@@ -407,7 +408,7 @@ def rebuild(
 
 
 async def _descriptions(storages: list[StorageMeta], command: ChangeCommand) -> dict[str, StorageDescription]:
-    """Every storage, at both of its addresses."""
+    """Ask every storage, at both of its addresses."""
     tls = command.target.tls
     reported = await creation.each(storages, lambda storage: creation.describe(storage, tls))
     found = {storage.name: one for storage, one in zip(storages, reported, strict=True)}
@@ -429,7 +430,8 @@ async def rebuilding(
     where: str,
     who: str,
 ) -> Change:
-    """The change that makes them anew. `replicas`: of each partition, as an operator remembers."""
+    """Build the change that rebuilds the documents. `replicas`: number of replicas of each partition, as an operator
+    remembers it."""
     wanted, target, found = await _from_storages(cluster, daemons, meta, storages, replicas)
     strangers = sorted(_named(found, where) - storages.keys())
     unsafe = tuple(f"partition {one.partition}: {one.missing}" for one in wanted.unproven) + tuple(
@@ -499,7 +501,7 @@ async def _from_storages(
 
 
 def _told(wanted: Restoration, target: Target) -> list[str]:
-    """What becomes of the partitions, as steps."""
+    """Describe the decision for each partition, as steps."""
     kept = [one.partition for one in wanted.proven if one.scene is None]
     steps = [f"{spell(kept)}: as in the documents, no storage knows of a later session"] if kept else []
     for one in wanted.proven:
@@ -515,7 +517,7 @@ def _told(wanted: Restoration, target: Target) -> list[str]:
 
 
 def _check_same(agreed: Restoration, now: Restoration) -> None:
-    """What was agreed to is what is done: no partition is proven less than it was."""
+    """Check that no partition is proven less than when the plan was confirmed."""
     was = {one.partition for one in agreed.unproven}
     worse = [one for one in now.unproven if one.partition not in was]
     if worse:

@@ -1,11 +1,10 @@
-"""Replicas on their way: the shell around `replica_moves`. It writes the goal down, takes one step after the other,
-and waits.
+"""Shell around `replica_moves`: saves the goals, takes one step at a time, and waits.
 
-All that it knows is in the coordinator and in what daemons say. It may be killed at any moment and run again, also by
-another operator, also twice at the same time: each change is a compare-and-set on what it was decided from.
+Its whole state is in ZooKeeper and in the daemons. It may be killed at any moment and run again, also by another
+operator or twice at the same time: each change is a compare-and-set on the version it was decided from.
 
-A bound on copying that outlives what it was for slows down the next repair, and is forgotten. So this one ends with the
-moves that it was set for, or with the command where nothing is written down.
+A forgotten copy limit would slow the next repair. So a limit ends with the moves for which it was set, or with the
+command if no move is saved.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from waltzd.wire.tls import Tls
 
 POLL_SECONDS = 0.2
 TOLD_MAX = 3
-"""How many of the partitions that wait are named when it takes too long."""
+"""Waiting partitions that are named in a timeout error."""
 CHANGED = "its documents were changed meanwhile"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveOptions:
     timeout: float | None = None
-    """Seconds; None waits for as long as it takes."""
+    """Seconds; None waits without limit."""
     bytes_per_second: int | None = None
-    """Of all copies of this command together; None is as fast as servers permit."""
+    """Limit for all copies of this command together; None copies as fast as servers permit."""
 
 
 def _move_options(
@@ -86,21 +85,21 @@ def _rate_of(text: str) -> int:
 
 
 class Daemons(Protocol):
-    """Those of one cluster, as far as a move of replicas needs them. Tests have their own."""
+    """Daemons of one cluster, as far as a move of replicas needs them. Tests pass their own."""
 
     async def take_snapshot(self) -> ClusterSnapshot: ...
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]: ...
     async def pause(self) -> None:
-        """Give the daemons time to do something."""
+        """Wait before the next step, so that the daemons can make progress."""
         ...
 
 
 def completion(
     partition: int, lineage: Lineage, *, session: int = 0, mark: int = EMPTY, looks: bool = False
 ) -> RestoreOrder:
-    """The order for a replica that is there to take what the archive proves."""
+    """Build the order for an existing replica to take what the archive proves."""
     nothing = UUID(int=0)
     return RestoreOrder(
         store="", archive=nothing, cluster=nothing, partition=partition, number=0, sha256="", mark=mark, session=session,
@@ -151,7 +150,7 @@ class RealDaemons:
 
 
 async def placement_state(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> PlacementState:
-    """`daemons`: those of the cluster, unless a test has others."""
+    """Read the placement state. `daemons`: daemons of the cluster, unless a test passes others."""
     _, moves_version = await cluster.moves()
     sets, versions = await cluster.replicas()
     found = await (daemons or RealDaemons(cluster, tls)).take_snapshot()
@@ -175,7 +174,7 @@ def change_of(move_plan: MovePlan, options: MoveOptions, tls: Tls | None) -> Cha
 async def carry_out(
     cluster: Cluster, daemons: Daemons, move_plan: MovePlan, options: MoveOptions, say: Say
 ) -> dict[str, list[int]]:
-    """Move, and clear away what is left behind: storage → partitions whose files were taken off it."""
+    """Move replicas, then remove what is left behind; return storage → partitions whose files were removed from it."""
     now, changed = move_plan.now, move_plan.changed
     throttle = Throttle(cluster, options.bytes_per_second, lasts=True)
     mover = Mover(cluster, daemons, say, throttle)
@@ -200,7 +199,7 @@ async def carry_out(
 
 
 async def take_out(cluster: Cluster, name: str) -> None:
-    """Remove a storage from the list, unless another operator has just decided to move something there."""
+    """Remove a storage from the list, unless another operator has just planned a move to it."""
     while True:
         found, version = await cluster.moves()
         coming = [number for number, names in sorted(found.partitions.items()) if name in names]
@@ -223,7 +222,8 @@ async def take_out(cluster: Cluster, name: str) -> None:
 
 
 class Throttle:
-    """`lasts`: longer than this command, for a move that is written down; the command that ends the move lifts it."""
+    """Copy limit of a command. With `lasts` it outlives the command, for a saved move; the command that ends the move
+    lifts it."""
 
     def __init__(self, cluster: Cluster, bytes_per_second: int | None, *, lasts: bool = False) -> None:
         self._cluster = cluster
@@ -232,7 +232,7 @@ class Throttle:
         self._said: tuple[int, int] | None = None
 
     async def share(self, copies: int) -> None:
-        """Share the bound among the replicas that copy now. A new session of the coordinator is told again."""
+        """Share the limit among the replicas that copy now. A new ZooKeeper session is told again."""
         if self._bytes_per_second is None or copies == 0:
             return
         each = max(1, self._bytes_per_second // copies)
@@ -253,13 +253,13 @@ class Mover:
         self._say = say
         self._throttle = throttle
         self._last: Mapping[int, str] = {}
-        """Partition → what it waited for at the last look."""
+        """Partition → what it waited for at the last snapshot."""
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
-        """Replica that copies, or did → how many bytes it has, of how many, about."""
+        """Replica that copies or did → bytes that it has, and the total, both estimated."""
 
     async def aim(self, goals: Goals, *, sets: ReplicaSets, versions: Mapping[int, int], moves_version: int) -> None:
-        """Write down where replicas shall be. An operator who planned at the same time is told that this was changed; an
-        owner that has made a member of a learner has moved nothing."""
+        """Save the goals. Raise if another operator has moved replicas since the plan; an owner that has promoted a
+        learner has moved nothing."""
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
         versions = {number: version for number, version in versions.items() if number in goals}
@@ -283,7 +283,8 @@ class Mover:
             return
 
     async def arrive(self, goals: Goals, *, seconds: float | None) -> None:
-        """Until these partitions are where they shall be. `ChangedMeanwhile` when another operator wants them elsewhere."""
+        """Wait until these partitions have reached their goals. Raise `ChangedMeanwhile` if another operator gives them
+        other goals."""
         left = dict(goals)
         try:
             async with asyncio.timeout(seconds):
@@ -301,7 +302,8 @@ class Mover:
         self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
-        """One step for each that can take one; those that are not done, and why. What arrives is taken out of `left`."""
+        """Take one step for each partition that can take one; return why each unfinished one waits. Finished ones are
+        taken out of `left`."""
         cluster = self._cluster
         found_moves, moves_version = await cluster.moves()
         sets, versions = await cluster.replicas()
@@ -335,7 +337,8 @@ class Mover:
         }
 
     async def _save(self, before: ReplicaSets, after: ReplicaSets, versions: Mapping[int, int]) -> set[int]:
-        """Each partition by itself; those that were changed by their owner, or another tool, since they were read."""
+        """Save the replica set of each partition by itself; skip those that their owner or another tool has changed
+        since they were read."""
         late = set[int]()
 
         async def save(number: int) -> None:
@@ -350,8 +353,8 @@ class Mover:
         return late
 
     def _note(self, views: Mapping[int, replica_moves.PartitionMove], bytes_: Mapping[int, int]) -> None:
-        """Note how far copies are; a replica that copies no longer has everything. `bytes_`: of a whole replica of each
-        partition."""
+        """Record the progress of copies; a replica that stopped copying has everything. `bytes_`: size of a whole
+        replica of each partition."""
         copying = {
             (number, name): (bytes_[number] * done // max(1, total), bytes_[number])
             for number, view in views.items()
@@ -366,8 +369,8 @@ class Mover:
         return number, replica_moves.partition_move(found, number, goal, sets.partitions.get(number, {}), meta)
 
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
-        """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.
-        They are set aside there unless they are to be deleted. A storage that does not answer keeps them."""
+        """Remove the files of these partitions from storages that are no longer assigned any of them; return storage →
+        numbers. Files are set aside unless they are to be deleted. A storage that does not answer keeps them."""
         found = await self._daemons.take_snapshot()
         cleared: dict[str, list[int]] = {}
         for storage in found.storages:
@@ -404,23 +407,24 @@ class Mover:
 
 
 def _bytes_of(found: ClusterSnapshot, number: int) -> int:
-    """The size of the largest replica: owners say how many transactions each has, and storages how many bytes."""
+    """Return the size of the largest replica: owners report how many transactions each has, and storages how many
+    bytes."""
     return max((one.disk_bytes for view in found.storages if (one := view.replica(number))), default=0)
 
 
 def _copies(moving: Goals, sets: ReplicaSets) -> int:
-    """Replicas that have to copy, or may have to: those that are no members yet."""
+    """Return the replicas that copy or may have to: those that are not members yet."""
     roles = {number: sets.partitions.get(number, {}) for number in moving}
     return sum(roles[number].get(name) is not Membership.MEMBER for number, goal in moving.items() for name in goal)
 
 
 def _places(sets: ReplicaSets, numbers: Iterable[int]) -> dict[int, frozenset[str]]:
-    """The storages that have a replica, members and learners alike."""
+    """Return the storages that have a replica, members and learners."""
     return {number: frozenset(sets.partitions.get(number, {})) for number in numbers}
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:
-    """Raises unless the goals that are written down are ours, or ours are reached already."""
+    """Raise unless the saved goals are ours, or ours are reached already."""
     for number, goal in sorted(left.items()):
         there = found.partitions.get(number, sets.partitions.get(number, {}))
         if set(there) != set(goal):

@@ -1,9 +1,11 @@
-"""`waltzctl server`, `partition transfer` and `partition preferred`: which server owns a partition, once or for good.
+"""`waltzctl server`, `partition transfer` and `partition preferred`: which server owns a partition, once or
+permanently.
 
-The tool plans as the leader does. A transfer is one step of the leader's, done by hand and saved by compare-and-set. It
-lasts because nothing moves without a reason; where there is a reason to undo it, it is refused. A preference is such a
-reason, and stays until an operator clears it. Draining is said to the server itself, which announces it; the leader then
-gives its partitions to others. It lasts as long as the process: a server that was started again takes part again.
+The tool plans as the leader does. A transfer is one step of the leader, made by an operator and saved by
+compare-and-set. It lasts because the leader moves nothing without a reason; a transfer that the leader would undo is
+refused. A preference is such a reason, and stays until an operator clears it. A drain is a request to the server
+itself, which announces it; the leader then assigns its partitions to others. A drain ends with the process: a restarted
+server takes part again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Owners:
-    """What the leader decides by, with the versions that it was read at."""
+    """Documents by which the leader assigns partitions, with the versions that were read."""
 
     meta: ClusterMeta
     servers: Mapping[str, ServerMeta]
@@ -73,7 +75,7 @@ class Owners:
         )
 
     def planned(self, servers: Mapping[str, ServerMeta], preferences: Preferences) -> Assignment:
-        """What the leader will do."""
+        """Return the assignment that the leader will make."""
         return plan(self.assignment, servers, len(self.assignment.owners), preferences)
 
     def server(self, name: str) -> ServerMeta:
@@ -112,8 +114,8 @@ def spell(numbers: Collection[int]) -> str:
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show the servers: what they own, how many of that is open, and which one leads. One that should be up and is not is
-    `down`, until it is started again or taken out with `waltzctl server remove`.
+    """Show the servers: the partitions that they own, how many of these are open, and which server leads. A server that
+    is expected and not registered is `down` until it is started or removed with `waltzctl server remove`.
 
     \b
     Examples:
@@ -132,9 +134,9 @@ def drain(
     wait: Wait = True,
     timeout: Patience = TIMEOUT_SECONDS,
 ) -> int:
-    """Let a server give all its partitions to others and take no new ones, before it is stopped or looked after. It ends
-    when the server owns nothing and its partitions are open elsewhere. The server takes part again after --undo, or when
-    it was started again.
+    """Move all partitions of a server to other servers and assign it no new ones, before it is stopped. The command
+    ends when the server owns nothing and its partitions are open elsewhere. The server takes part again after --undo or
+    after a restart.
 
     \b
     Examples:
@@ -165,7 +167,7 @@ def drain(
 
 
 def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepare:
-    """End when the partitions that the leader moves are open at their new owners."""
+    """Wait until the partitions that the leader moves are open at their new owners."""
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -184,8 +186,8 @@ def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepar
 
 
 def remove(*, server: ServerName, command: ChangeCommand) -> int:
-    """Take a server that was stopped for good off the list of servers that are expected to be up: until then `waltzctl
-    status` complains that it is not. One that is up is refused: stop it first. Started again, it is expected again.
+    """Remove a server that was stopped for good from the list of expected servers; until then `waltzctl status` reports
+    it as missing. A running server is refused: stop it first. A server that is started again is expected again.
 
     \b
     Examples:
@@ -214,7 +216,7 @@ def remove(*, server: ServerName, command: ChangeCommand) -> int:
 
 
 async def _to_give_away(found: Owners, server: str, tls: Tls | None) -> list[int]:
-    """Partitions that the server owns, or has not closed yet."""
+    """Return the partitions that the server owns or has not closed yet."""
     async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
         reported = await admin.describe()
     assigned = (number for number, owner in enumerate(found.assignment.owners) if owner.server == server)
@@ -231,7 +233,7 @@ def _told(moves: list[dict[str, Any]], seconds: float | None) -> dict[str, Any]:
 
 
 def drain_plan(found: Owners, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
-    """And the assignment that the leader will come to; None when no server could take the partitions."""
+    """Plan the drain, with the assignment that the leader will make; None if no server could take the partitions."""
     before = found.server(server)
     servers = {**found.servers, server: replace(before, is_draining=True)}
     steps = [] if before.is_draining else [f"{server} takes no partitions any more"]
@@ -266,9 +268,9 @@ def transfer(
     wait: Wait = True,
     timeout: Patience = TIMEOUT_SECONDS,
 ) -> int:
-    """Move PARTITIONS (like 0-3,7) to another server, once. The plan shows what has to move back so that servers own
-    equally many. A transfer that the cluster would undo at once, because a partition is preferred elsewhere, is refused.
-    Clients go on by themselves; their transactions wait for a moment.
+    """Move PARTITIONS (like 0-3,7) to another server once. The plan shows which partitions move back so that servers
+    own equally many. A transfer is refused if the cluster would undo it at once, because a partition is preferred
+    elsewhere. Clients continue by themselves; their transactions wait for a moment.
 
     \b
     Examples:
@@ -295,7 +297,7 @@ def transfer(
 
 
 def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
-    """The assignment that a transfer leads to; an error where it cannot be, or would not last."""
+    """Return the assignment after a transfer; raise if the transfer is impossible or would be undone."""
     found.check_partitions(numbers)
     if found.server(to).is_draining:
         raise WouldNotLast(
@@ -319,7 +321,7 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
 
 
 def transfer_plan(before: Assignment, after: Assignment, numbers: Collection[int]) -> Plan:
-    """First what was asked for, then what follows from it."""
+    """Plan the moves of a transfer: first the requested ones, then the ones that follow from them."""
     both = enumerate(zip(before.owners, after.owners, strict=True))
     asked = Assignment(owners=tuple(now if number in numbers else was for number, (was, now) in both))
     steps = [f"move {part}" for part in moved(before, asked)]
@@ -328,7 +330,7 @@ def transfer_plan(before: Assignment, after: Assignment, numbers: Collection[int
 
 
 async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
-    """Only if nothing was moved since the plan; else the error says what was."""
+    """Write the assignment only if nothing was moved since the plan; else raise an error that names what was."""
     try:
         await cluster.save_assignment(after, found.version)
     except ChangedMeanwhile as error:
@@ -360,8 +362,9 @@ def preferred(
     command: ChangeCommand,
     output: AnyForm = "table",
 ) -> int:
-    """Show which servers should own which partitions, or say so with --server. A preference counts as far as servers own
-    equally many partitions, and lasts until --clear. It goes before `preferred` in the configuration of servers.
+    """Show which servers should own which partitions, or set that with --server. A preference is followed as far as
+    servers own equally many partitions, and lasts until --clear. It overrides `preferred` in the configuration of
+    servers.
 
     \b
     Examples:
@@ -430,7 +433,7 @@ def preference_plan(
 
 
 def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str, ServerMeta]) -> str:
-    """Why a partition is not where it is preferred; empty when it is."""
+    """Return why a partition is not at its preferred server; empty if it is."""
     if after.owners[number].server == server:
         return ""
     if server not in servers:

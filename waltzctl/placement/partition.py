@@ -1,4 +1,4 @@
-"""`waltzctl partition`: who holds which replica, and moving replicas about."""
+"""`waltzctl partition`: shows partitions and their replicas, and moves replicas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """All partitions of a cluster, a line each: whether it takes transactions, who owns it, where its replicas are, and
-    where a move that is not over leads to.
+    """List the partitions of a cluster: whether each takes transactions, its owner, its replicas, and the goal of an
+    unfinished move.
 
     \b
     Examples:
@@ -37,8 +37,8 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
 def describe(
     *, number: Annotated[int, Argument(min=0, metavar="PARTITION")], target: CommandTarget, output: AnyForm = "table"
 ) -> int:
-    """One partition: its owner, its session, what it waits for, and how each replica is. The end is 10 when it takes no
-    transactions.
+    """Show one partition: its owner, its session, what it waits for, and the state of each replica. Exit code 10 if it
+    takes no transactions.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def assign(
 
 
 def _unfinished(now: PlacementState, chosen: list[int], *, is_cancel: bool) -> Goals:
-    """Where moves that are under way lead to, or where they are when they are cancelled."""
+    """Return the goals of unfinished moves, or the present places of the replicas if the moves are cancelled."""
     under_way = {number: goal for number, goal in now.found.moves.items() if number in chosen}
     if not is_cancel:
         return under_way
@@ -117,7 +117,7 @@ def auto_assign(
     command: ChangeCommand,
 ) -> int:
     """Spread the replicas of all partitions over the groups, and evenly over the storages, with as few copies as
-    possible. What is spread already stays where it is.
+    possible. Replicas that are spread already stay.
 
     \b
     Examples:

@@ -1,14 +1,14 @@
-"""Which storages hold which partitions. Pure: the same question has the same answer.
+"""Placement of partitions on storages. No I/O; equal questions have equal answers.
 
-Two wishes: as few replicas of a partition as possible stand in one group, so that a group that goes away takes few of them
-with it; and every storage has as many replicas as the others, as far as the first wish permits. Both are met exactly, by
-counting first and placing afterwards: once each storage's count is known, all counts are laid in one line, group by group,
-and the line is wound around the partitions. A group whose stretch is no longer than one turn meets no partition twice.
+There are two aims. First, as few replicas of a partition as possible share a failure group. Second, as far as the first
+aim allows, all storages have equally many replicas. Both are met exactly by counting first and placing afterwards: the
+counts of the storages are laid in one line, group by group, and the line is wound around the partitions. A group that
+is no longer than one turn meets no partition twice.
 
-Where replicas are already, there is a third wish: as few as possible are copied. Now the wishes pull in different
-directions, which is left to `waltzd.cluster.flow`: replicas are what flows, from partitions that are alike, by way of
-groups, to storages; copies are prices, and a storage's next replica costs more than all copies together, the more the more
-it has.
+If there are replicas already, a third aim is to copy as few as possible. These aims conflict, which is solved as a
+minimum-cost flow (`waltzd.cluster.flow`): replicas flow from partitions of the same kind, through groups, to storages.
+A copy has a price; a further replica on a storage costs more than all copies together, and the more the fuller the
+storage is.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from waltzd.protocol.quorum import majority
 
 @dataclass(frozen=True, kw_only=True)
 class Creation:
-    """A cluster as `create-cluster` made it, or would."""
+    """Placement of a cluster that `create-cluster` made, or would make."""
 
     meta: ClusterMeta
     storages: Mapping[str, StorageMeta]
     replicas: Mapping[int, tuple[str, ...]]
     """Partition, or the number of the group log → names of storages."""
     was_there: bool
-    """The documents existed: this was a repetition."""
+    """Whether the documents existed already, so that this was a repetition."""
     created: Mapping[str, tuple[int, ...]]
-    """Storage → partitions that got their empty replica there just now; the number of the group log may be among them."""
+    """Storage → partitions whose empty replica was made there now, which may include the group log."""
 
     @property
     def group_log(self) -> tuple[str, ...]:
-        """Storages with a replica of the group log; empty for a cluster that has none."""
+        """Storages with a replica of the group log; empty for a cluster without one."""
         return self.replicas.get(self.meta.partitions, ())
 
     def partitions_of(self, storage: str) -> list[int]:
@@ -51,7 +51,7 @@ class Creation:
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
-    """Partition → names of storages. `storages` says the group of each name."""
+    """Assign storages to each partition. `storages` maps each name to its group."""
     assert partitions >= 1, partitions
     assert replication >= 1, replication
     _check_enough(storages, replication)
@@ -62,8 +62,8 @@ def assign_replicas(partitions: int, storages: Mapping[str, str], replication: i
 def reassign_replicas(
     current: Mapping[int, tuple[str, ...]], storages: Mapping[str, str], replication: Mapping[int, int]
 ) -> dict[int, tuple[str, ...]]:
-    """The same for partitions that have replicas already, on storages that are there still or not. Partitions are those of
-    `replication`. Nothing moves without a reason, so a plan of a plan is the same plan."""
+    """Assign storages to partitions that have replicas already, on storages that may be gone. Only partitions in
+    `replication` are assigned. Nothing moves without a reason, so planning a planned placement changes nothing."""
     assert all(count >= 0 for count in replication.values()), replication
     _check_enough(storages, max(replication.values(), default=0))
     kinds = _kinds(current, storages, replication)
@@ -83,13 +83,14 @@ def reassign_replicas(
 
 
 def together(groups: Mapping[str, int], replication: int) -> int:
-    """How many replicas of one partition have to stand in one group, given how many storages each group has."""
+    """Return how many replicas of one partition must share a group, given the number of storages in each group."""
     found = range(replication + 1)
     return next(most for most in found if sum(min(size, most) for size in groups.values()) >= replication)
 
 
 def crowded(names: Iterable[str], storages: Mapping[str, str]) -> str | None:
-    """The group that has several replicas of one partition, so that no majority is left when it fails."""
+    """Return the group that holds so many replicas of a partition that no majority survives its failure; None if there
+    is none."""
     replicas = list(names)
     found = Counter(storages.get(name, name) for name in replicas)
     group, count = max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))
@@ -97,7 +98,7 @@ def crowded(names: Iterable[str], storages: Mapping[str, str]) -> str | None:
 
 
 def sizes(storages: Mapping[str, str]) -> dict[str, int]:
-    """How many storages each group has."""
+    """Count the storages of each group."""
     found: dict[str, int] = {}
     for name in sorted(storages):
         found[storages[name]] = found.get(storages[name], 0) + 1
@@ -119,14 +120,14 @@ def _by_group(storages: Mapping[str, str]) -> list[str]:
 
 
 def _wind(counts: Mapping[str, int], storages: Mapping[str, str], partitions: int) -> list[tuple[str, ...]]:
-    """Lay all counts in one line, and wind it around the partitions."""
+    """Lay all counts out in one line, and wind it around the partitions."""
     line = [name for name in _by_group(storages) for _ in range(counts[name])]
     return [tuple(sorted(line[partition::partitions])) for partition in range(partitions)]
 
 
 def _counts(replication: Mapping[int, int], storages: Mapping[str, str]) -> dict[str, int]:
-    """How many replicas each storage gets: always one more for the storage that has least, until its group has as many as
-    the partitions may have there. Exact where all partitions have the same number of replicas."""
+    """Count replicas for each storage: one more at a time for the storage that has least, until its group has as many
+    as the partitions may have there. Exact if all partitions have equally many replicas."""
     groups = sizes(storages)
     room = dict.fromkeys(groups, 0)
     for replicas, partitions in Counter(replication.values()).items():
@@ -153,8 +154,8 @@ _NEAR = 2
 
 @dataclass(frozen=True)
 class _Kind:
-    """What partitions may have in common that matters: the storages that they have of those that are there, and how many
-    replicas they are to have."""
+    """Properties of a partition that matter for the plan: its present storages that still exist, and the number of
+    replicas that it shall have."""
 
     held: tuple[str, ...]
     replicas: int
@@ -172,8 +173,8 @@ def _kinds(
 
 @dataclass(frozen=True)
 class _Window:
-    """The counts of a storage whose prices the flow knows exactly. Below, one more is free, and above, there is no room.
-    Prices only rise, so what is best among its neighbours is best of all: a flow that ends inside is right."""
+    """Range of counts of a storage whose prices the flow knows exactly. Below it one more is free, above it there is no
+    room. Prices only rise, so a flow that ends inside the range is optimal."""
 
     low: int
     high: int
@@ -190,7 +191,7 @@ class _Window:
 def _send(
     kinds: Mapping[_Kind, Sequence[int]], storages: Mapping[str, str], windows: Mapping[str, _Window]
 ) -> dict[_Kind, dict[str, int]]:
-    """How many replicas of each kind each storage gets."""
+    """Return how many replicas of each kind each storage gets."""
     groups = sizes(storages)
     most = {replicas: together(groups, replicas) for replicas in dict.fromkeys(kind.replicas for kind in kinds)}
     crowded = {kind: [group for group in groups if groups[group] > most[kind.replicas]] for kind in kinds}

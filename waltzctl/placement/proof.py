@@ -1,20 +1,20 @@
-"""What proves that the documents of a partition may be put back without losing anything acknowledged, and which documents
-these are. Pure.
+"""Proof that the documents of a partition may be restored without losing an acknowledged transaction, and which
+documents these are. No I/O.
 
-Documents that were saved are older than what happened since. What storages know tells how old. Each session is saved
-in the coordinator before a storage hears of it, and a later one asked a majority of the members of the one before. So where
-no storage knows of a session above the saved one, the saved document is that of the newest session, and it is put back as
-it is. Its owner votes on it as after a crash, and looks again itself before it decides anything.
+Saved documents are older than the present state; storages tell by how much. Each session is saved in ZooKeeper before a
+storage hears of it, and a later session asked a majority of the members of the one before. So if no storage knows of a
+session above the saved one, the saved document belongs to the newest session, and is restored unchanged. Its owner
+votes on it as after a crash, and reads it again before it decides anything.
 
-One thing may still be older, within the session: which of its members have joined. A member that joined since has
-acknowledged what others may lack, and a vote without it would cut that. So whoever may have joined counts as joined. That
-never makes a closing mark lower; the partition may wait for a storage that it would not have needed.
+One thing may still be older within the session: which of its members have joined. A member that joined since has
+acknowledged what other members may lack, and a vote without it would cut that. So every member that may have joined
+counts as joined. This never lowers a closing mark; the partition may wait for a storage that it would not have needed.
 
-Where storages know of a later session, or nothing was saved, its members are in no document any more. Then the storages
-themselves have to prove it. All of them answer, so no later session is hidden, and sound copies that have begun the newest
-session are a majority of the replicas. Everything that was acknowledged in it is on a majority of its members, and so
-in the longest of these copies. The decision is made as in a rescue (`rescue_scene`), above every session that was promised.
-Whatever is not proven is said by name, and left to an operator.
+If storages know of a later session, or nothing was saved, no document has its members, and the storages must prove the
+log themselves. All of them must answer, so that no later session is hidden, and sound copies that have begun the newest
+session must be a majority of the replicas. Everything acknowledged in that session is on a majority of its members, and
+so in the longest of these copies. The decision is made as in a rescue (`rescue_scene`), above every promised session.
+What is not proven is named, and left to an operator.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority
 
 UNKNOWN = UUID(int=0)
-"""The directory of a member that may have joined, and does not say which one it has."""
+"""Directory of a member that may have joined and does not report its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What the storages of a cluster say of one partition."""
+    """Reports of all storages about one partition."""
 
     partition: int
     statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
-    """Of those that hold something of it."""
+    """Status of each storage that holds something of it."""
     blank: frozenset[str] = frozenset()
-    """Those that answer, and hold nothing."""
+    """Storages that answer and hold nothing of it."""
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Those that do not say what they hold, and why."""
+    """Storages that do not report what they hold, with the reason."""
 
     def contradicts(self, meta: PartitionMeta | None) -> WaltzError | None:
-        """How a storage knows more than this document, by the same rule by which owners refuse."""
+        """Return how a storage knows more than this document, by the rule that owners apply; empty if it does not."""
         next_one = meta or PartitionMeta(generation=0, session=0)
         begun_max = next_one.opened if next_one.decision is None else next_one.session
         next_one = replace(next_one, session=next_one.session + 1)
@@ -66,13 +66,13 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """The documents with which a partition goes on."""
+    """Documents with which a partition continues."""
 
     partition: int
     meta: PartitionMeta | None
     roles: Mapping[str, Membership]
     scene: Scene | None = None
-    """Where storages have to be fenced first: the decision is made from what they say then."""
+    """Replicas to fence first, if the decision depends on their reports after that; else None."""
 
     def fenced(self, session: int, statuses: Mapping[str, ReplicaStatus]) -> Proven:
         assert self.scene is not None
@@ -82,7 +82,8 @@ class Proven:
 
 @dataclass(frozen=True, kw_only=True)
 class Unproven:
-    """No documents can be written without the risk of a loss. `missing` says in a sentence which fact is not known."""
+    """Partition whose documents cannot be written without risking a loss. `missing` names the
+    unknown fact in a sentence."""
 
     partition: int
     missing: str
@@ -94,7 +95,7 @@ Verdict = Proven | Unproven
 def from_saved(
     told: Statement, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
 ) -> Verdict:
-    """By a document that was saved at some time; None: there was none."""
+    """Decide by a document that was saved earlier; None if there was none."""
     error = told.contradicts(saved)
     if error is not None:
         found = from_storages(told, replicas=replicas, generation=generation, saved=saved, roles=roles)
@@ -105,7 +106,7 @@ def from_saved(
 
 
 def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
-    """The document of an open session, in which everybody has joined that may have joined since it was saved."""
+    """Return the document of an open session in which every member has joined that may have joined since it was saved."""
     if meta.opened != meta.session or meta.decision is not None:
         return meta
     states = dict(meta.replicas)
@@ -113,7 +114,7 @@ def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
         if name in meta.joined:
             continue
         status, state = told.statuses.get(name), meta.replicas.get(name)
-        if state is not None and state.is_diverged:  # which directory that was has to stay known
+        if state is not None and state.is_diverged:  # the directory of that replica must stay known
             states[name] = replace(state, session=meta.opened, closing=None, is_lost=True)
             continue
         incarnation = status.incarnation if status is not None and status.session == meta.opened else UNKNOWN
@@ -129,7 +130,7 @@ def from_storages(
     saved: PartitionMeta | None = None,
     roles: Mapping[str, Membership] | None = None,
 ) -> Verdict:
-    """By what storages hold, alone. `replicas`: how many of them a partition has. `saved` is known to be older."""
+    """Decide by the replicas alone. `replicas`: number of replicas of a partition. `saved` is known to be older."""
     number = told.partition
     if told.silent:
         name, why = next(iter(sorted(told.silent.items())))
@@ -155,13 +156,13 @@ def from_storages(
 
 
 def _decision(scene: Scene) -> PartitionMeta:
-    """The owner before may have had a lease on reads, of which nobody knows any more."""
+    """Refuse if the previous owner may have had a read lease, of which nothing is known any more."""
     given_up = {**scene.document.given_up, scene.session: scene.mark}
     return replace(scene.document, lease_ms=LEASE_MS_MAX, given_up=given_up)
 
 
 def _missing(scene: Scene, newest: Collection[str], replicas: int) -> str:
-    """Which fact the proof lacks; empty when it lacks none."""
+    """Return the fact that the proof lacks; empty if none."""
     for name in newest:
         status = scene.statuses[name]
         if not status.is_sound:
@@ -193,7 +194,7 @@ def _has_anything(status: ReplicaStatus) -> bool:
 
 
 def _unused(told: Statement, generation: int, roles: Mapping[str, Membership]) -> Verdict:
-    """No session was ever begun: the partition begins, above what was promised."""
+    """Return the documents of a partition that never had a session: it begins, above every promised session."""
     promised = max((status.promised_session for status in told.statuses.values()), default=0)
     if promised > JUMP_MAX:
         return Unproven(partition=told.partition, missing=f"a storage has promised itself to session {promised}")
@@ -207,8 +208,8 @@ def _unused(told: Statement, generation: int, roles: Mapping[str, Membership]) -
 def _roles(
     told: Statement, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
 ) -> dict[str, Membership]:
-    """Who took part in the newest session is a member. Others that hold something copy first, as far as there is room:
-    more of them are what a move left behind."""
+    """Choose members: the members of the newest session, then replicas that copy first, as far as there is room.
+    Further replicas are remains of a move."""
     found = dict.fromkeys(newest, Membership.MEMBER)
     older = sorted(told.statuses.keys() - found.keys(), key=lambda name: (name not in roles, -told.statuses[name].last_id))
     known = [name for name in sorted(roles) if name in told.blank]

@@ -1,8 +1,8 @@
-"""`waltzctl storage recover`: replicas whose disk was lost or damaged come back.
+"""`waltzctl storage recover`: restores replicas whose disk was lost or damaged.
 
-While the storage runs, its partitions' owners do the work: they make empty replicas, heal segments, copy, let them count
-again. This follows them, and steps in only where an owner may not: it sets aside what a storage refuses, or what cannot be
-healed, as long as the others do without it.
+While the storage runs, the owners of its partitions do the work: they make empty replicas, heal segments, copy, and
+count the replicas again. This command follows them, and acts only where an owner may not: it sets aside what a storage
+refuses or what cannot be healed, if the other replicas hold a majority without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
-"""The state in which an owner sees a replica that cannot be healed, or that a rescue gave up
+"""State in which an owner sees a replica that cannot be healed, or that a rescue gave up
 (`waltzd.server.session.partition_leader`)."""
 
 
@@ -73,24 +73,24 @@ def recover(
 class State(enum.StrEnum):
     COUNTS = "counts"
     COMES = "comes"
-    """Its owner is bringing it back."""
+    """Its owner is restoring it."""
     LOST = "lost"
-    """It comes back only when it is set aside."""
+    """It is restored only after it was set aside."""
     OFFLINE = "offline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
-    """Where one replica stands, and why."""
+    """State of one replica, with the reason."""
 
     state: State
     why: str
     held: int | None = None
-    """The last id that it holds, as its owner knows it."""
+    """Last id that it holds, as its owner knows it; None if unknown."""
 
 
 def replica_state(name: str, view: PartitionView, there: PartitionDescription | None) -> ReplicaState:
-    """`there`: what the storage says of it."""
+    """Judge one replica. `there`: the report of the storage; None if it has no replica."""
     ours = next((replica for replica in view.reported.replicas if replica.storage == name), None) if view.reported else None
     held = ours.durable_id if ours is not None else None
     status = there.status if there is not None else None
@@ -102,8 +102,8 @@ def replica_state(name: str, view: PartitionView, there: PartitionDescription | 
         return ReplicaState(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
     if status is None:  # its owner may not have noticed yet
         return ReplicaState(state=State.COMES, why="its owner will make it there", held=held)
-    # Damaged, given up by a rescue, or of another history: while its owner waits for others there is hope; with a level one
-    # beside it, none.
+    # Damaged, given up by a rescue, or of another history: while its owner waits for other replicas there is hope; with
+    # a level replica beside it, there is none.
     if ours.state in (GIVEN_UP, DIVERGED) and view.owner_says_open and view.counted - {name}:
         return ReplicaState(state=State.LOST, why=ours.story, held=held)
     counts = status.is_sound and ours.counts
@@ -111,13 +111,13 @@ def replica_state(name: str, view: PartitionView, there: PartitionDescription | 
 
 
 def plan_for(name: str, found: ClusterSnapshot, replica_states: Mapping[int, ReplicaState]) -> Plan:
-    """A step for each replica that does not count: it is set aside, or waited for."""
+    """Plan a step for each replica that does not count: set it aside, or wait for it."""
     steps, margins = list[str](), list[Effect]()
     for number, one in replica_states.items():
         view = found.partitions[number]
         if one.state is State.LOST:
             steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
-            level = found.level(number) | _itself(name, view)  # an owner may not have noticed yet who is of no help
+            level = found.level(number) | _itself(name, view)  # an owner may not have noticed yet which replicas are lost
             margins.append(without(number, view.replicas, level, silent=[name]))
         elif one.state is not State.COUNTS:
             steps.append(f"partition {number}: wait for its owner; {one.why}")
@@ -132,7 +132,7 @@ def plan_for(name: str, found: ClusterSnapshot, replica_states: Mapping[int, Rep
 
 
 def _itself(name: str, view: PartitionView) -> set[str]:
-    """This replica, where its owner counts it: the owner may not know that it is lost."""
+    """Return this replica if its owner counts it: the owner may not know that it is lost."""
     return {one.storage for one in view.reported.replicas if one.counts and one.storage == name} if view.reported else set()
 
 
@@ -176,7 +176,7 @@ def _replicas_of(now: PlacementState, name: str, wanted: list[int] | None) -> li
 
 
 def _replica_states(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int, ReplicaState]:
-    """Raises when the storage does not run: nothing can be brought back there."""
+    """Judge all replicas; raise if the storage does not run, because nothing can be restored there."""
     view = found.storage(name)
     if view.reported is None:
         if isinstance(view.error, CannotConnect):
@@ -193,7 +193,7 @@ def _replica_states(name: str, found: ClusterSnapshot, chosen: list[int]) -> dic
 async def _still_lost(
     cluster: Cluster, target: ClusterTarget, name: str, lost: list[int], confirmation: ConfirmOptions
 ) -> list[int]:
-    """The question may have been answered late: other replicas may be gone since, or these be well."""
+    """Check the plan again: since it was shown other replicas may be lost, or these may count again."""
     found = await take_snapshot(cluster.coordinator, tls=target.tls)
     replica_states = {number: one for number, one in _replica_states(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, replica_states)
@@ -206,7 +206,7 @@ async def _set_aside(now: PlacementState, target: ClusterTarget, name: str, lost
     async with admin_of(now, name, target.tls) as admin:
         results = await admin.remove_partitions(lost)
     for error in results.values():
-        if error is not None and not isinstance(error, NoSuchPartition):  # none: it was done already
+        if error is not None and not isinstance(error, NoSuchPartition):  # no such replica: it was set aside already
             raise error
 
 
@@ -255,7 +255,7 @@ def _copied(replica_states: Mapping[int, ReplicaState], found: ClusterSnapshot) 
 
 
 def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) -> None:
-    """Raises for a replica that does not come back by itself and was not in the plan."""
+    """Raise for a replica that is lost and was not in the plan."""
     for number, one in left.items():
         if one.state is State.OFFLINE:
             raise Unfinished(

@@ -1,14 +1,14 @@
-"""From where replicas are to where they shall be: what a command is going to do, what is against it, and one safe step
-after the other. Pure.
+"""Plans of replica moves: from where replicas are to where they shall be. Returns what a command is going to do, what
+is against it, and one safe step at a time. No I/O.
 
-A `MovePlan` is one value: the plan that is shown is made of it, and it is what is carried out (`mover`). Its goal is
-written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is there: so the
-next run of the tool, after a crash or at the same time, does the same.
+A `MovePlan` is one value: it is shown as a plan, and it is what `mover` carries out. Its goal is saved before anything
+moves (`waltzd.cluster.documents.Moves`), and every step follows from the present state. So the next run of the tool,
+after a crash or at the same time, takes the same steps.
 
-New replicas come first, as learners, which cost nothing. Their owner makes them members when they are level, and in the
-same session takes all old ones off, if every new one is level. What the owner leaves is for this module: old ones go one at
-a time, and never when what is left could not take transactions. After each the owner begins a new session without it; until
-that is recorded, it may still have a vote, and the next one waits.
+New replicas come first, as learners, which costs nothing. The owner makes them members when they are level, and in that
+session removes all old members if every new one is level. This module handles what the owner leaves: old members are
+removed one at a time, and never if the rest could not take transactions. After each removal the owner begins a new
+session without that member; until it is recorded the member may still have a vote, and the next removal waits.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from waltzd.errors import Unsafe
 from waltzd.protocol.descriptions import StorageDescription
 
 Goals = Mapping[int, tuple[str, ...]]
-"""Partition → the storages that shall hold it."""
+"""Partition → storages that shall hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementState:
-    """Everything that a plan is made from, and the versions that it had."""
+    """State from which a plan is made, with the versions of its documents."""
 
     found: ClusterSnapshot
     sets: ReplicaSets
     versions: Mapping[int, int]
-    """Of the replicas of each partition."""
+    """Partition → version of its replica document."""
     moves_version: int
 
     @property
@@ -48,8 +48,8 @@ class PlacementState:
 
     @property
     def goals(self) -> Goals:
-        """Where replicas shall be, as far as that was ever said: what moves already counts as moved. A goal that names a
-        storage that was taken out since then cannot be reached, and counts for nothing."""
+        """Goals of the replicas: for a partition that moves already, the end of that move. A goal that names a removed
+        storage cannot be reached, and is ignored."""
         there = self.storages.keys()
         wanted = {number: goal for number, goal in self.found.moves.items() if there >= set(goal)}
         return {number: tuple(wanted.get(number, sorted(self.roles(number)))) for number in self.found.logs}
@@ -62,7 +62,7 @@ class PlacementState:
         return self.sets.partitions.get(number, {})
 
     def new(self, number: int, names: Iterable[str]) -> list[str]:
-        """Those of these storages that have to copy it: they have no member."""
+        """Return which of these storages still have to copy the partition: they are not members."""
         roles = self.roles(number)
         return sorted(name for name in names if roles.get(name) is not Membership.MEMBER)
 
@@ -76,7 +76,8 @@ class PlacementState:
         check_partitions(numbers, self.found.meta.partitions, has_group_log=self.found.group_log is not None)
 
     def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> Goals:
-        """Evenly, with the fewest copies: given where replicas are, or are going to. `storages` says the group of each."""
+        """Spread replicas evenly with the fewest copies, given where they are or are moving. `storages` maps each name
+        to its group."""
         current = {number: tuple(name for name in names if name in storages) for number, names in self.goals.items()}
         for number, names in current.items():
             if replication.get(number, 0) < len(names):  # one that holds everything is not given up for one that does not
@@ -87,8 +88,8 @@ class PlacementState:
 
 @dataclass(frozen=True, kw_only=True)
 class MovePlan:
-    """`newcomer` is written down before anything is copied to it, unless it belongs to the cluster already; `leaver` is
-    taken out of the list of storages when no partition has anything there any more."""
+    """Replica moves of one command. `newcomer` is added to the cluster before anything is copied to it, unless it is
+    there already; `leaver` is removed from the list of storages once no partition has anything there."""
 
     now: PlacementState
     verb: str
@@ -98,13 +99,13 @@ class MovePlan:
     newcomer_says: StorageDescription | None = None
     leaver: str | None = None
     deletes_files: bool = False
-    """Of replicas that leave; otherwise they are set aside."""
+    """Whether files of replicas that leave are deleted; otherwise they are set aside."""
     keeps_rate: bool = False
-    """The bound on copying that an interrupted command has set goes on, unless there is a new one."""
+    """Whether the copy limit of an interrupted command stays in force if no new one is given."""
 
     @property
     def changed(self) -> dict[int, tuple[str, ...]]:
-        """Goals that are not reached yet, or whose move is not over."""
+        """Return the goals that are not reached yet, or whose move is not finished."""
         now = self.now
         return {
             number: tuple(names)
@@ -114,7 +115,7 @@ class MovePlan:
 
     @property
     def first(self) -> StorageMeta | None:
-        """The storage that has to be written down."""
+        """Return the storage that has to be added first; None if it is there already."""
         return None if self.newcomer is None or self.newcomer.name in self.now.storages else self.newcomer
 
     def plan(self, bytes_per_second: int | None = None) -> Plan:
@@ -150,7 +151,7 @@ class MovePlan:
 
     @property
     def interrupted(self) -> str | None:
-        """What is said to an operator who ends a command that moves replicas."""
+        """Return the message for an operator who interrupts the command; None if nothing moves."""
         if not self.changed:
             return None
         numbers = spell_numbers(sorted(self.changed)).replace(" ", "")
@@ -166,7 +167,7 @@ class MovePlan:
 
 
 def steps_in_words(now: PlacementState, goals: Goals) -> tuple[str, ...]:
-    """What is the same for several partitions is said once."""
+    """Describe the steps; equal steps of several partitions are one sentence."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for number, names in sorted(goals.items()):
         leaving = sorted(name for name in now.roles(number) if name not in names)
@@ -182,8 +183,8 @@ def steps_in_words(now: PlacementState, goals: Goals) -> tuple[str, ...]:
 
 
 def members_at_hand(now: PlacementState, number: int) -> frozenset[str]:
-    """Members that answer and hold what the newest session known has written, whether an owner counts them or not: with a
-    majority of them an owner finds everything that was committed."""
+    """Return the members that answer and hold what the newest known session has written, whether or not an owner counts
+    them. With a majority of them an owner finds everything that was committed."""
     roles = now.roles(number)
     held = {
         storage.meta.name: one
@@ -199,8 +200,8 @@ def members_at_hand(now: PlacementState, number: int) -> frozenset[str]:
 
 
 def effects_of(now: PlacementState, goals: Goals) -> tuple[list[Effect], list[str]]:
-    """Of each partition: what it can lose when the copies are made and the old ones are gone; and what is against that
-    besides. Where it takes no transactions now and members leave, it is not known yet which of them are needed."""
+    """Return what each partition can lose after the move, and the objections. While a partition takes no transactions,
+    it is unknown which of its leaving members are needed."""
     effects, undecided = list[Effect](), list[str]()
     for number, names in sorted(goals.items()):
         view, roles = now.found.partitions[number], now.roles(number)
@@ -225,7 +226,7 @@ def effects_of(now: PlacementState, goals: Goals) -> tuple[list[Effect], list[st
 
 
 def bytes_to_copy(now: PlacementState, goals: Goals, reported: Mapping[str, StorageDescription]) -> dict[str, int]:
-    """To each storage that says what it has."""
+    """Return the bytes to copy to each storage that answers."""
     held = {name: {one.partition: one.disk_bytes for one in found.assigned} for name, found in reported.items()}
     wanted: dict[str, int] = {}
     for number, names in goals.items():
@@ -237,7 +238,7 @@ def bytes_to_copy(now: PlacementState, goals: Goals, reported: Mapping[str, Stor
 
 
 def copying_in_words(wanted: Mapping[str, int], bound: int | None) -> tuple[str, ...]:
-    """How much, and how long it takes as far as that is known beforehand. `bound`: bytes a second."""
+    """Describe how much is copied, and the shortest duration if a limit is known. `bound`: bytes per second."""
     whole = sum(wanted.values())
     if whole == 0:
         return ()
@@ -249,8 +250,8 @@ def copying_in_words(wanted: Mapping[str, int], bound: int | None) -> tuple[str,
 
 
 def shortages(wanted: Mapping[str, int], reported: Mapping[str, StorageDescription]) -> tuple[str, ...]:
-    """Storages that have less free than is to be copied there, as far as they say; what each keeps free for itself is not
-    counted. What leaves them is no help: it goes only when the copies are made."""
+    """Find storages with less free space than is to be copied there, without the space that they keep free. Replicas
+    that leave do not help, because they are removed only after the copies are made."""
     room = {name: max(0, reported[name].free_bytes - reported[name].free_bytes_min) for name in wanted}
     return tuple(
         f"{name} has room for {size(room[name])}, and {size(bytes_)} are to be copied there"
@@ -260,7 +261,7 @@ def shortages(wanted: Mapping[str, int], reported: Mapping[str, StorageDescripti
 
 
 def crowding(now: PlacementState, goals: Goals) -> tuple[str, ...]:
-    """Partitions that one failure domain could stop afterwards, and cannot now."""
+    """Find partitions that one failure domain could stop after the move, and cannot stop now."""
     found: dict[str, list[int]] = {}
     for number, names in sorted(goals.items()):
         group = crowded(names, now.groups)
@@ -277,29 +278,29 @@ def crowding(now: PlacementState, goals: Goals) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionMove:
-    """One partition on its way."""
+    """State of one partition whose replicas move."""
 
     partition: int
     roles: Mapping[str, Membership]
-    """Of the storages that are assigned."""
+    """Role of each assigned storage."""
     goal: tuple[str, ...]
     level: frozenset[str]
-    """Storages that hold everything that is committed."""
+    """Storages that hold everything committed."""
     voting: frozenset[str]
-    """Members of the session that was opened last: they have a vote when it is closed."""
+    """Members of the session that was opened last: they vote when it is closed."""
     was_opened: bool
-    """Any session ever was: there may be something to lose."""
+    """Whether a session was ever opened, so that there may be data to lose."""
     waiting: str
-    """Why it is not open; empty when it is."""
+    """Reason why the partition is not open; empty if it is."""
     held: Mapping[str, int]
-    """The last id that each replica is known to hold."""
+    """Storage → last id that its replica is known to hold."""
     committed: int
     stories: Mapping[str, str] = field(default_factory=dict)
-    """Why replicas take nothing: as their storage says it, or the owner that cannot use them."""
+    """Storage → reason why its replica accepts nothing, as the storage or the owner reports it."""
 
     @property
     def copied(self) -> dict[str, tuple[int, int]]:
-        """How many transactions each learner has, of how many."""
+        """Return for each learner how many transactions it has, and of how many."""
         return {
             name: (min(self.held.get(name, -1), self.committed) + 1, self.committed + 1)
             for name in self.goal
@@ -308,7 +309,7 @@ class PartitionMove:
 
     @property
     def missing(self) -> list[str]:
-        """Storages of the goal that have no replica yet."""
+        """Return the storages of the goal that have no replica yet."""
         return [name for name in self.goal if name not in self.roles]
 
     @property
@@ -317,7 +318,7 @@ class PartitionMove:
 
     @property
     def is_done(self) -> bool:
-        """Exactly the goal is assigned, all of it takes part, and no other storage has a vote."""
+        """Return whether exactly the goal is assigned, all of it takes part, and no other storage has a vote."""
         if set(self.goal) != set(self.roles):
             return False
         is_member = all(role is Membership.MEMBER for role in self.roles.values())
@@ -384,7 +385,7 @@ def _catching_up(view: PartitionMove, name: str) -> str:
 
 
 def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
-    """What is assigned after these steps."""
+    """Return the replica sets after these steps."""
     partitions = {number: dict(roles) for number, roles in sets.partitions.items()}
     for number, step in steps.items():
         roles = partitions.setdefault(number, {})
@@ -420,14 +421,14 @@ def partition_move(
 
 
 def holds_anything(storage: StorageView, number: int) -> bool:
-    """Of this partition, or may do so: it says nothing of a replica that it refuses."""
+    """Return whether the storage holds data of this partition, or may: it reports nothing of a replica that it refuses."""
     one = storage.replica(number)
     return one is not None and (one.status is None or one.status.last_id >= 0)
 
 
 def is_ahead(storage: StorageView, number: int, session: int) -> bool:
-    """It has begun a session above this one. Each is saved before it is begun: a document that says this one, and was read
-    after the storage was asked, went back."""
+    """Return whether the storage has begun a session above this one. A session is saved before it is begun, so a
+    document with this session that was read later went back in time."""
     one = storage.replica(number)
     return one is not None and one.status is not None and one.status.session > session
 

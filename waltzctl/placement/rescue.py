@@ -1,8 +1,9 @@
-"""`waltzctl partition rescue`: an operator decides where a partition's owner cannot, from the copies at hand.
+"""`waltzctl partition rescue`: an operator's decision where a log ends, if its owner cannot decide, from the copies
+that answer.
 
-The storages that answer are fenced first, so that no owner writes there any more and what they say stays true; then the
-document of the partition is saved by compare-and-set, from the very version that was read before. An owner that took a
-session meanwhile is noticed, and everything is looked at again.
+The answering storages are fenced first, so that no owner writes there and their reports stay true. Then the document of
+the partition is saved by compare-and-set on the version that was read before. If an owner took a session meanwhile, the
+save fails and everything is read again.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ from waltzd.protocol.timelines import Lineage
 
 VERB = "partition rescue"
 ATTEMPTS_MAX = 20
-"""An owner that takes one session after the other does so less and less often, so a few attempts are enough."""
+"""Attempts to fence. An owner that keeps taking sessions does so at growing intervals, so a few attempts are enough."""
 OPEN_SECONDS = 60.0
 
 
 class Storages(Protocol):
-    """Those of one cluster, as far as a rescue needs them. Tests have their own."""
+    """Storages of one cluster, as far as a rescue needs them. Tests pass their own."""
 
     async def take_snapshot(self) -> ClusterSnapshot: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
     async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
-        """Up to which id the archive of this storage proves the log of this timeline; -1 where it proves nothing."""
+        """Return the id up to which the archive of this storage proves the log of this timeline; -1 if it proves
+        nothing."""
         ...
 
     async def take_archived(
         self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
     ) -> ReplicaStatus:
-        """Have its fenced replica take from the archive what it lacks up to this id."""
+        """Let its fenced replica take from the archive what it lacks up to this id."""
         ...
 
 
@@ -137,7 +139,7 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
 
 
 async def seen(cluster: Cluster, found: ClusterSnapshot, number: int) -> tuple[Scene, int]:
-    """The scene, and the version of the partition's document."""
+    """Read the scene of a partition, and the version of its document."""
     path = partition_path(number)
     node = await cluster.coordinator.get(path)
     meta: PartitionMeta | None = None
@@ -171,7 +173,7 @@ async def carry_out(
     *,
     new_identity: Callable[[], UUID] = uuid4,
 ) -> Scene:
-    """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
+    """Fence the storages and save the decision, which keeps at least as much as the confirmed plan."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
         found = await storages.take_snapshot()
@@ -198,7 +200,8 @@ async def carry_out(
 
 
 async def with_archive(storages: Storages, scene: Scene, there: Mapping[str, StorageMeta]) -> Scene:
-    """The scene, with what the archive proves, as each storage sees it that has one and answers."""
+    """Return the scene completed by what the archive proves, as reported by each storage that answers and has an
+    archive."""
     found = dict[str, int]()
     for name, status in sorted(scene.statuses.items()):
         if status.archives and status.timeline == scene.lineage.current:
@@ -208,7 +211,7 @@ async def with_archive(storages: Storages, scene: Scene, there: Mapping[str, Sto
 
 
 async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Mapping[str, StorageMeta]) -> Scene:
-    """The scene, once one replica holds what the archive proves."""
+    """Return the scene after one replica has taken what the archive proves."""
     name = scene.taker
     if scene.end < agreed.end:
         raise ChangedMeanwhile(

@@ -1,14 +1,13 @@
-"""The way out where a partition's closing mark cannot be decided by its owner: what the copies at hand prove, and the
-document with which the partition goes on from there. Pure.
+"""Decision of a rescue: what the answering copies prove, and the document with which the partition continues. No I/O.
 
-Three copies may disagree because one is behind, or because it holds what a later session cut. So a copy counts up to where
-it is proven to be the log: everything that it wrote in the newest session that is known to have begun, and in an
-earlier one what was committed then or is recorded as its closing mark. The new log ends where the longest of them ends:
-nothing that is proven and at hand is given up. What no storage that answers holds is.
+Copies may disagree because one is behind, or because one holds what a later session cut. So a copy counts up to where
+it is proven to be the log: everything that it wrote in the newest known session, and of an earlier session what was
+committed then or is recorded as its closing mark. The new log ends where the longest proven copy ends, so nothing that
+is proven and reachable is given up. What only silent storages hold is given up.
 
-A storage that was away may come back and know of committed transactions above that end, which stand there under the same
-ids as later ones. So the log goes on under another timeline (`waltzd.protocol.timelines`), which is written down together
-with the decision: what such a storage holds above the fork is set aside before it takes part.
+A storage may return later and know of committed transactions above that end, under ids that are used again. So the log
+continues under another timeline (`waltzd.protocol.timelines`), which is saved together with the decision: what such a
+storage holds above the fork is set aside before it takes part.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
 from waltzd.protocol.timelines import Lineage
 
 JUMP_MAX = 1_000_000
-"""A session this far above every one that was begun is no server's: storages refuse such jumps."""
+"""Sessions; a session this far above every known one belongs to no server: storages refuse such jumps."""
 SESSIONS_UNKNOWN = 1_000
-"""So many sessions are left out where the coordinator forgot some: storages that are silent may have promised them."""
+"""Sessions that are skipped if ZooKeeper has lost some: silent storages may have promised them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One partition: its document, and what the storages that answer say of it."""
+    """One partition: its document, and the reports of the storages that answer."""
 
     partition: int
     generation: int
-    """The generation of its assignment."""
+    """Generation of its assignment."""
     roles: Mapping[str, Membership]
     meta: PartitionMeta | None
-    """None: there is no document, or none that can be read."""
+    """Document of the partition; None if it is missing or cannot be read."""
     statuses: Mapping[str, ReplicaStatus]
-    """Of every storage that answers and holds something of it."""
+    """Status of every storage that answers and holds something of the partition."""
     blank: frozenset[str] = frozenset()
-    """Those that answer and hold nothing of it: their owner makes an empty replica there."""
+    """Storages that answer and hold nothing of it: the owner makes an empty replica there."""
     fenced: int | None = None
-    """The session to which those that answer have promised themselves for this rescue."""
+    """Session that the answering storages have promised for this rescue; None before they are fenced."""
     archived: Mapping[str, int] = field(default_factory=dict)
-    """Storage → up to which id its archive proves the log of the timeline that is ended."""
+    """Storage → id up to which its archive proves the log of the timeline that ends."""
 
     @property
     def begun(self) -> int:
-        """The newest session that is known to have begun."""
+        """Return the newest session that is known to have begun."""
         opened = self.meta.opened if self.meta is not None else 0
         return max([opened, *(status.session for status in self.statuses.values())])
 
     @property
     def is_behind(self) -> bool:
-        """The coordinator knows less than the storages do, documents were lost or went back in time; or it names a session
-        that no server can have meant."""
+        """Return whether ZooKeeper knows less than the storages: documents were lost or went back in time, or name a
+        session that no server can have meant."""
         if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
             return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
         if self._decided_below:
@@ -67,7 +66,8 @@ class Scene:
 
     @property
     def _decided_below(self) -> bool:
-        """A storage knows of committed transactions above the closing mark that the document names: owners refuse that."""
+        """Return whether a storage knows of committed transactions above the closing mark in the document; owners
+        refuse that."""
         meta = self.meta
         if meta is None or meta.decision is None:
             return False
@@ -76,7 +76,7 @@ class Scene:
 
     @property
     def session(self) -> int:
-        """Above every session that was begun or promised, but for promises that no server can have meant."""
+        """Return a session above every one that was begun or promised, except promises that no server can have meant."""
         if self.fenced is not None:
             return self.fenced
         begun = max(0, self.begun)
@@ -87,32 +87,33 @@ class Scene:
 
     @property
     def silent(self) -> list[str]:
-        """Storages that may hold something, and cannot be asked."""
+        """Return the storages that may hold something and do not answer."""
         concerned = {*self.roles, *(self.meta.members if self.meta is not None else ())}
         return sorted(concerned - self.statuses.keys() - self.blank)
 
     @property
     def lineage(self) -> Lineage:
-        """Timelines of the log: those of the document, or where the coordinator knows less, of a storage that has begun the
-        newest session."""
+        """Return the timelines of the log: those of the document, or, if ZooKeeper knows less, those of a storage that
+        has begun the newest session."""
         known = [] if self.meta is None else [self.meta.lineage]
         told = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
         return max([*known, *(told if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
 
     def is_given_up(self, name: str) -> bool:
-        """An earlier rescue gave up what it holds, or it holds the log of a timeline that this log never had."""
+        """Return whether an earlier rescue gave up what the replica holds, or it belongs to a timeline that this log
+        never had."""
         status = self.statuses[name]
         if status.timeline not in self.lineage:
             return True
         return self.meta is not None and self.meta.gave_up(status.session, status.certain) is not None
 
     def _shared(self, status: ReplicaStatus) -> int:
-        """The last id up to which what it holds can be the log, by its timeline."""
+        """Return the last id up to which the replica can be part of this log, by its timeline."""
         shared = self.lineage.shared_to(status.timeline)
         return EVERYTHING if shared is None else shared
 
     def proven(self, name: str) -> int:
-        """Up to this id, what it holds is the log."""
+        """Return the id up to which the replica is proven to be part of this log."""
         status = self.statuses[name]
         if self.is_given_up(name):
             return EMPTY
@@ -138,13 +139,13 @@ class Scene:
 
     @property
     def mark(self) -> int:
-        """The last id that any copy at hand is proven to hold."""
+        """Return the last id that any answering copy is proven to hold."""
         return max((self.proven(name) for name in self.statuses), default=EMPTY)
 
     @property
     def taker(self) -> str | None:
-        """The storage whose replica can take from the archive what no copy at hand is proven to hold: the best copy. None
-        where the archive proves no more than the copies do, or no sound copy of the timeline is at hand."""
+        """Return the storage with the best copy, if it can take from the archive what no answering copy is proven to
+        hold. None if the archive proves no more than the copies, or no undamaged copy of the timeline answers."""
         able = [
             name
             for name, last_id in self.archived.items()
@@ -155,12 +156,12 @@ class Scene:
 
     @property
     def end(self) -> int:
-        """The last id of the log that goes on: what copies at hand and the archive prove together."""
+        """Return the last id of the log that continues: what answering copies and the archive prove together."""
         return self.mark if self.taker is None else self.archived[self.taker]
 
     @property
     def committed(self) -> int:
-        """The highest id that is known to be committed, by the document or a storage that answers."""
+        """Return the highest id known to be committed, by the document or an answering storage."""
         meta = self.meta
         written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
         told = [
@@ -172,7 +173,7 @@ class Scene:
 
     @property
     def usable(self) -> frozenset[str]:
-        """Storages on which a replica can become level, with what they hold."""
+        """Return the storages on which a replica can become level, with their status."""
         mark = self.mark
         able = {name for name, status in self.statuses.items()
                 if status.is_available and not self.is_given_up(name) and status.floor <= mark + 1
@@ -181,7 +182,7 @@ class Scene:
 
     @property
     def by_itself(self) -> str:
-        """Why there is nothing to rescue: what the owner will do by itself. Empty when it cannot."""
+        """Return why there is nothing to rescue: what the owner will do by itself. Empty if the owner cannot."""
         meta = self.meta
         members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
         if meta is None or self.is_behind or not members or self.mark < self.committed:
@@ -211,8 +212,8 @@ class Scene:
 
     @property
     def roles_after(self) -> dict[str, Membership]:
-        """A majority of the members must be able to become level. Where too many cannot, those that cannot become learners:
-        they keep their place, hold up no other, and are members again when they are level."""
+        """Return the members after the rescue. A majority of them must be able to become level; if too many cannot,
+        those become learners: they keep their place, delay no other replica, and are members again once they are level."""
         members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
         holders = [name for name in self.statuses if self.mark != EMPTY and self.proven(name) == self.mark]
         if members and sum(name in self.usable for name in members) >= majority(len(members)):
@@ -222,7 +223,7 @@ class Scene:
 
     @property
     def document(self) -> PartitionMeta:
-        """The decision, and up to where each copy can be trusted with it. The next owner begins with SETTLING."""
+        """Return the decision, and the id up to which each copy can be trusted. The next owner begins with SETTLING."""
         meta, mark, session = self.meta, self.mark, self.session
         states = {
             name: ReplicaState(session=status.session, closing=min(mark, self.proven(name)), incarnation=status.incarnation)
@@ -242,7 +243,7 @@ class Scene:
         )
 
     def forked(self, *, identity: UUID, cause: str, began: str, who: str | None) -> PartitionMeta:
-        """The document that ends the log here and lets it go on under another timeline, as one write."""
+        """Return the document that ends the log here and continues it under another timeline, in one write."""
         lineage = self.lineage.forked(
             identity=identity, fork=self.mark, session=self.session, cause=cause, began=began, who=who
         )
@@ -252,7 +253,7 @@ class Scene:
 
     @property
     def refusal(self) -> str:
-        """Why this needs `--override`; empty where it does not."""
+        """Return why this needs `--override`; empty if it does not."""
         took_part = any(status.is_sound and status.session == self.begun > 0 for status in self.statuses.values())
         if self.mark == EMPTY and (self.committed != EMPTY or (self.silent and not took_part)):
             return f"no storage that answers is proven to hold a single transaction of partition {self.partition}"
@@ -289,7 +290,7 @@ class Scene:
 
     @property
     def given_up(self) -> str:
-        """What will never be read again."""
+        """Describe what will never be read again."""
         mark, known = self.end, self.committed
         if known > mark:
             lost = f"ids {mark + 1} to {known}, which are known to be committed"

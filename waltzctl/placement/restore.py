@@ -1,13 +1,13 @@
-"""`waltzctl cluster restore`: a cluster out of a store, at one moment, in storages that hold nothing.
+"""`waltzctl cluster restore`: makes a cluster from a store, at one moment, on empty storages.
 
-Everything is looked at before anything is written: the logs in the store and where they can end, the documents that were
-saved, the storages and their room, the coordinator, and whether the old cluster still lives. Then the root says that a
-cluster is not whole yet, each storage fetches its replicas, and at last the documents are written in the order of
-`waltzctl.placement.restored_documents`. A command that is killed has left a root that is refused; the same command goes on
-from there.
+Everything is checked before anything is written: the logs in the store and where they can end, the saved documents, the
+storages and their free space, ZooKeeper, and whether the old cluster still runs. Then the root marks the cluster as
+incomplete, each storage fetches its replicas, and the documents are written in the order of
+`waltzctl.placement.restored_documents`. A killed command leaves a root that is refused; running the command again
+continues from there.
 
-Each replica stands as at the orderly end of a session, above every one that is known of, that closed at its last id. The
-documents say the same, so the first owner has nothing to decide.
+Each replica is as after the orderly end of a session, above every known one, that closed at its last id. The documents
+agree, so the first owner has nothing to decide.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ from waltzd.wire.tls import Tls
 
 VERB = "cluster restore"
 SESSIONS_AHEAD = 1000
-"""So far above all that are known of do sessions go on: there may have been some since the documents were saved."""
+"""Sessions that are skipped: some may have begun after the documents were saved."""
 HALF = (
     "Interrupted. The cluster is not whole yet; until it is, no server takes part. Run the same command again: it goes on "
     "from there."
 )
 NOT_OF_THE_LOG = (ROOT, ASSIGNMENT, CLIENT_IDS, MOVES, PREFERRED)
 FOLDERS_NOT_OF_THE_LOG = (PARTITIONS, REPLICAS, STORAGES, EXPECTED, ARCHIVES)
-"""Documents that say where things were. A restored cluster has its own."""
+"""Folders of documents that describe where things were; a restored cluster has its own."""
 HALF_DONE = "the cluster is not whole yet, and no server takes part"
 
 
@@ -167,18 +167,18 @@ def restore(
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """All of what there shall be, decided before anything is done."""
+    """Specification of the restored cluster, decided before anything is done."""
 
     source: Source
     cut: Cut
     saved: SavedDocuments | None
-    """The documents that go on."""
+    """Saved documents to restore; None if none were saved."""
     meta: ClusterMeta
     storages: Mapping[str, StorageMeta]
     planned: Mapping[int, tuple[str, ...]]
     """Partition → storages."""
     began: str = ""
-    """When the command began that makes the cluster, as its root says: the same command goes on with what it began."""
+    """Time at which the command began, as the root document has it: a repeated command continues what it began."""
     who: str | None = None
 
     @property
@@ -186,7 +186,7 @@ class Wish:
         return self.meta.key == self.source.label.cluster
 
     def session(self, partition: int) -> int:
-        """Above every one that is known of."""
+        """Return a session above every known one."""
         saved = self.source.newest.partition(partition) if self.source.newest is not None else None
         known = self.source.logs[partition].session if partition in self.source.logs else 0
         later = self.source.lineage(partition).later
@@ -194,8 +194,8 @@ class Wish:
         return max(known, ended, 0 if saved is None else saved.session) + SESSIONS_AHEAD
 
     def lineage(self, partition: int) -> Lineage:
-        """Timelines of the restored log: it goes on under one that begins at the cut. Its identity is the same in each run
-        of one command, and another one in each command."""
+        """Return the timelines of the restored log, the last of which begins at the cut. Its identity is equal in each
+        run of one command, and differs between commands."""
         log, before = self.source.logs[partition], self.source.lineage(partition)
         mark, session = self.cut.points[partition].mark, self.session(partition)
         name = f"{self.meta.key} {partition} {session} {mark} {log.archive.timeline} {self.began}"
@@ -231,12 +231,12 @@ class Wish:
 
     @property
     def goes_on_archiving(self) -> bool:
-        """It is the archive of this cluster: each log goes on there under its new timeline."""
+        """Check that the archive belongs to this cluster: each log continues there under its new timeline."""
         return self.is_same_key
 
 
 async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
-    """Every storage, at both of its addresses."""
+    """Ask every storage, at both of its addresses."""
     wanted = list(storages.values())
     reported = await creation.each(wanted, lambda storage: creation.describe(storage, tls))
     found = {storage.name: one for storage, one in zip(wanted, reported, strict=True)}
@@ -306,8 +306,8 @@ def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
 
 
 def of_size(source: Source, partitions: int) -> Source:
-    """With a log for each partition of the cluster, also for those of which nothing is in the store; and for the group log,
-    where the documents know of one."""
+    """Return the store with a log for each partition of the cluster, even if the store holds nothing of it, and for the
+    group log if the documents know one."""
     least = max(source.logs, default=-1) + 1
     known, logs = (None, partitions) if source.newest is None else (source.newest.meta.partitions, source.newest.logs)
     if known is not None and least == known + 1:  # it was archived before its documents were saved
@@ -322,7 +322,7 @@ def of_size(source: Source, partitions: int) -> Source:
 
 
 def _replicas(saved: SavedDocuments | None) -> int:
-    """As many as most partitions had."""
+    """Return the number of replicas that most partitions had."""
     if saved is None:
         return 3
     counts = [len(saved.replicas(number).replicas) for number in range(saved.meta.partitions)]
@@ -333,7 +333,7 @@ def _replicas(saved: SavedDocuments | None) -> int:
 
 
 async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
-    """Storages of the old cluster that answer, and how. Those that are given are new ones."""
+    """Return the storages of the old cluster that answer, without the given new ones."""
     newest = wish.source.newest
     given = {one.admin_listen for one in wish.storages.values()}
     old = [] if newest is None else [one for one in newest.storages.values() if one.admin_listen not in given]
@@ -389,7 +389,7 @@ def _check_room(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> N
 
 
 def _is_made(status: ReplicaStatus | None, order: RestoreOrder) -> bool:
-    """By an earlier run of this command."""
+    """Return whether an earlier run of this command began the restore."""
     if status is None:
         return False
     return (status.session, status.last_id, status.committed) == (order.session, order.mark, order.mark)
@@ -490,7 +490,7 @@ async def carry_out(cluster: Cluster, daemons: RestoringDaemons, wish: Wish, ste
 
 
 async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
-    """Each storage makes its replicas, one after the other; where they stand then."""
+    """Let each storage make its replicas, one after the other; return their status."""
     found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in wish.planned}
     done: dict[tuple[str, int], int] = {}
     total = sum(map(wish.bytes_for, wish.storages))
@@ -525,7 +525,7 @@ async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, d
 
 
 def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]]) -> Restoration:
-    """The documents: those that were saved, but for what says where things were."""
+    """Return the documents to restore: the saved ones, without those that describe where things were."""
     documents: dict[str, Document] = {
         path: document
         for path, document in (wish.saved.documents if wish.saved is not None else {}).items()
@@ -559,7 +559,7 @@ def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]])
 
 
 def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaStatus]) -> PartitionMeta:
-    """As at the orderly end of the session in which the replicas stand."""
+    """Return the document of a partition as after an orderly end of the session in which its replicas are."""
     mark, session = wish.cut.points[partition].mark, wish.session(partition)
     return PartitionMeta(
         generation=wish.generation(partition),
@@ -578,7 +578,8 @@ def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaSta
 
 
 def _counter(wish: Wish) -> Counter:
-    """Client ids are never given out twice; a token of the old cluster is none here, unless the key is the same."""
+    """Return the counter of client ids, above every id given out. Tokens of the old cluster are invalid, unless the key
+    is the same."""
     newest = wish.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
     known = saved.next if isinstance(saved, Counter) else 1

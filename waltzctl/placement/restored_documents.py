@@ -1,12 +1,13 @@
-"""The documents of a cluster, put back into a coordinator: what is there already, what has to be written, in which order.
+"""Documents of a cluster that are restored into ZooKeeper: what is there already, what must be written, and in which
+order.
 
-A cluster with some of its documents only would begin from nothing, so nobody may take it for one before it is whole. The
-root says so first (`Unfinished`): from then on every daemon that starts and every other tool refuses it. Then come the
-documents of storages, partitions and all others; and in one last transaction what servers begin with: their list,
-the assignment, and the root itself. A command that is killed has left a root that is refused, or a whole cluster. The same
-command again completes it: what is there already is left as it is.
+A cluster with only some of its documents would start empty, so an incomplete one must never be taken for a cluster. The
+root document says so first (`Unfinished`): from then on every starting daemon and every other tool refuses it. Then
+come the documents of storages and partitions, and all others. The last transaction writes what servers start from:
+their list, the assignment, and the root itself. A killed command leaves a root that is refused, or a complete cluster.
+Running the command again completes it; existing documents are left as they are.
 
-Storages are fenced before a decision is made from what they hold, as in a rescue, so what they say stays true.
+Storages are fenced before a decision is made from what they hold, as in a rescue, so their reports stay true.
 """
 
 from __future__ import annotations
@@ -59,24 +60,24 @@ from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 CHANGES_MAX, CHANGES_BYTES_MAX = 500, 400_000
-"""Of one transaction."""
+"""Limits of one ZooKeeper transaction: changes, and bytes."""
 FENCED_AT_ONCE = 16
 GENERATIONS_AHEAD = 1 << 16
-"""So far above all that is known of it the generation of a partition goes on where the clock is not above that: a server
-that kept running, and clients, may know of later ones than the documents that are put back."""
+"""Generations added to the highest known one if the clock does not give a higher one: servers and clients that kept
+running may know later generations than the restored documents."""
 COUNTED_FROM = 1_704_067_200
-"""2024-01-01, as seconds since 1970: a generation has 31 bits."""
+"""Seconds since 1970 at 2024-01-01; generations count from there, because they have 31 bits."""
 
 
 def clock_generation(now: float) -> int:
-    """Seconds since 2024; `now`: since 1970. No partition changes its owner once a second for years, so this is above every
-    generation, also above those since the documents were put back some seconds ago. Clients that lived through it know
-    those, and would take servers that tell lower ones for servers that have slept."""
+    """Return a generation above every earlier one: the seconds since 2024. No partition changes its owner once a second
+    for years. Clients remember generations, and would take servers with lower ones for servers that have fallen behind.
+    `now`: seconds since 1970."""
     return min(max(0, int(now) - COUNTED_FROM), GENERATION_MAX - GENERATIONS_AHEAD)
 
 
 class Daemons(Protocol):
-    """The daemons of one cluster, as far as putting it back needs them. Tests have their own."""
+    """Daemons of one cluster, as far as restoring its documents needs them. Tests pass their own."""
 
     async def take_snapshot(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
@@ -85,12 +86,12 @@ class Daemons(Protocol):
 
 
 class RestoringDaemons(Daemons, Protocol):
-    """Daemons whose storages also make replicas out of an archive."""
+    """Daemons whose storages also make replicas from an archive."""
 
     def restore(
         self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
     ) -> AsyncIterator[tuple[int, Restoring]]:
-        """Let a storage make replicas, one after the other, and yield partition and progress."""
+        """Let a storage make replicas, one after the other; yield partition and progress."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class RealDaemons:
 
 
 def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:
-    """What all of them say, partition by partition; and of the group log, where the documents know of it, by the number of
-    `logs`, or where a storage holds anything of it: an empty replica is what an interrupted command has left."""
+    """Collect the reports of all storages by partition. The group log is included if the documents know it (`logs`) or
+    a storage holds data of it; an empty replica is a remainder of an interrupted command."""
     storages = list(storages)
     reported = (one for view in storages if view.reported is not None for one in view.reported.assigned)
     held = {one.partition for one in reported if not is_fresh(one)}
@@ -156,20 +157,20 @@ def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the coordinator holds at the root that documents are put back to."""
+    """Content of ZooKeeper at the root where documents are restored."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     meta: ClusterMeta | None = None
-    """The cluster that is there as a whole."""
+    """Complete cluster at the root; None if there is none."""
     begun: Unfinished | None = None
-    """The command that began to put one back."""
+    """Note of the command that began a restore; None if there is none."""
 
     @property
     def is_empty(self) -> bool:
         return ROOT not in self.nodes
 
     def document(self, path: str) -> Document | None:
-        """None also where it cannot be understood."""
+        """Return a document; None if it is missing or cannot be decoded."""
         node, kind = self.nodes.get(path), kind_of(path)
         if node is None or kind is None:
             return None
@@ -196,7 +197,7 @@ class Target:
 
 
 async def look_at(cluster: Cluster, wanted: ClusterMeta) -> Target:
-    """Refuses another cluster, one that is in use, and what is no cluster at all."""
+    """Refuse another cluster, a cluster in use, and a root that holds something else."""
     coordinator = cluster.coordinator
     root = await coordinator.get(ROOT)
     if root is None:
@@ -229,17 +230,17 @@ async def look_at(cluster: Cluster, wanted: ClusterMeta) -> Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """What shall be there in the end."""
+    """Documents that shall exist in the end."""
 
     meta: ClusterMeta
     verdicts: tuple[Verdict, ...]
-    """Of each partition, in the order of their numbers. One that is not proven gets no document."""
+    """Verdict for each partition, ordered by number; an unproven one gets no document."""
     generations: tuple[int, ...]
-    """The highest that is known of each partition."""
+    """Highest known generation of each partition."""
     counted_by_clock: int
-    """As `clock_generation` says: above every generation, also where nobody knows of one."""
+    """Generation from `clock_generation`, above every generation, known or unknown."""
     documents: Mapping[str, Document]
-    """All others, by path."""
+    """All other documents, by path."""
     storages: Mapping[str, StorageMeta]
 
     @property
@@ -251,7 +252,7 @@ class Restoration:
         return [one for one in self.verdicts if isinstance(one, Unproven)]
 
     def assignment(self, target: Target) -> Assignment:
-        """Nobody owns anything until a server takes it; under generations above all that are known."""
+        """Return an assignment without owners, with generations above all known ones."""
         known = target.owners if len(target.owners) == len(self.generations) else (UNOWNED,) * len(self.generations)
         owners = []
         for there, generation in zip(known, self.generations, strict=True):
@@ -265,18 +266,18 @@ class Restoration:
         return Assignment(owners=tuple(owners))
 
     def last(self, target: Target) -> list[tuple[str, Document]]:
-        """What makes a cluster of it, once everything else is there."""
+        """Return the documents that complete the cluster, written last."""
         return [(ASSIGNMENT, self.assignment(target)), (ROOT, self.meta)]
 
     def plain(self, target: Target) -> list[tuple[str, Document]]:
-        """What is written before, but for partitions whose storages have to be fenced first."""
+        """Return the documents that are written first, except for partitions whose storages must be fenced before."""
         found = list(self.documents.items())
         for one in self.proven:
             found += [] if one.scene is not None else _own(one)
         return [(path, document) for path, document in found if target.document(path) != document]
 
     def different(self, target: Target) -> list[str]:
-        """The documents that are missing or others."""
+        """Return the documents that are missing or differ."""
         last = [path for path, document in self.last(target) if target.document(path) != document]
         fenced = [partition_path(one.partition) for one in self.proven if one.scene is not None]
         return sorted({*(path for path, _ in self.plain(target)), *fenced, *last})
@@ -285,7 +286,7 @@ class Restoration:
 async def put_back(
     cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, entry: HistoryEntry, say: Say
 ) -> None:
-    """Write all of it, in the order in which nothing can be taken for a whole cluster too early."""
+    """Write everything, in an order in which a partial result is never taken for a cluster."""
     coordinator = cluster.coordinator
     if target.begun is None:
         if coordinator.has_credentials:
@@ -315,7 +316,7 @@ async def put_back(
 
 
 def _own(one: Proven) -> list[tuple[str, Document]]:
-    """The two documents of one partition."""
+    """Return the two documents of one partition."""
     found: list[tuple[str, Document]] = [(replicas_path(one.partition), ReplicaSet(one.roles))]
     if one.meta is not None:
         found.append((partition_path(one.partition), one.meta))
@@ -343,7 +344,7 @@ async def _write(coordinator: Coordinator, target: Target, documents: Sequence[t
 
 
 async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, say: Say) -> None:
-    """Fence the storages of one partition after the other, and write down what they prove then."""
+    """Fence the storages of one partition after the other, and save what they prove then."""
     concerned = [one for one in wanted.proven if one.scene is not None]
     turns, done = asyncio.Semaphore(FENCED_AT_ONCE), 0
 
@@ -386,5 +387,5 @@ async def _fenced(daemons: Daemons, wanted: Restoration, one: Proven) -> Proven:
 
 
 def is_from_a_tool(meta: PartitionMeta) -> bool:
-    """A decision that no owner has gone on from yet, made from what storages hold."""
+    """Return whether the document is a decision made from the storages, which no owner has continued yet."""
     return meta.decision is not None and meta.decision.session == meta.session and meta.session in meta.given_up

@@ -1,7 +1,7 @@
-"""What storages keep of the archived log: a policy that is written down, and that the owners of partitions carry out.
+"""Policy for how much of the archived log storages keep; the owners of partitions carry it out.
 
-What leaves the storages is only in the archive from then on. So nothing is written down where nothing is archived, nor a
-policy of time for a log that does not say its times.
+What storages remove is only in the archive afterwards. So a policy is refused if nothing is archived, and a policy by
+time is refused for a log without times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def change_keep_local(wanted: str, command: ChangeCommand) -> int:
 
 
 def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) -> Plan:
-    """Raises where it must not be done."""
+    """Raise if the policy must not be set."""
     meta = found.meta
     if keep != Keep() and not archived:
         raise Unsafe(
@@ -85,6 +85,6 @@ def _spelled(policy: str) -> str:
 
 
 def too_much(found: ClusterSnapshot, size_max: int) -> int:
-    """Bytes on all storages together above what they would keep."""
+    """Return the bytes on all storages above what the policy keeps."""
     reported = [one for view in found.storages if view.reported is not None for one in view.reported.assigned]
     return sum(max(0, one.disk_bytes - size_max) for one in reported)

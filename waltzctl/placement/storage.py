@@ -1,15 +1,15 @@
-"""`waltzctl storage`: what an operator asks of one running storage, and its replicas taken offline and cleared by hand.
+"""`waltzctl storage`: commands for one running storage, and its replicas that are taken offline or cleared by hand.
 
-A storage is named as the cluster names it, or by the address of its port for operators (`admin_listen` in its
-configuration), which needs no cluster. The cluster key is asked of the storage itself; with `--key` a storage of another
-cluster is refused.
+A storage is given by its name in the cluster, or by the address of its admin port (`admin_listen` in its
+configuration), which needs no cluster. The cluster key is read from the storage itself; with `--key` a storage of
+another cluster is refused.
 
-By its name, to change its replicas is a change of a cluster like any other: what the partitions can lose is known, so there
-is a plan, a refusal, a question and an entry in the history. By an address nothing is known of the other replicas and
-nothing is written down: that is for storages that no cluster has yet, or has no more.
+By name, changing replicas is like any change of a cluster: it is known what the partitions can lose, so there is a
+plan, a confirmation and an entry in the history, and a dangerous change is refused. By address nothing is known of the
+other replicas and nothing is recorded: that is for storages that belong to no cluster yet, or not any more.
 
-A forgotten replica that is set aside has more to lose than one that is taken offline. Where no owner says that a majority
-holds everything without it, because no server runs, say, it may be the one that is needed.
+Setting a forgotten replica aside is riskier than taking a replica offline. If no owner confirms that a majority holds
+everything without it, for example because no server runs, it may be the replica that is needed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from waltzd.wire.tls import Tls
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
 KEPT_MS = 24 * 3600 * 1000
-"""Files that were set aside for less may be those of a mistake that nobody has noticed yet."""
+"""Milliseconds; files set aside more recently may belong to a mistake that was not noticed yet."""
 LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage describe`."
 Results = dict[int, WaltzError | None]
 Act = Callable[[AdminClient], Awaitable[Results]]
@@ -72,7 +72,7 @@ Metas = Mapping[int, PartitionMeta | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The storage that is meant, by its name or its address."""
+    """Storage selected by its name or its address."""
 
     place: StorageName
     key: Key = None
@@ -90,7 +90,7 @@ class Place:
         return partitions_of(text)
 
     def ask(self, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]) -> T:
-        """Ask the storage who it is, then do the action with its key."""
+        """Ask the storage for its identity, then run the action with its key."""
         name = None if self.is_address else self.place
         address, tls = (self.place, self.given.tls()) if name is None else self._found(name)
 
@@ -126,7 +126,7 @@ async def _itself(_client: AdminClient, description: StorageDescription) -> Stor
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """The storages of a cluster: where they are, which group they may fail with, and how they are.
+    """List the storages of a cluster: addresses, failure group, and state.
 
     \b
     Examples:
@@ -206,7 +206,7 @@ def tidy(command: ChangeCommand, name: str) -> int:
 
 
 def tidying(now: PlacementState, name: str, metas: Metas) -> Plan:
-    """`metas`: the documents of the partitions of which the storage holds a forgotten replica."""
+    """Plan the removal of forgotten replicas. `metas`: documents of their partitions."""
     forgotten, cleaned = _forgotten(now, name), cleaning(now, name, answering(now, name).set_aside)
     margins = _left(now, name, forgotten, metas)
     steps = [f"set aside the files of {spell(forgotten)} on {name}; not assigned to it"] if forgotten else []
@@ -221,7 +221,7 @@ def tidying(now: PlacementState, name: str, metas: Metas) -> Plan:
 
 
 def _forgotten(now: PlacementState, name: str) -> list[int]:
-    """Partitions of which a storage holds a replica that no document assigns to it."""
+    """Return the partitions of which a storage holds a replica that no document assigns to it."""
     return sorted(one.partition for one in answering(now, name).assigned if name not in now.roles(one.partition))
 
 
@@ -249,7 +249,7 @@ def cleaning(now: PlacementState, name: str, found: Sequence[SetAside]) -> Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Hand(Place):
-    """What is changed by hand on one storage: by its name as every change, by an address at once."""
+    """Change of one storage by hand: by name with a plan and a confirmation, by address immediately."""
 
     confirmation: ConfirmOptions
     output: Output = "table"
@@ -279,7 +279,7 @@ class Hand(Place):
         return ChangeCommand(confirmation=self.confirmation, target=target, output=self.output).perform(prepare)
 
     def _at_once(self, done: str, act: Act) -> int:
-        """Partial success is an exit code of its own."""
+        """Return the exit code; partial success has a code of its own."""
         confirmation = self.confirmation
         check_operator(self.given.tls(), "change a storage")
         if confirmation.is_dry or confirmation.reason or confirmation.confirm or confirmation.override:
@@ -354,7 +354,7 @@ def switching(now: PlacementState, name: str, chosen: Sequence[int], *, is_onlin
 
 
 def _left(now: PlacementState, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:
-    """What is left of partitions that may have something to lose."""
+    """Describe what remains of partitions that may have data to lose."""
     margins = list[Effect]()
     for number in chosen:
         meta = metas[number]
@@ -368,7 +368,7 @@ def _left(now: PlacementState, name: str, chosen: Sequence[int], metas: Metas) -
 
 
 def answering(now: PlacementState, name: str) -> StorageDescription:
-    """What the storage says of itself; raises when it says nothing."""
+    """Return the description of the storage; raise if it does not answer."""
     now.storage(name)
     view = now.found.storage(name)
     if view.reported is None:
