@@ -561,7 +561,7 @@ async def a_storage_with_replicas_stays(world: World) -> None:
     moved = StorageMeta(name="two", listen="127.0.0.9:9", admin_listen="127.0.0.9:10", group="b")
     seen = await cluster.wait_for_replicas(1, None)
     await cluster.update_storage(moved, before=TWO)
-    with pytest.raises(ChangedMeanwhile, match="two was changed by somebody else"):
+    with pytest.raises(ChangedMeanwhile, match="two was changed by another process"):
         await cluster.update_storage(replace(TWO, group="c"), before=TWO)
     await cluster.wait_for_replicas(1, seen)
     assert await cluster.storages() == {"one": ONE, "two": moved}

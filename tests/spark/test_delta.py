@@ -244,9 +244,9 @@ def damage_log(place: str, _manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (compact, "does not have it: somebody took it out"),
-        (take_out, "does not have it: somebody took it out"),
-        (put_in, "mine.parquet\n  the Delta table has it, and no manifest does: somebody else added it"),
+        (compact, "does not have it: another tool removed it"),
+        (take_out, "does not have it: another tool removed it"),
+        (put_in, "mine.parquet\n  the Delta table has it, and no manifest does: another tool added it"),
         (add_column, "locks, group, mine; the files have partition,"),
         (remove_log, "there is no Delta table"),
         (damage_log, "reading the Delta table in"),

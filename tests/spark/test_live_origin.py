@@ -215,7 +215,9 @@ def test_any_part_and_nothing_above_the_mark(cluster: LocalCluster) -> None:
         assert found == LOG[0][span.first : span.last + 1], (
             "the newest ids, which replicas do not know yet, come from the owner"
         )
-    with pytest.raises(LogUnreadable, match=f"nobody gives ids {len(LOG[0])} to {len(LOG[0])} of partition 0"):
+    with pytest.raises(
+        LogUnreadable, match=f"no storage and no server returned ids {len(LOG[0])} to {len(LOG[0])} of partition 0"
+    ):
         list(replace(origin, seconds=1.0).read(extent, Span(len(LOG[0]), len(LOG[0])), batch_bytes=BATCH))
 
 
@@ -342,7 +344,7 @@ def test_when_nobody_answers_it_is_said_who_was_asked() -> None:
     extent = Extent(partition=4, span=Span(0, 99), bytes=0, place=route.encode())
     with pytest.raises(LogUnreadable) as caught:
         list(LiveOrigin(servers=(NOBODY,), seconds=0.5).read(extent, Span(7, 20), batch_bytes=BATCH))
-    assert caught.value.message.startswith("nobody gives ids 7 to 20 of partition 4. ")
+    assert caught.value.message.startswith("no storage and no server returned ids 7 to 20 of partition 4. ")
     for who in ("s1: the call failed: unavailable", "127.0.0.1:7: the call failed", "its owner: the cluster was not found"):
         assert who in caught.value.message
     assert [caught.value.number(name) for name in ("partition", "first_id", "last_id")] == [4, 7, 20]

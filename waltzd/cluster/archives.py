@@ -102,5 +102,5 @@ async def save_keep_local(coordinator: Coordinator, keep_local: str, *, before: 
     """Set how much of the archived log storages keep; raise `ChangedMeanwhile` if the document is not `before` any more."""
     node = await coordinator.get(ROOT)
     if node is None or decode_root(node.data) != before:
-        raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
+        raise ChangedMeanwhile("the document of the cluster was changed by another process meanwhile")
     await coordinator.commit([Set(ROOT, encode(replace(before, keep_local=keep_local)), node.version)])

@@ -225,7 +225,7 @@ class Cluster:
             raise Unsafe(f"the cluster writes format {before.format}, and there is no way back to format {format}")
         version = await self._version_of(ROOT)  # first, so that it notices a change after this look
         if await self.meta() != before:
-            raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
+            raise ChangedMeanwhile("the document of the cluster was changed by another process meanwhile")
         await self.coordinator.commit([Set(ROOT, encode(replace(before, format=format)), version)])
 
     # -- servers -------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Cluster:
         if node is None:
             raise NodeMissing(f"{path} is not registered", path=path)
         if not node.is_mine:
-            raise ChangedMeanwhile(f"{path} was registered by somebody else", path=path)
+            raise ChangedMeanwhile(f"{path} was registered by another process", path=path)
         await self.coordinator.commit([Set(path, encode(meta), node.version)])
 
     async def unregister_server(self, name: str) -> None:
@@ -330,7 +330,7 @@ class Cluster:
         path = f"{STORAGES}/{meta.name}"
         version = await self._version_of(path)  # first, so that it notices a change after this look
         if (await self.storages()).get(meta.name) != before:
-            raise ChangedMeanwhile(f"the storage {meta.name} was changed by somebody else meanwhile")
+            raise ChangedMeanwhile(f"the storage {meta.name} was changed by another process meanwhile")
         await self.coordinator.commit([Set(path, encode(meta), version)])
 
     async def remove_storage(self, name: str, *, moves: int | None = None) -> None:

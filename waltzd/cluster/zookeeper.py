@@ -609,7 +609,7 @@ def _refusal(path: str, error: Exception) -> WaltzError:
     """Convert an error of ZooKeeper to a `WaltzError`."""
     match error:
         case kazoo_errors.BadVersionError():
-            return ChangedMeanwhile(f"{path} was changed by somebody else", path=path)
+            return ChangedMeanwhile(f"{path} was changed by another process", path=path)
         case kazoo_errors.NotEmptyError():
             return ChangedMeanwhile(f"{path} has nodes below it", path=path)
         case kazoo_errors.NodeExistsError():

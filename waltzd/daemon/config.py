@@ -133,7 +133,7 @@ class DaemonConfig:
         if missing and self.http_tls == "on":
             yield "http_tls", "it needs a certificate: set tls_certificate, tls_key and tls_ca"
         if missing and self.tls_revoked is not None:
-            yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
+            yield "tls_revoked", "without tls_certificate, tls_key and tls_ca no caller has a certificate"
         if len(missing) < 3 or self.plaintext == "anywhere":
             return
         for name, address in (("listen", self.listen), ("admin_listen", self.admin_listen)):
@@ -141,7 +141,7 @@ class DaemonConfig:
                 yield (
                     name,
                     f"{address} can be reached from other machines, so it needs certificates: set tls_certificate, tls_key "
-                    "and tls_ca, or, where nobody else is on the network, plaintext: anywhere",
+                    "and tls_ca, or, where no other machine is on the network, plaintext: anywhere",
                 )
 
     def _shared(self, name: str, other: Address) -> Iterator[tuple[str, str]]:
@@ -481,9 +481,9 @@ class ServerConfig(DaemonConfig):
                 yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all must differ"
             yield from self._shared("stream_port", Address(self.listen.host, self.stream_port))
         if self.advertise is None and self.listen.host in _WILDCARDS:
-            yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
+            yield "advertise", f"no client can connect to {self.listen.host}; set the address that applications connect to"
         if self.advertise is not None and (self.advertise.host in _WILDCARDS or self.advertise.port == 0):
-            yield "advertise", f"nobody can connect to {self.advertise}"
+            yield "advertise", f"no client can connect to {self.advertise}"
         needed = max(self.payload_bytes_max + OVERHEAD_BYTES, self.frame_bytes_max)
         if self.inflight_bytes_max < needed:
             yield (

@@ -51,7 +51,7 @@ class Expiry:
         if left >= 0:
             _log.warning("the certificate %s ends at %s: put another one in its place before", path, moment(ends))
         else:
-            _log.error("the certificate %s ended at %s: nobody new is reached or gets in until another one is in its "
+            _log.error("the certificate %s ended at %s: new connections fail until another one is in its "
                        "place, and streams between servers and storages end", path, moment(ends))  # fmt: skip
 
     async def run(self) -> None:

@@ -20,7 +20,7 @@ def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
     if not found.is_connected:
         reasons.append("the coordinator does not answer: what is owned goes on, nothing new is begun")
     if not is_announced:
-        reasons.append("it is not in the list of servers yet, so nobody finds it")
+        reasons.append("it is not in the list of servers yet, so applications do not find it")
     for owned in found.partitions:
         if owned.step != "OPEN":
             reasons.append(
@@ -38,7 +38,7 @@ def of_certificate(seconds_left: float | None) -> list[str]:
     """Return the reason if the certificate has ended; `seconds_left` is None without a certificate."""
     if seconds_left is None or seconds_left >= 0:
         return []
-    return ["its certificate is over: nobody new gets in until another one is in its place"]
+    return ["its certificate is over: new connections fail until another one is in its place"]
 
 
 def of_storage(

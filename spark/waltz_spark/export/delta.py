@@ -161,7 +161,7 @@ def differences(destination: Destination, manifest: Manifest) -> list[tuple[str,
     paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
     found = _unlike(manifest, dict(zip(paths, sizes, strict=True)))
     if deleting:
-        found.append((place, f"the Delta table leaves out rows of {deleting} files: somebody deleted them"))
+        found.append((place, f"the Delta table leaves out rows of {deleting} files: another tool deleted them"))
     expected = [name for name, _ in manifest.shape.schema]
     if names != expected:
         found.append((place, f"the Delta table has the columns {', '.join(names)}; the files have {', '.join(expected)}"))
@@ -172,8 +172,8 @@ def _unlike(manifest: Manifest, listed: dict[str, int]) -> list[tuple[str, str]]
     """Compare a manifest with the files of a table and their sizes. Pure."""
     known = {piece.path: piece.size for piece in manifest.pieces}
     missing, foreign = known.keys() - listed.keys(), listed.keys() - known.keys()
-    found = [(path, "the Delta table does not have it: somebody took it out") for path in missing]
-    found += [(path, "the Delta table has it, and no manifest does: somebody else added it") for path in foreign]
+    found = [(path, "the Delta table does not have it: another tool removed it") for path in missing]
+    found += [(path, "the Delta table has it, and no manifest does: another tool added it") for path in foreign]
     found += [
         (path, f"the Delta table says that it has {listed[path]} bytes; {size} were written")
         for path, size in known.items()
@@ -192,7 +192,7 @@ def _manifest(destination: Destination, number: int, known: Manifest) -> Manifes
     if found is None or found.export != known.export:
         raise TableDiffers(
             f"the Delta table in {destination.place} has the files up to manifest {number}, and that is not there any "
-            "more: nobody knows which files it lacks"
+            "more: the files that it lacks are unknown"
         )
     return found
 

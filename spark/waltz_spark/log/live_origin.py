@@ -393,7 +393,7 @@ class LiveOrigin:
                 level = logging.DEBUG if isinstance(error, BeyondLog | Trimmed) else logging.WARNING
                 _log.log(level, "ids from %d of partition %d are asked of another one. %s", next_id, number, said[-1])
         raise LogUnreadable(
-            f"nobody gives ids {next_id} to {span.last} of partition {number}. {'; '.join(said)}",
+            f"no storage and no server returned ids {next_id} to {span.last} of partition {number}. {'; '.join(said)}",
             next_step="they have left the storages: name the archive beside the cluster, as `archive` of the reader or "
             "--archive of the command, so that they are read from there" if has_left else "",
             partition=number, first_id=next_id, last_id=span.last,

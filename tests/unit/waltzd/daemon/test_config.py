@@ -399,7 +399,7 @@ def test_the_three_files_of_a_certificate_go_together(given: str) -> None:
 
 
 def test_a_revocation_list_needs_certificates() -> None:
-    assert "nobody shows a certificate" in problem("directory: /data\ntls_revoked: a")
+    assert "no caller has a certificate" in problem("directory: /data\ntls_revoked: a")
 
 
 def test_the_values_in_force_are_shown_with_what_is_default() -> None:
@@ -439,10 +439,13 @@ def test_what_is_shown_of_a_server_can_be_loaded_again() -> None:
         ("preferred: 7-4", "line 3: preferred: '7-4' is neither a number nor a range"),
         ("preferred: 65536", "line 3: preferred: '65536' is beyond 65535, the highest number of a partition"),
         ("preferred: 0-99999", "line 3: preferred: '0-99999' is beyond 65535"),
-        ("listen: 0.0.0.0:55180", "advertise: nobody can connect to 0.0.0.0; say which address applications are to use"),
-        ("listen: '[::]:55180'", "advertise: nobody can connect to ::"),
-        ("advertise: 0.0.0.0:55180", "line 3: advertise: nobody can connect to 0.0.0.0:55180"),
-        ("advertise: server:0", "line 3: advertise: nobody can connect to server:0"),
+        (
+            "listen: 0.0.0.0:55180",
+            "advertise: no client can connect to 0.0.0.0; set the address that applications connect to",
+        ),
+        ("listen: '[::]:55180'", "advertise: no client can connect to ::"),
+        ("advertise: 0.0.0.0:55180", "line 3: advertise: no client can connect to 0.0.0.0:55180"),
+        ("advertise: server:0", "line 3: advertise: no client can connect to server:0"),
         ("admin_listen: 127.0.0.1:55180", "line 3: admin_listen: 127.0.0.1:55180 is also the address of `listen`"),
         ("http_listen: 127.0.0.1:55181", "http_listen: 127.0.0.1:55181 is also the address of `admin_listen`"),
         ("http_listen: 0.0.0.0:55180", "http_listen: 0.0.0.0:55180 is also the address of `listen`"),

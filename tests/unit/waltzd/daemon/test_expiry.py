@@ -52,7 +52,7 @@ def test_the_end_is_said_once_a_day_before_and_after_it(authority: Authority, ca
         assert told.at(0.9) == ["WARNING"]
         assert told.at(0) == []
         assert told.at(-0.0001) == ["ERROR"]
-        assert "nobody new" in caplog.text
+        assert "new connections fail" in caplog.text
         assert told.at(-0.9) == []
         assert told.at(-1.1) == ["ERROR"]
 
