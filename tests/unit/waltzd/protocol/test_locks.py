@@ -99,7 +99,7 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
 
 
 def test_a_reason_that_is_not_known() -> None:
-    with pytest.raises(BadFrame, match="`reason` is 77"):
+    with pytest.raises(BadFrame, match="unknown value 77 of the field `reason`"):
         to_value(LockExplanation, wire.LockExplanation(reason=77))
 
 
