@@ -515,7 +515,7 @@ def test_another_group_under_the_same_name_is_not_the_one_that_was_meant() -> No
         stream = await owner.stream()
         owner.made_at = 8
         stream.break_off()
-        with pytest.raises(NoSuchGroup, match="another one was made under its name"):
+        with pytest.raises(NoSuchGroup, match="a new one with its name was created"):
             await subscription.take(1)
 
     with_owner(test)
