@@ -51,7 +51,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 class Retry(enum.Enum):
-    """What a caller may do with the same request."""
+    """Advice to a caller about repeating a request."""
 
     NEVER = "never"
     LATER = "later"
@@ -112,7 +112,7 @@ class WaltzError(Exception):
 
     @cached_property
     def __notes__(self) -> list[str]:  # type: ignore[override]  # a cached property can be assigned to
-        """Lines that Python prints below an error that nobody caught: what was not done, and what to do next."""
+        """Lines that Python prints below an uncaught error: what was not done, and what to do next."""
         return [*self.lines()[1:], f"`waltzctl errors lookup {self.code}` explains this error."]
 
     def number(self, fact: str) -> int | None:
@@ -188,7 +188,7 @@ class ForeignCluster(WaltzError, code="W2002", exit_code=EXIT_CONFLICT, status="
 
 
 class NotOwner(WaltzError, code="W2003", exit_code=EXIT_CONFLICT, retry=Retry.ELSEWHERE, status="FAILED_PRECONDITION"):
-    """This server does not own the partition, or owns it under another generation than the caller names. The facts name
+    """The server does not own the partition, or owns it under another generation than the caller names. The facts name
     the owner if it is known; the client asks there, or looks the owner up again. Not done: nothing was read or written.
     Next: look up the owner of the partition and ask there."""
 
@@ -447,7 +447,7 @@ class NotGranted(WaltzError, code="W2036", exit_code=EXIT_NOT_AUTHORISED, status
 
 
 class PolicyUnreadable(WaltzError, code="W2037", retry=Retry.LATER, status="UNAVAILABLE"):
-    """This server has not read a valid policy since it started: the document is damaged, or a newer Waltz wrote it. It
+    """The server has not read a valid policy since it started: the document is damaged, or a newer Waltz wrote it. It
     admits operators only. Servers that had read a valid policy keep it. Not done: nothing was read or written. Next: an
     operator looks at it with `waltzctl policy explain`, and writes another one with `waltzctl policy set FILE`."""
 
@@ -475,9 +475,8 @@ class CoordinatorRefused(WaltzError, code="W2030"):
 
 
 class CoordinatorOpen(WaltzError, code="W2039", exit_code=EXIT_UNSAFE):
-    """This daemon has certificates, but the documents of its cluster in ZooKeeper are open. Every process that reaches
-    ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the
-    daemon did not start, and nothing was changed. Next: give every server the same `coordinator_credentials`, with
+    """The daemon has certificates, but the documents of its cluster in ZooKeeper are open. Every process that reaches
+    ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the daemon did not start, and nothing was changed. Next: give all servers one pair of `coordinator_credentials`, with
     `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster set --secure`."""
 
 
@@ -549,7 +548,7 @@ class NotSent(WaltzError, code="W2060", exit_code=EXIT_TIMEOUT, retry=Retry.LATE
 
 
 class NotMounted(WaltzError, code="W2061", exit_code=EXIT_CONFLICT):
-    """This client has not mounted the partition: it was not among the client's partitions, or was removed from them.
+    """The client has not mounted the partition: it was not among the client's partitions, or was removed from them.
     Not done: the transaction was not sent, and is not in the log. Next: name the partition among the client's
     partitions: at its start, or with set_partitions."""
 
@@ -806,7 +805,7 @@ class ExportDamaged(WaltzError, code="W2230", exit_code=EXIT_FINDINGS):
 
 
 class TableDiffers(WaltzError, code="W2231", exit_code=EXIT_CONFLICT):
-    """The Delta table beside an export is not the one that the export has kept so far: another one was there before, or it
+    """The Delta table beside an export is not the one that the export has kept: another table was there before, or it
     says that it has more than the export. What others did to a table is never undone or repaired by an export. The files of
     the export and its manifest are what they were. Not done: nothing was written, and the table was not changed. Next: name
     another output; or move _delta_log away, and the next run makes the table anew from the manifest."""
@@ -841,7 +840,7 @@ class StoreRefused(WaltzError, code="W2261", exit_code=EXIT_NOT_AUTHORISED):
 
 
 class ObjectAbsent(WaltzError, code="W2262", exit_code=EXIT_NOT_FOUND):
-    """An object is not in the store of the archive. If the archive's manifest names it, somebody has deleted it. Not
+    """An object is not in the store of the archive. If the archive's manifest names it, it was deleted from there. Not
     done: nothing was read or written. Next: check that the address names the right store, and who deletes in it."""
 
 
@@ -874,7 +873,7 @@ class ForeignArchive(WaltzError, code="W2265", exit_code=EXIT_CONFLICT):
 
 
 class NoArchive(WaltzError, code="W2266", status="FAILED_PRECONDITION"):
-    """This storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another
+    """The storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another
     of its storages; if none has one, the log is not archived. Not done: nothing was uploaded. Next: set `archive` in
     the configuration of each storage, with the same store, and start them again."""
 
@@ -996,7 +995,7 @@ class ConsoleExposed(WaltzError, code="W2320", exit_code=EXIT_USAGE):
 
 
 class ConsoleClosed(WaltzError, code="W2321", exit_code=EXIT_NOT_AUTHORISED):
-    """This browser did not open the address that the console printed, or the console was restarted since. A token works
+    """The browser did not open the address that the console printed, or the console was restarted since. A token works
     once; after that the console prints another one. Not done: nothing was shown. Next: open the newest address that
     `waltzctl console` has printed."""
 

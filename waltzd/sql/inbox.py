@@ -351,7 +351,7 @@ class SqlInbox:
 
 
 class _Work:
-    """One delivery in work. Its steps may run on several threads, one after the other."""
+    """One delivery in work. Its steps run one at a time, and may run on several threads."""
 
     def __init__(self, inbox: SqlInbox, delivery: Delivered) -> None:
         if delivery.group != inbox.group:

@@ -70,7 +70,7 @@ About: TypeAlias = tuple[Iterable[int], str]
 
 
 class Audit(enum.Enum):
-    """When a call is recorded in the audit log. A call that is denied for lack of a right is always recorded."""
+    """Condition under which a call is recorded in the audit log. A call that is denied for lack of a right always is."""
 
     CHANGE = "always"
     READ = "where an operator reads payloads: to servers and applications it is daily work"

@@ -264,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def holder(self) -> str:
-        """Return who the connection is counted for: the URI in the certificate, or the address without one."""
+        """Return the holder that the connection is counted for: the URI in the certificate, or the address without one."""
         found = self.identity
         return self.peer.rpartition(":")[0] if found is None else found.uri
 

@@ -1,7 +1,7 @@
 """Finding out what answers at an address where no server of Waltz does, by one look at the port.
 
 The probe changes nothing on the other side, and believes nothing beyond what kind of program it is. With TLS nothing is
-sent: whoever completes the handshake has a certificate of the cluster, however slowly it answers.
+sent: the process that completes the handshake has a certificate of the cluster, however slowly it answers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ PIECES_AHEAD = 2
 
 @dataclass(frozen=True)
 class Hello:
-    """First frame of a stream: who calls and for what."""
+    """First frame of a stream: the caller, and what it asks for."""
 
     key: UUID
     partition: int

@@ -140,7 +140,7 @@ class ConsumerStream:
                 self._group_partition.extend(delivery)
 
     def dismiss(self, error: WaltzError) -> None:
-        """End the stream: send the results so far, then this error."""
+        """End the stream: send the results that wait, then this error."""
         if self.error is None:
             self.error = error
             self.changed.set()
