@@ -476,7 +476,8 @@ class CoordinatorRefused(WaltzError, code="W2030"):
 
 class CoordinatorOpen(WaltzError, code="W2039", exit_code=EXIT_UNSAFE):
     """The daemon has certificates, but the documents of its cluster in ZooKeeper are open. Every process that reaches
-    ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the daemon did not start, and nothing was changed. Next: give all servers one pair of `coordinator_credentials`, with
+    ZooKeeper could read and change them, and so decide which storages and servers belong to the cluster. Not done: the
+    daemon did not start, and nothing was changed. Next: give all servers one pair of `coordinator_credentials`, with
     `coordinator_open: accepted` meanwhile; then close the documents by `waltzctl cluster set --secure`."""
 
 

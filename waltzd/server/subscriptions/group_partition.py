@@ -1,8 +1,8 @@
 """One active group in one partition of this server; it lives no longer than the pipeline of the partition.
 
-`DeliveryTracker` decides which member gets what and `GroupStateWriter` what is written; this module adds the clock, the log and
-the streams of members. It first claims the group by an entry in the group log. Nothing is delivered until that is
-committed. Then it takes turns, each without waiting: release overdue deliveries, offer new transactions of the log,
+`DeliveryTracker` decides which member gets what and `GroupStateWriter` what is written; this module adds the clock, the
+log and the streams of members. It first claims the group by an entry in the group log. Nothing is delivered until that
+is committed. Then it takes turns, each without waiting: release overdue deliveries, offer new transactions of the log,
 deliver to members. A turn follows every event that may change something: a commit, an acknowledgement, a timer. Two
 tasks run beside the turns. One writes state changes, one entry at a time. The other reads records that have left the
 log cache, so that turns never wait for a disk.
