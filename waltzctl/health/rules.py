@@ -274,7 +274,7 @@ def _archive(facts: Facts) -> Found:
     is_archived = any(
         view.reported is not None and view.reported.archived is not None for view in facts.snapshot.partitions
     )
-    return "every sealed segment is archived" if is_archived else "no storage is configured to archive"
+    return "every sealed segment is archived" if is_archived else "nothing is archived yet"
 
 
 def _lasting(facts: Facts) -> str:
@@ -345,7 +345,7 @@ def _backup(facts: Facts) -> Found:
     is_backed_up = any(
         view.reported is not None and view.reported.backed_up is not None for view in facts.snapshot.partitions
     )
-    return "every committed transaction is backed up" if is_backed_up else "no storage is configured to back up"
+    return "every committed transaction is backed up" if is_backed_up else "nothing is backed up yet"
 
 
 def _groups(facts: Facts) -> Found:
