@@ -1,1 +1,1 @@
-"""The cluster in a browser: what `waltzctl` sees, by the same functions, each page with the command that says the same."""
+"""Read-only view of a cluster in a browser. It uses the functions of `waltzctl`; each page names the matching commands."""

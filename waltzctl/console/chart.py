@@ -1,6 +1,6 @@
-"""Small drawings: lines of the last minutes, and replicas as cursors against the mark of their log. Pure.
+"""Small SVG drawings: charts of the last minutes, and replicas as cursors relative to the committed mark. Pure.
 
-A drawing repeats what stands beside it as text, and says it once more for those who do not see it.
+A drawing only repeats numbers that the page has as text, and carries them in its label for screen readers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Cursor:
 
 
 def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, label: str) -> Markup:
-    """The last so many seconds; the newest moment is at the right, and 0 at the bottom. Of moments that fall into one span
-    of the width, the highest value is drawn, so that no peak is lost."""
+    """Draw the last `seconds` as a chart, with the newest value at the right and 0 at the bottom. Of several values at one
+    position the highest is drawn, so that no peak is lost."""
     known = [value for line in series for value in line.values if value is not None]
     high = max(known, default=0.0) or 1.0
     end = times[-1] if times else 0.0
@@ -77,7 +77,8 @@ def thinned(times: Sequence[float], values: Sequence[float | None], span: float)
 
 
 def cursors(found: Sequence[Cursor]) -> Markup:
-    """The mark is the line at the right; a replica stands under it when it is level. A hollow one does not count."""
+    """Draw the replicas of a partition: the committed mark is the line at the right, and a level replica is next to it. A
+    hollow cursor is a replica that does not count for the majority."""
     said = ", ".join(f"{one.name} {f'{one.behind:,} behind' if one.behind else 'level'}" for one in found)
     drawn, radius = [], 3 if len(found) <= 3 else 2
     for place, one in enumerate(found):

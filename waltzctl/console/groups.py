@@ -1,6 +1,6 @@
-"""Pages of consumer groups: how far they are, who works for them, and what they have put aside.
+"""Pages of consumer groups: positions, members and parked transactions.
 
-What servers say and the columns are those of `waltzctl group`.
+The data and the columns are those of `waltzctl group`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A browser's connection, bounded: a request comes whole within some seconds, and there are only so many connections.
+"""Limits for connections of browsers: a time-out for reading a request, and a maximum number of connections.
 
-uvicorn waits for ever for the rest of a request that has begun.
+uvicorn itself waits without limit for the rest of a request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pages that read the log as an application does: transactions by id and time, and why a lock is held.
+"""Pages that read the log as an application does: transactions by id and time, and the state of locks.
 
-A payload is anybody's bytes: it is shown as text, its first part only, and is never a part of the page. What one page
-reads is bounded in transactions and in bytes; a link goes on from there.
+A payload is untrusted: its beginning is shown as escaped text. A page reads a bounded number of transactions and bytes; a
+link continues from there.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def shortened(one: Transaction) -> Transaction:
 
 
 def beginning(payload: bytes) -> bytes:
-    """The first part, and no part of a character where it is text."""
+    """Return the beginning of a payload; if it is text, cut between characters."""
     part = payload[:SHOWN_BYTES]
     for cut in range(4):
         try:

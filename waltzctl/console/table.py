@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def is_long(self) -> bool:
-        """Whether the text may be broken into lines."""
+        """True if the text may be broken into lines."""
         return len(self.text) > LONG
 
     @property

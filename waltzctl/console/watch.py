@@ -78,7 +78,7 @@ class Watch:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The first look is done when this begins. What is wrong with it is raised: there may be no cluster at all."""
+        """Poll the cluster while the body runs. Raise the error of the first poll: there may be no cluster."""
         async with self.poll:
             await self._look()
             if self.seen.error is not None:
@@ -132,7 +132,7 @@ class Watch:
             self._viewers -= 1
 
     async def next(self, before: int, seconds: float) -> Seen:
-        """The first look behind this one, or what is known when it does not come in time."""
+        """Return the first state newer than poll `before`, or the current one after `seconds`."""
         await self._next(before, seconds)
         return self.seen
 

@@ -1,7 +1,7 @@
-"""Where consumer groups begin in the log, and how they are moved: reset, resume.
+"""Positions of consumer groups: start, reset, skip, resume.
 
-A place is said by the id that is to be done first, or by a time, and becomes the id behind which the group begins. What is
-skipped is done by nobody; what is done again comes a second time: a plan says how much of either there is.
+Options name the first id to deliver, or a time; servers take the id in front of it. A plan states how many transactions are
+skipped, and how many are delivered a second time.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def put_again(found: Listing[Any] | WaltzError, output: str, screen: Screen | No
 
 
 def screen_for(output: str) -> AbstractContextManager[Screen | None]:
-    """Return a screen for the form `table`; other forms are printed one below the other (None)."""
+    """Return a screen for the form `table`; None for other forms, whose results are printed in sequence."""
     return Screen() if output == "table" else nullcontext()
 
 

@@ -134,7 +134,7 @@ def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[
 
 
 class Screen:
-    """Screen for a page that is refreshed: in place on a terminal, else one page below the other."""
+    """Screen for a page that is refreshed: in place on a terminal, else as a sequence of pages."""
 
     def __init__(self) -> None:
         from rich.live import Live
