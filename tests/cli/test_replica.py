@@ -143,7 +143,7 @@ def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number
         await asyncio.Event().wait()
         raise AssertionError("nobody was told")
 
-    with pytest.raises(Interrupted, match=r"What was done until now stays.* Run the same command again"):
+    with pytest.raises(Interrupted, match=r"Completed steps stay.* Run the same command again"):
         ChangeCommand(confirmation=YES, target=resolve({"directory": str(live.directory)})).perform(prepare)
     entry = newest(waltzctl, live)
     assert (entry["subject"], entry["outcome"]) == (f"trial-{number}", "interrupted")

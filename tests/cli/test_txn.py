@@ -137,7 +137,7 @@ def test_tail(log: Log, waltzctl: Tool) -> None:
     for words in (("tail",), ("tail", 0, "--all")):
         told = log(*words)
         assert (told.code, told.out) == (2, "")
-        assert "Name a partition, or say --all." in told.err
+        assert "Name a partition, or use --all." in told.err
 
 
 PATIENT = "from waltzctl.records import follow; follow.LOOK_SECONDS = 60; from waltzctl.main import main; main()"
@@ -212,7 +212,7 @@ def test_grep(log: Log) -> None:
         (["--from", "5", "--to", "4"], "--from 5 is above --to 4"),
         (["--match", "("], "this is not a regular expression"),
         (["--json-path", "a..b"], "this is not a path"),
-        (["--to", "4", "--follow"], "--follow has none"),
+        (["--to", "4", "--follow"], "exclude each other"),
         (["--header", "99999999999"], "--header"),
     ],
     ids=" ".join,
