@@ -102,9 +102,9 @@ class SimStorage:
 
     def kill(self) -> None:
         """As with kill -9: what the system was given is there, and nothing more happens."""
-        for lane in self._hang_up()._lanes.values():
-            if lane._task is not None:
-                lane._task.cancel()
+        for queue in self._hang_up()._queues.values():
+            if queue._task is not None:
+                queue._task.cancel()
         self.disk.kill()
 
     def _hang_up(self) -> StorageCalls:

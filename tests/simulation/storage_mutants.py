@@ -11,7 +11,7 @@ from waltzd.format import scan
 from waltzd.format.layout import FileHeader, index_entries
 from waltzd.format.scan import Survey, Tail
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.storage.lane import Lane
+from waltzd.storage.append_queue import AppendQueue
 from waltzd.storage.replica import segment, startup
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.partition import Partition
@@ -199,10 +199,10 @@ def takes_appends_of_a_session_that_is_over(patches: Patches) -> None:
 def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
     """A newer session is opened, and the appender of the older one goes on: what is in its stream is taken."""
 
-    async def fence(self: Lane, function: Any) -> Any:
+    async def fence(self: AppendQueue, function: Any) -> Any:
         return await self._call(function)
 
-    patches.set(Lane, "_fence", fence)
+    patches.set(AppendQueue, "_fence", fence)
 
     def make(right: Any) -> Any:
         def write(self: Partition, session: int, pieces: Any, committed: int, contact: int = 0) -> Any:

@@ -72,8 +72,8 @@ class Plant:
             disk = self.disks[name] = SlowDisk(storage.disk)
             calls: Any = storage.calls
             calls._run_writing = disk.run
-            for lane in calls._lanes.values():
-                lane._run_blocking = disk.run
+            for queue in calls._queues.values():
+                queue._run_blocking = disk.run
         await Cluster.create(
             self.cluster.coordinator,
             ClusterMeta(name="test", key=KEY, partitions=PARTITIONS, created="2026-01-01T00:00:00Z"),

@@ -15,7 +15,7 @@ import pytest
 from tests.simulation.cell import Appender, Cell, SimStorage, cell, inline, story
 from waltzd.disk.simulated import Fault
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.storage.lane import Lane
+from waltzd.storage.append_queue import AppendQueue
 from waltzd.storage.scrub import Scrub
 
 PERIOD = 20.0
@@ -81,21 +81,21 @@ def test_a_flipped_byte_in_a_sealed_segment_is_found_within_a_period_and_healed(
 
 
 @story
-async def test_the_scrub_reads_all_segments_evenly_beside_appends_and_takes_no_turn_of_a_lane() -> None:
+async def test_the_scrub_reads_all_segments_evenly_beside_appends_and_takes_no_turn_of_a_queue() -> None:
     async with cell() as c:
         pipeline = await filled(c)
         storage = c.storages["s1"]
         assert storage.calls is not None
-        lane = storage.calls.lane_of(0)
-        assert isinstance(lane, Lane)
+        queue = storage.calls.queue_of(0)
+        assert isinstance(queue, AppendQueue)
         turns: list[object] = []
-        call: Any = lane.call
+        call: Any = queue.call
 
         def counted(work: Any) -> Any:
             turns.append(work)
             return call(work)
 
-        lane.call = counted  # type: ignore[assignment, method-assign]
+        queue.call = counted  # type: ignore[assignment, method-assign]
         loop = asyncio.get_running_loop()
         start, count = loop.time(), len(sealed(storage))
         async with scrubbed(storage) as scrub:

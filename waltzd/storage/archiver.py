@@ -45,7 +45,7 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
 from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
-from waltzd.storage.lane import Lane, RunBlocking
+from waltzd.storage.append_queue import AppendQueue, RunBlocking
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
 
@@ -66,8 +66,8 @@ def _said(manifest: Manifest) -> Archived:
 class Replicas(Protocol):
     """The replicas of this storage, as far as an archiver needs them."""
 
-    def readable(self, number: int, session: int | None, contact: Contact) -> Lane: ...
-    async def examine(self, lane: Lane, first_id: int) -> None: ...
+    def readable(self, number: int, session: int | None, contact: Contact) -> AppendQueue: ...
+    async def examine(self, queue: AppendQueue, first_id: int) -> None: ...
 
 
 class Archiver:
@@ -88,8 +88,8 @@ class Archiver:
     ) -> Archived:
         """For the owner. `known` again where no segment behind it is sealed and committed. Where nothing of the current
         timeline is known, what it takes over from its ancestors."""
-        lane, store = self._replicas.readable(number, session, contact), self._open()
-        partition, asked = lane.partition, known
+        queue, store = self._replicas.readable(number, session, contact), self._open()
+        partition, asked = queue.partition, known
         _check(known, partition, lineage)
         if lineage.later and not (known.timeline == lineage.current and known.number):
             async with self._turn:
@@ -106,7 +106,7 @@ class Archiver:
                     return await self._run(self._recognized, store, partition, *found)
                 return await self._run(self._add, store, partition, *found, known)
             except UnfitSegment as error:
-                await self._replicas.examine(lane, found[0])  # it is damaged, and is healed; or its footer is made again
+                await self._replicas.examine(queue, found[0])  # it is damaged, and is healed; or its footer is made again
                 raise PartitionDamaged(
                     f"partition {number}: the segment at id {found[0]} is not archived: {error.message}",
                     not_done="nothing was uploaded",
@@ -125,8 +125,8 @@ class Archiver:
         contact: Contact = NOBODY,
     ) -> BackedUp:
         """For the owner: what is behind `known`, up to `committed`."""
-        lane, store = self._replicas.readable(number, session, contact), self._open()
-        partition = lane.partition
+        queue, store = self._replicas.readable(number, session, contact), self._open()
+        partition = queue.partition
         _check(known, partition, lineage)
         if lineage.later and not (known.timeline == lineage.current and known.number):
             async with self._turn:
@@ -146,7 +146,7 @@ class Archiver:
                     lineage,
                 )  # fmt: skip
             except Suspect as question:
-                await self._replicas.examine(lane, question.first_id)
+                await self._replicas.examine(queue, question.first_id)
                 raise PartitionDamaged(
                     f"partition {number}: the segment at id {question.first_id} has wrong bytes",
                     not_done="nothing of it was uploaded",
@@ -198,13 +198,13 @@ class Archiver:
         self, number: int, session: int, known: Archived, first_id: int, *, contact: Contact = NOBODY
     ) -> ArchiveCheck:
         """For the owner: whether the store still has some of the objects that `known` leads to, from an id on."""
-        lane = self._replicas.readable(number, session, contact)
+        queue = self._replicas.readable(number, session, contact)
         if self._store is None:
             raise NoArchive("this storage has no `archive` in its configuration")
         if known.number <= 0 or known.archive is None or not 0 <= first_id <= known.last_id:
             raise BadFrame(f"{known} leads to nothing from id {first_id} on")
         async with self._turn:
-            return await self._run(self._check, self._store, lane.partition, first_id, known)
+            return await self._run(self._check, self._store, queue.partition, first_id, known)
 
     def _check(self, store: Store, partition: Partition, first_id: int, known: Archived) -> ArchiveCheck:
         """On the thread. In the beginning nothing is believed that is in memory."""
@@ -329,12 +329,12 @@ class Archiver:
     # -- what may leave the disk
 
     async def proven(
-        self, lane: Lane, session: int, floor: int, known: Archived | None
+        self, queue: AppendQueue, session: int, floor: int, known: Archived | None
     ) -> tuple[int, tuple[int, ...], str]:
         """What the archive can stand in for below a floor: the first id for which that is not proven; the first ids of the
         segments in front of it that are damaged here, so that they can be compared with nothing; and why it is not the
         floor. Each segment here is compared with the manifest, and the objects have to be there."""
-        partition = lane.partition
+        partition = queue.partition
         first_id = partition.first_id
         if known is None or known.number <= 0 or self._store is None:
             return first_id, (), "nothing of this timeline is archived" if self._store else "this storage has no `archive`"

@@ -1,9 +1,9 @@
 """The storage daemon without its network: every call that a server or an operator can make, as an awaitable.
 
-The daemon has three kinds of work. A change of a replica takes its turn in the `Lane` of that replica. Reads, digests
-and verification run beside the lanes on threads of their own, a piece at a time, and never take an appender's turn. Changes
-of the directory (a replica is made or removed) come one at a time. All that writes runs to its end, also when its caller
-gives up: the thread goes on all the same, and two may never write to the same files.
+The daemon has three kinds of work. A change of a replica takes its turn in the `AppendQueue` of that replica. Reads,
+digests and verification run beside the queues on threads of their own, a piece at a time, and never take an appender's
+turn. Changes of the directory (a replica is made or removed) come one at a time. All that writes runs to its end, also when
+its caller gives up: the thread goes on all the same, and two may never write to the same files.
 
 A flush that fails ends the process, from wherever it is noticed: `on_fatal` never returns in a daemon.
 """
@@ -53,8 +53,8 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
 from waltzd.protocol.timelines import Lineage
+from waltzd.storage.append_queue import AppendQueue, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.archiver import Archiver
-from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -98,7 +98,7 @@ class StorageCalls:
         run_restoring: RunBlocking | None = None,
         run_scrubbing: RunBlocking | None = None,
     ) -> None:
-        """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
+        """`streams_loop`: where queues and streams live; None for the loop of all other calls. `run_here`: makes that loop
         write and flush by itself; None where it must not wait for the disk. `store`: of the archive."""
         self._disk = disk
         self._directory = directory
@@ -106,7 +106,7 @@ class StorageCalls:
         self._run_writing = run_writing
         self._run_reading = run_reading
         self._on_fatal = on_fatal
-        self._lanes: dict[int, Lane] = {}
+        self._queues: dict[int, AppendQueue] = {}
         self._streams: dict[Stream, None] = {}
         self._queued = Budget(config.queue_bytes_max)
         self._shift = Shift(run_here, clock)
@@ -124,7 +124,7 @@ class StorageCalls:
         self._aside_since = {one.name: self._started_ns for one in directory.aside()}
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
-        """What calls have done, and what streams and lanes have: each is counted on its own loop."""
+        """What calls have done, and what streams and queues have: each is counted on its own loop."""
         self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
         self.scrub = Scrub(self, disk, run_scrubbing or run_reading, period_seconds=config.scrub_seconds, clock=disk.now_ms)
         self.restorer = Restorer(self, disk, run_restoring or run_reading, on_fatal)
@@ -136,10 +136,10 @@ class StorageCalls:
 
     def start(self) -> None:
         for partition in self._directory.partitions():
-            self._start_lane(partition)
+            self._start_queue(partition)
 
-    def _start_lane(self, partition: Partition) -> None:
-        lane = Lane(
+    def _start_queue(self, partition: Partition) -> None:
+        queue = AppendQueue(
             partition,
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
@@ -148,8 +148,8 @@ class StorageCalls:
             shift=self._shift,
             loop=self.streams_loop,
         )
-        self._lanes[partition.number] = lane
-        call_on(self.streams_loop, lane.start)
+        self._queues[partition.number] = queue
+        call_on(self.streams_loop, queue.start)
 
     def refuse_new(self) -> None:
         """No new calls; append streams end once their queued frames are done."""
@@ -163,8 +163,8 @@ class StorageCalls:
     async def close(self) -> None:
         """Finish queued work and leave clean marks. A partition that is just being made or removed is finished first."""
         async with self._changing:
-            for lane in self._lanes.values():
-                await lane.close()
+            for queue in self._queues.values():
+                await queue.close()
             await self._write(self._directory.close)
 
     # -- checks of every call
@@ -188,7 +188,7 @@ class StorageCalls:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
 
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
-        """On a thread that writes, outside of the lanes."""
+        """On a thread that writes, outside of the queues."""
         return await self._whole(self._run_writing(function, *arguments))
 
     async def _whole(self, work: Awaitable[T]) -> T:
@@ -216,33 +216,33 @@ class StorageCalls:
         async with self._changing:
             await self._write(self._directory.take_name, name)
 
-    def lane_of(self, number: int) -> Lane | None:
-        """Return the lane of a replica; None while the replica is created, removed or refused."""
-        return self._lanes.get(number)
+    def queue_of(self, number: int) -> AppendQueue | None:
+        """Return the queue of a replica; None while the replica is created, removed or refused."""
+        return self._queues.get(number)
 
-    def _lane(self, number: int) -> Lane:
+    def _queue(self, number: int) -> AppendQueue:
         self._directory.partition(number)  # says why there is none
-        lane = self._lanes.get(number)
-        if lane is None:
+        queue = self._queues.get(number)
+        if queue is None:
             raise NoSuchPartition(f"partition {number} is being created or removed on this storage")
-        return lane
+        return queue
 
     # -- the replica protocol
 
     def status(self, number: int) -> ReplicaStatus:
         """Where the replica stands. It promises nothing by that, and proves nothing."""
-        return self._lane(number).partition.status()
+        return self._queue(number).partition.status()
 
     def quiet(self, numbers: Sequence[int]) -> list[int]:
         """Those that are here and have no append stream at the moment. A server asks about another one that it takes for
         dead."""
         if len(numbers) > self._directory.control.header.partitions + 1:  # and the group log
             raise TooLarge(f"{len(numbers)} partitions were named; the cluster has fewer")
-        found = {number: self._lanes.get(number) for number in numbers}
+        found = {number: self._queues.get(number) for number in numbers}
         return [
             number
-            for number, lane in found.items()
-            if lane is not None and not any(stream.is_of(lane) for stream in list(self._streams))
+            for number, queue in found.items()
+            if queue is not None and not any(stream.is_of(queue) for stream in list(self._streams))
         ]
 
     async def open_session(
@@ -251,7 +251,7 @@ class StorageCalls:
         ours = self._directory.control.header.partitions
         if partitions != ours:
             raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
-        if create and number not in self._lanes:
+        if create and number not in self._queues:
             check_jump(NO_SESSION, session)
             await self.make_replica(self._directory.ensure_partition, number)
         return await self._contact(number, session, caller, secret)
@@ -263,39 +263,39 @@ class StorageCalls:
     async def _contact(
         self, number: int, session: int, caller: int = 0, secret: bytes = b"", *, by_operator: bool = False
     ) -> ReplicaStatus:
-        lane = self._lane(number)
-        partition = lane.partition
-        contact = await lane.fence(lambda: partition.fence(session, caller, secret, by_operator=by_operator))
+        queue = self._queue(number)
+        partition = queue.partition
+        contact = await queue.fence(lambda: partition.fence(session, caller, secret, by_operator=by_operator))
         # A tail can be long. Proving it takes a turn for each segment, and half of the threads: the rest stays free for the
         # appends of other partitions.
         is_more = True
         while is_more:
             async with self._proving:
-                is_more = await lane.call(partition.prove_next)
+                is_more = await queue.call(partition.prove_next)
         partition.check_session(session, contact)
         return replace(partition.status(), contact=contact)
 
-    def _owned(self, number: int, session: int, contact: Contact) -> Lane:
+    def _owned(self, number: int, session: int, contact: Contact) -> AppendQueue:
         """For a call of the owner, which shows that it is one."""
-        lane = self._lane(number)
-        lane.partition.check_contact(session, contact)
-        return lane
+        queue = self._queue(number)
+        queue.partition.check_contact(session, contact)
+        return queue
 
-    def readable(self, number: int, session: int | None, contact: Contact) -> Lane:
+    def readable(self, number: int, session: int | None, contact: Contact) -> AppendQueue:
         """What has no session reads what is committed. What has one need not be of the latest contact."""
-        return self._lane(number) if session is None else self._owned(number, session, replace(contact, number=0))
+        return self._queue(number) if session is None else self._owned(number, session, replace(contact, number=0))
 
     async def set_low_mark(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
-        lane = self._owned(number, session, contact)
-        return await lane.call(lambda: lane.partition.set_low_mark(session, mark, contact.number))
+        queue = self._owned(number, session, contact)
+        return await queue.call(lambda: queue.partition.set_low_mark(session, mark, contact.number))
 
     async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
-        lane = self._owned(number, session, contact)
-        return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
+        queue = self._owned(number, session, contact)
+        return await queue.call(lambda: queue.partition.truncate(session, mark, contact.number))
 
     async def fork(self, number: int, session: int, lineage: Lineage, *, contact: Contact = NOBODY) -> ReplicaStatus:
-        lane = self._owned(number, session, contact)
-        return await self._whole(lane.call(lambda: lane.partition.fork(session, lineage, contact.number)))
+        queue = self._owned(number, session, contact)
+        return await self._whole(queue.call(lambda: queue.partition.fork(session, lineage, contact.number)))
 
     async def trim(
         self,
@@ -309,14 +309,14 @@ class StorageCalls:
     ) -> ReplicaStatus:
         """Let the log begin at this floor, as far as the archive is proven to have what is below, or the log needs no
         archive. Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
-        lane = self._owned(number, session, contact)
-        partition, proven, damaged, why = lane.partition, floor, tuple[int, ...](), ""
+        queue = self._owned(number, session, contact)
+        partition, proven, damaged, why = queue.partition, floor, tuple[int, ...](), ""
         if not needs_none and floor > partition.first_id:
-            proven, damaged, why = await self.archiver.proven(lane, session, floor, archived)
+            proven, damaged, why = await self.archiver.proven(queue, session, floor, archived)
         status = await self._whole(
-            lane.call(lambda: partition.trim(session, floor, contact.number, proven=proven, damaged=damaged, why=why))
+            queue.call(lambda: partition.trim(session, floor, contact.number, proven=proven, damaged=damaged, why=why))
         )
-        while await self._whole(lane.call(lane.partition.unlink_next)):
+        while await self._whole(queue.call(queue.partition.unlink_next)):
             continue
         return status
 
@@ -333,10 +333,10 @@ class StorageCalls:
         """Take a whole segment file, behind the last id or in the place of a damaged one. The first piece is asked for when
         the replica has a place for it.
 
-        The file is received and proven beside the log; only its begin and its end take a turn of the lane. A newer file for
-        the same replica ends the one before, whose sender has gone or will ask again."""
-        lane = self._owned(number, session, contact)
-        partition = lane.partition
+        The file is received and proven beside the log; only its begin and its end take a turn of the queue. A newer file
+        for the same replica ends the one before, whose sender has gone or will ask again."""
+        queue = self._owned(number, session, contact)
+        partition = queue.partition
         turn = self._arriving[number] = object()
         installation: Installation | None = None
 
@@ -346,7 +346,7 @@ class StorageCalls:
             return installation
 
         try:
-            installation = await self._whole(lane.call(begin))
+            installation = await self._whole(queue.call(begin))
             async for piece in timely(pieces):
                 self._check_open()
                 partition.check_installation(session, installation)
@@ -358,7 +358,7 @@ class StorageCalls:
                     )
                 await self._write(installation.write, piece)
             await self._write(installation.prove)
-            return await self._whole(lane.call(lambda: partition.install(session, installation)))
+            return await self._whole(queue.call(lambda: partition.install(session, installation)))
         finally:
             if self._arriving.get(number) is turn:
                 del self._arriving[number]
@@ -368,14 +368,14 @@ class StorageCalls:
     async def append(self, number: int, session: int, link: Link, *, contact: Contact = NOBODY) -> None:
         """Serve one append stream until its end, or an error, which the sender is told."""
         try:
-            lane = self._owned(number, session, contact)
-            if sum(stream.is_of(lane) for stream in self._streams) >= APPENDERS_MAX:
+            queue = self._owned(number, session, contact)
+            if sum(stream.is_of(queue) for stream in self._streams) >= APPENDERS_MAX:
                 why = f"partition {number} has {APPENDERS_MAX} append streams already"
                 raise TooManyCallers(why, next_step="an owner needs one or two")
         except WaltzError as error:
             await refuse(link, error)
             raise
-        stream = Stream(session, contact.number or lane.partition.contact, lane, link, self._config)
+        stream = Stream(session, contact.number or queue.partition.contact, queue, link, self._config)
         self._streams[stream] = None
         try:
             await stream.serve()
@@ -411,8 +411,8 @@ class StorageCalls:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
             return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
 
-        lane = self.readable(number, session, contact)
-        async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as runs:
+        queue = self.readable(number, session, contact)
+        async with contextlib.aclosing(self._read(queue, session, first_id, last_id, frame_bytes, read)) as runs:
             async for run in runs:
                 assert isinstance(run, Run)
                 yield run
@@ -432,14 +432,14 @@ class StorageCalls:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
             return partition.read_whole(first_id, last_id, size, session=session)
 
-        lane = self.readable(number, session, contact)
-        async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as contents:
+        queue = self.readable(number, session, contact)
+        async with contextlib.aclosing(self._read(queue, session, first_id, last_id, frame_bytes, read)) as contents:
             async for content in contents:
                 yield content
 
     async def _read(
         self,
-        lane: Lane,
+        queue: AppendQueue,
         session: int | None,
         first_id: int,
         last_id: int | None,
@@ -447,7 +447,7 @@ class StorageCalls:
         read: Callable[[Partition, int, int, int], Content],
     ) -> AsyncGenerator[Content, None]:
         with self._reader():
-            partition = lane.partition
+            partition = queue.partition
             size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)
             if size < 0 or (last_id is not None and last_id < first_id):
                 raise BadArgument(f"ids {first_id} to {last_id} in frames of {frame_bytes} bytes make no range")
@@ -459,7 +459,7 @@ class StorageCalls:
                 return
             at = first_id
             while at <= last_id:
-                content = await self._answer(lane, read, partition, at, last_id, size)
+                content = await self._answer(queue, read, partition, at, last_id, size)
                 runs = runs_of(content)
                 self.answered.read_records += sum(map(len, runs))
                 self.answered.read_bytes += sum(len(run.data) for run in runs)
@@ -475,22 +475,22 @@ class StorageCalls:
         self, number: int, session: int, last_id: int, bytes_max: int, *, contact: Contact = NOBODY
     ) -> LockHistory | None:
         with self._reader():
-            lane = self.readable(number, session, contact)
+            queue = self.readable(number, session, contact)
             size = min(bytes_max, self._config.frame_bytes_max)
-            return await self._answer(lane, lambda: lane.partition.read_locks(last_id, size, session=session))
+            return await self._answer(queue, lambda: queue.partition.read_locks(last_id, size, session=session))
 
     async def find_time(self, number: int, session: int, time: int, *, contact: Contact = NOBODY) -> int:
         with self._reader():
-            lane = self.readable(number, session, contact)
-            return await self._answer(lane, lambda: lane.partition.find_time(time, session=session))
+            queue = self.readable(number, session, contact)
+            return await self._answer(queue, lambda: queue.partition.find_time(time, session=session))
 
-    async def _answer(self, lane: Lane, read: Callable[..., T], *arguments: Any) -> T:
+    async def _answer(self, queue: AppendQueue, read: Callable[..., T], *arguments: Any) -> T:
         """What a reader of the replica gives, once a segment that it met wrong bytes in was examined."""
-        partition = lane.partition
+        partition = queue.partition
         try:
             return await self._run_reading(read, *arguments)
         except Suspect as question:
-            await self.examine(lane, question.first_id)
+            await self.examine(queue, question.first_id)
             try:
                 return await self._run_reading(read, *arguments)
             except Suspect:
@@ -499,15 +499,15 @@ class StorageCalls:
                     "stands there"
                 ) from None
 
-    async def examine(self, lane: Lane, first_id: int) -> None:
+    async def examine(self, queue: AppendQueue, first_id: int) -> None:
         """Damage ends the append streams: the owner opens the replica again, learns of it and heals it, even while no
         record is written."""
-        partition = lane.partition
-        await lane.call(lambda: partition.examine(first_id))
+        partition = queue.partition
+        await queue.call(lambda: partition.examine(first_id))
         status = partition.status()
         if first_id in status.damaged_segments:
             finding = status.findings[0]
-            await lane.refuse_all(
+            await queue.refuse_all(
                 PartitionDamaged(
                     f"partition {partition.number} is damaged: {finding.sentence()}",
                     first_id=finding.first_id,
@@ -520,19 +520,19 @@ class StorageCalls:
         and says how far it came: the caller goes on from there. It is refused when it cannot even begin.
 
         Each piece is read and hashed in a turn of its own, so that other readers come between."""
-        lane = self._lane(number)
+        queue = self._queue(number)
         if not 0 <= first_id <= last_id:
             raise BadArgument(f"ids {first_id} to {last_id} are no range")
         hashing, clock = Hashing(first_id), asyncio.get_running_loop().time
 
         def read(first_id: int) -> Run:
-            return lane.partition.read(first_id, last_id, self._config.read_chunk_bytes, session=None)
+            return queue.partition.read(first_id, last_id, self._config.read_chunk_bytes, session=None)
 
         ends = clock() + ANSWER_SECONDS_MAX
         with self._reader():
             while hashing.next_id <= last_id:
                 try:
-                    run = await self._answer(lane, read, hashing.next_id)
+                    run = await self._answer(queue, read, hashing.next_id)
                 except (PartitionDamaged, BeyondLog):
                     if hashing.next_id == first_id:
                         raise
@@ -578,7 +578,7 @@ class StorageCalls:
         async def change() -> None:
             partition = await self._write(make, number)
             if partition is not None:
-                self._start_lane(partition)
+                self._start_queue(partition)
 
         await self._change(change)
 
@@ -588,19 +588,19 @@ class StorageCalls:
         async def change() -> str | None:
             if delete_files:
                 await self._check_left(number)
-            lane = self._lanes.pop(number, None)
-            if lane is not None:
-                await lane.close()
-                await lane.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
+            queue = self._queues.pop(number, None)
+            if queue is not None:
+                await queue.close()
+                await queue.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
             return await self._write(lambda: self._directory.remove_partition(number, delete_files=delete_files))
 
         return await self._change(change)
 
     async def _check_left(self, number: int) -> None:
         """An owner that was told to leave closes its stream a moment later."""
-        lane = self._lanes.get(number)
+        queue = self._queues.get(number)
         waiting = asyncio.get_running_loop().time() + LEAVE_SECONDS
-        while lane is not None and any(stream.is_of(lane) for stream in list(self._streams)):
+        while queue is not None and any(stream.is_of(queue) for stream in list(self._streams)):
             if asyncio.get_running_loop().time() >= waiting:
                 raise Unsafe(
                     f"the owner of partition {number} appends to this replica",
@@ -614,17 +614,17 @@ class StorageCalls:
 
     async def set_available(self, number: int, available: bool) -> None:
         async with self._changing:
-            if number in self._lanes:
-                await self._lanes[number].call(lambda: self._directory.set_available(number, available))
+            if number in self._queues:
+                await self._queues[number].call(lambda: self._directory.set_available(number, available))
             else:  # its data is refused, its flags can be set
                 await self._write(self._directory.set_available, number, available)
 
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
         """Check one partition up to its last id while it is written on: findings, and the report at last.
 
-        Each finding is examined in a turn of the lane: the replica learns of it, so that its owner heals it."""
-        lane = self._lane(number)
-        partition = lane.partition
+        Each finding is examined in a turn of the queue: the replica learns of it, so that its owner heals it."""
+        queue = self._queue(number)
+        partition = queue.partition
         cuts = partition.cuts
         examined: dict[int, None] = {}
         found = verify_partition(
@@ -648,7 +648,7 @@ class StorageCalls:
                 for first_id in partition.concerned(result):
                     if first_id not in examined:
                         examined[first_id] = None
-                        await self.examine(lane, first_id)
+                        await self.examine(queue, first_id)
             yield result
 
     async def check_in_place(self) -> None:
@@ -719,17 +719,17 @@ class StorageCalls:
         return tuple(replace(one, kept_ms=(now - self._aside_since[one.name]) // 1_000_000) for one in there)
 
     def _describe_one(self, number: int, refused: WaltzError | None) -> PartitionDescription:
-        lane = self._lanes.get(number)
-        if refused is not None or lane is None:
+        queue = self._queues.get(number)
+        if refused is not None or queue is None:
             story = f"partition {number}: refused, {refused.message}" if refused else f"partition {number}: being changed"
             return PartitionDescription(
                 partition=number, status=None, refused=refused, story=story, queued_bytes=0, disk_bytes=0
             )
         return PartitionDescription(
             partition=number,
-            status=lane.partition.status(),
+            status=queue.partition.status(),
             refused=None,
-            story=lane.partition.describe(),
-            queued_bytes=lane.queued_bytes,
-            disk_bytes=sum(e.size for e in self._disk.list(lane.partition.directory) if not e.is_directory),
+            story=queue.partition.describe(),
+            queued_bytes=queue.queued_bytes,
+            disk_bytes=sum(e.size for e in self._disk.list(queue.partition.directory) if not e.is_directory),
         )

@@ -37,8 +37,8 @@ from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage, lineage_mistake
+from waltzd.storage.append_queue import AppendQueue, RunBlocking
 from waltzd.storage.archiver import Archiver
-from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.restored import folder_for, give_name
@@ -57,7 +57,7 @@ class Home(Protocol):
     def config(self) -> StorageConfig: ...
     @property
     def archiver(self) -> Archiver: ...
-    def readable(self, number: int, session: int | None, contact: Contact) -> Lane: ...
+    def readable(self, number: int, session: int | None, contact: Contact) -> AppendQueue: ...
     def status(self, number: int) -> ReplicaStatus: ...
     async def make_replica(self, make: Callable[[int], Partition | None], number: int) -> None: ...
 
@@ -131,8 +131,8 @@ class Restorer:
         """Let a replica that an operator has fenced take what is behind its certain end from the archive of its timeline. A
         part that it holds already has to be the same; what it is not certain of, and differs, is cut first."""
         home, number, session = self._home, order.partition, order.session
-        lane = home.readable(number, None, NOBODY)
-        partition = lane.partition
+        queue = home.readable(number, None, NOBODY)
+        partition = queue.partition
         if partition.lineage != Lineage(order.timelines):
             raise OtherTimeline(f"partition {number} holds the log of timeline {partition.lineage.current} here")
         source = await home.archiver.source(partition)
@@ -148,20 +148,20 @@ class Restorer:
                 pieces = pieces_up_to(content, end)
                 if not pieces:
                     break
-                await self._take(lane, session, pieces)
+                await self._take(queue, session, pieces)
                 done += sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in pieces)
                 at = pieces[-1].last_id + 1
                 yield Restoring(bytes=min(done, total), bytes_total=total)
-            status = await lane.call(lambda: partition.note_archived(session, end))
+            status = await queue.call(lambda: partition.note_archived(session, end))
         yield Restoring(bytes=total, bytes_total=total, status=status)
 
-    async def _take(self, lane: Lane, session: int, pieces: Sequence[Piece]) -> None:
-        partition = lane.partition
+    async def _take(self, queue: AppendQueue, session: int, pieces: Sequence[Piece]) -> None:
+        partition = queue.partition
         try:
-            await lane.call(lambda: partition.write(session, pieces, EMPTY))
+            await queue.call(lambda: partition.write(session, pieces, EMPTY))
         except Diverged:
-            await lane.call(lambda: partition.truncate(session, partition.visible_mark))
-            await lane.call(lambda: partition.write(session, pieces, EMPTY))
+            await queue.call(lambda: partition.truncate(session, partition.visible_mark))
+            await queue.call(lambda: partition.write(session, pieces, EMPTY))
 
     async def _whole(self, function: Callable[..., T], /, *arguments: object) -> T:
         """To its end, also when the caller has gone: two attempts never write to the same files."""

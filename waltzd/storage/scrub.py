@@ -5,7 +5,7 @@ One round visits the sealed segments in the order of partition and first id. A s
 `Round` says how far the round is and is kept in a file beside the partitions, because a storage that restarts each day
 would otherwise read the same first seventh for ever. The file decides nothing: a lost or damaged one begins a round.
 
-A segment is read on a thread of its own, by the code of `storage verify`, and without a turn of the replica's lane. Only a
+A segment is read on a thread of its own, by the code of `storage verify`, and without a turn of the replica's queue. Only a
 segment with a finding takes a turn: the replica examines it, and its owner heals it.
 """
 
@@ -24,7 +24,7 @@ from waltzd.errors import FlushFailed, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NEW_SUFFIX, SCRUB_NAME, segment_name
 from waltzd.protocol.descriptions import ScrubStatus
-from waltzd.storage.lane import Lane, RunBlocking
+from waltzd.storage.append_queue import AppendQueue, RunBlocking
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
 from waltzd.storage.replica.directory import Directory
 
@@ -84,8 +84,8 @@ class Replicas(Protocol):
 
     @property
     def directory(self) -> Directory: ...
-    def lane_of(self, number: int) -> Lane | None: ...
-    async def examine(self, lane: Lane, first_id: int) -> None: ...
+    def queue_of(self, number: int) -> AppendQueue | None: ...
+    async def examine(self, queue: AppendQueue, first_id: int) -> None: ...
 
 
 class Scrub:
@@ -169,10 +169,10 @@ class Scrub:
         return found
 
     async def _read(self, segment: Sealed) -> None:
-        lane = self._replicas.lane_of(segment.partition)
-        if lane is None:
+        queue = self._replicas.queue_of(segment.partition)
+        if queue is None:
             return
-        partition = lane.partition
+        partition = queue.partition
         cuts = partition.cuts
         task = SegmentTask(
             directory=partition.directory,
@@ -185,20 +185,20 @@ class Scrub:
         try:
             report = await self._run(inspect_segment, self._disk, task)
             if report.findings and partition.cuts == cuts and partition.first_id <= segment.first_id:
-                await self._tell(lane, segment, report.findings)
+                await self._tell(queue, segment, report.findings)
         except FlushFailed:
             raise
         except WaltzError as error:  # one segment that cannot be read now does not end the scrub of the others
             log.warning("%s the scrub could not read the segment at id %d of partition %d: %s", error.code,
                         segment.first_id, segment.partition, error.message)  # fmt: skip
 
-    async def _tell(self, lane: Lane, segment: Sealed, findings: list[Finding]) -> None:
+    async def _tell(self, queue: AppendQueue, segment: Sealed, findings: list[Finding]) -> None:
         self._damaged += 1
         self._last_finding = findings[0].sentence()
         log.warning("the scrub found: %s", self._last_finding)
-        found = [first_id for finding in findings for first_id in lane.partition.concerned(finding)]
+        found = [first_id for finding in findings for first_id in queue.partition.concerned(finding)]
         for first_id in dict.fromkeys((segment.first_id, *found)):
-            await self._replicas.examine(lane, first_id)
+            await self._replicas.examine(queue, first_id)
 
     def _keep(self, found: Round) -> None:
         """Write how far the round is. Not flushed: a lost file costs nothing but a round that begins again."""

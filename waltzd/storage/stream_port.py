@@ -16,8 +16,8 @@ from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.role import Role
+from waltzd.storage.append_queue import refuse
 from waltzd.storage.calls import StorageCalls
-from waltzd.storage.lane import refuse
 from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_status
 from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares

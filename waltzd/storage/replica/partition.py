@@ -18,7 +18,7 @@ Rule 3: only `open_session` raises the session; every other call must carry exac
 Rule 4: below the *floor* (the ids that it once had on disk) a loss is damage; below the *cut floor* (the ids that are known
 to be committed) nothing is cut, whoever asks.
 
-The calls that change something come one at a time (the service has one lane for each partition). `read` may run beside
+The calls that change something come one at a time (the service has one queue for each partition). `read` may run beside
 them: the bytes that it reads are immutable, and `cuts` tells it when a truncation came between. A failed flush ends the
 replica: the disk may hold less than the cache shows, and a second flush could succeed all the same. Opening is in
 `waltzd.storage.replica.startup`, segment files and damage in `repair`.
@@ -259,7 +259,7 @@ class Partition:
         return last_id
 
     def write(self, session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
-        """Write consecutive runs or batches, which the lane has checked, and flush once. Returns the highest id on the
+        """Write consecutive runs or batches, which the queue has checked, and flush once. Returns the highest id on the
         disk."""
         self.check_session(session, contact)
         self._check_sound(may_be_short=True)
@@ -520,7 +520,7 @@ class Partition:
     # -- whole segments
 
     def begin_installation(self, session: int, first_id: int, file_bytes: int, contact: int = 0) -> Installation:
-        """Take in a segment file, beside the log and beside the lane; `install` gives it its place."""
+        """Take in a segment file, beside the log and beside the queue; `install` gives it its place."""
         self.check_session(session, contact)
         begun_at = (contact or self.contact, *self._moment(session))
         floor = self._loss_floor(session)
@@ -645,7 +645,7 @@ class Partition:
             return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
 
     def _batch_with(self, id_: int) -> Batch | None:
-        """For a call that holds the lane. None where that record is in no batch."""
+        """For a call that holds the queue. None where that record is in no batch."""
 
         def read(segment: Segment, last_here: int) -> Batch | None:
             return segment.batch_with(id_) if isinstance(segment, BatchSegment) else None
@@ -700,7 +700,7 @@ class Partition:
         return min(committed, self.readable_to(session if self._site.info.session == session else None))
 
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
-        """`read` for callers that hold the lane."""
+        """`read` for callers that hold the queue."""
         try:
             return self.read(first_id, last_id, bytes_max, session=self.promised_session)
         except Suspect as question:

@@ -64,7 +64,7 @@ class Shelf:
     def segment_with(self, id_: int) -> tuple[Segment, int]:
         """The segment that holds this id, and the last id of that segment.
 
-        Readers call this beside the lane: it looks at the list once, and the lane replaces lists instead of changing
+        Readers call this beside the queue: it looks at the list once, and the queue replaces lists instead of changing
         them."""
         first_ids = self.first_ids
         position = bisect_right(first_ids, id_) - 1

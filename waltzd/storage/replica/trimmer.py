@@ -28,7 +28,7 @@ from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Site
 
 UNLINKED_AT_ONCE = 16
-"""Segments in one turn of the lane: appends come between."""
+"""Segments in one turn of the queue: appends come between."""
 
 
 def names_below(disk: Disk, directory: str, floor: int) -> list[str]:

@@ -14,8 +14,8 @@ from tests.unit.keeping import begun
 from waltzd.archive.manifest import Manifest
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.timelines import NEVER_FORKED
+from waltzd.storage.append_queue import AppendQueue
 from waltzd.storage.archiver import Archiver
-from waltzd.storage.lane import Lane
 from waltzd.storage.replica.partition import Partition
 
 RECORDS = 24
@@ -25,7 +25,7 @@ async def at_once(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
 
 
-class OneLane:
+class OneQueue:
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
 
@@ -46,8 +46,8 @@ def proven(
     known = Archived(
         archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last, **changes
     )  # fmt: skip
-    lane = cast(Lane, OneLane(partition))
-    return asyncio.run(archiver.proven(lane, partition.promised_session, RECORDS, known))
+    queue = cast(AppendQueue, OneQueue(partition))
+    return asyncio.run(archiver.proven(queue, partition.promised_session, RECORDS, known))
 
 
 def replica() -> tuple[Partition, list[tuple[int, int]]]:

@@ -232,7 +232,7 @@ def names(disk: SimDisk) -> list[str]:
     return [name for name in disk.names(f"{ROOT}/0") if name.endswith(".new")]
 
 
-def test_a_segment_file_takes_the_lane_only_for_its_place() -> None:
+def test_a_segment_file_takes_the_queue_only_for_its_place() -> None:
     disk = sample(6)
     content = file_of(6, 6)
 

@@ -140,7 +140,7 @@ def test_while_a_flush_hangs_on_the_loop_of_streams_everybody_else_is_answered()
         stream = AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2, Contact(secret=SECRET)), tls=None, name=None)
         assert await append(stream, 3) == 3
         await calls.set_low_mark(0, 2, 3, contact=Contact(secret=SECRET))
-        while calls._lanes[0]._has_work:
+        while calls._queues[0]._has_work:
             await asyncio.sleep(0.001)
         begun.clear()
         may_end.clear()

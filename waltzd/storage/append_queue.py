@@ -1,14 +1,14 @@
-"""The lane of one replica, in which its changes come one after the other, and the append streams that feed it.
+"""The queue of one replica, in which its changes come one after the other, and the append streams that feed it.
 
-The walk of an append: `Stream` receives a frame and queues it in the `Lane`, up to a bound, above which the sender waits.
-While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer, without a timer.
-The lane checks the records of a group and calls `Partition.write` once, which writes and flushes once, however many frames
-came in. Then the stream sends the mark.
+The walk of an append: `Stream` receives a frame and puts it into the `AppendQueue`, up to a bound, above which the sender
+waits. While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer, without a
+timer. The queue checks the records of a group and calls `Partition.write` once, which writes and flushes once, however many
+frames came in. Then the stream sends the mark.
 
-Lanes and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
-themselves. A small group of the only lane that has work (`Shift`) is written at once, where its frame was received: handing
-it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several lanes that have work go
-to threads, and the disk flushes them side by side.
+Queues and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
+themselves. A small group of the only queue that has work (`Shift`) is written at once, where its frame was received:
+handing it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several queues that have
+work go to threads, and the disk flushes them side by side.
 
 A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
 and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
@@ -43,7 +43,7 @@ GROUP_BYTES_MAX = 2 << 20
 """Of one flush: more makes no append faster, and the first of them waits longer."""
 
 PARTS = 4
-"""One lane may fill this part of the queue of a storage."""
+"""One queue may fill this part of the queue of a storage."""
 
 
 class RunBlocking(Protocol):
@@ -60,9 +60,9 @@ class RunHere(Protocol):
 
 @dataclass
 class Shift:
-    """What the lanes of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
+    """What the queues of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
 
-    Lanes that write here in turn would flush one after the other what threads flush side by side. So a lane writes here
+    Lanes that write here in turn would flush one after the other what threads flush side by side. So a queue writes here
     when it was the last that did, or when the loop has had nothing to write since for as long as that took: then nobody
     has waited for it."""
 
@@ -70,16 +70,16 @@ class Shift:
     clock: Callable[[], int] = monotonic_ns
     at_work: int = 0
     """So many have work that is done elsewhere."""
-    last: Lane | None = None
-    """The lane that wrote here last, from when until when."""
+    last: AppendQueue | None = None
+    """The queue that wrote here last, from when until when."""
     began_ns: int = 0
     ended_ns: int = 0
 
-    def has_room(self, lane: Lane) -> bool:
+    def has_room(self, queue: AppendQueue) -> bool:
         if self.run_here is None or self.at_work:
             return False
         idle_ns = self.clock() - self.ended_ns
-        return self.last is None or self.last is lane or idle_ns >= self.ended_ns - self.began_ns
+        return self.last is None or self.last is queue or idle_ns >= self.ended_ns - self.began_ns
 
 
 class Appender(Protocol):
@@ -119,7 +119,7 @@ class _Call:
     answer: asyncio.Future[Any]
 
 
-class Lane:
+class AppendQueue:
     def __init__(
         self,
         partition: Partition,
@@ -131,9 +131,9 @@ class Lane:
         shift: Shift | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`budget`: of queued bytes, for all lanes of a storage. A lane takes a part of it at most, so a flooded one leaves
-        some to the others, and one frame of each lane may always wait. `loop`: where the lane and its appenders live; None
-        for that of everybody who calls."""
+        """`budget`: of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded one
+        leaves some to the others, and one frame of each queue may always wait. `loop`: where the queue and its appenders
+        live; None for that of everybody who calls."""
         self.partition = partition
         self._loop = loop
         self._shift = shift or Shift()
@@ -154,7 +154,7 @@ class Lane:
     def start(self) -> None:
         """On its loop. What is due from before is done first, on a thread: until then nothing is written here."""
         self._wake()
-        self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
+        self._task = asyncio.create_task(self._run(), name=f"queue of partition {self.partition.number}")
         tell_failure(self._task, self._on_fatal)
 
     # -- called from any loop
@@ -405,12 +405,12 @@ REFUSED_SECONDS = 2.0
 
 
 class Stream:
-    """An appender of a lane, with a link at its other end."""
+    """An appender of a queue, with a link at its other end."""
 
-    def __init__(self, session: int, contact: int, lane: Lane, link: Link, config: StorageConfig) -> None:
+    def __init__(self, session: int, contact: int, queue: AppendQueue, link: Link, config: StorageConfig) -> None:
         self.session = session
         self.contact = contact
-        self._lane = lane
+        self._queue = queue
         self._link = link
         self._config = config
         self._durable_id: int | None = None
@@ -421,10 +421,10 @@ class Stream:
         self._leaving = asyncio.Event()
         self._leave_with: WaltzError | None = None
 
-    def is_of(self, lane: Lane) -> bool:
-        return self._lane is lane
+    def is_of(self, queue: AppendQueue) -> bool:
+        return self._queue is queue
 
-    # -- called by the lane and the daemon
+    # -- called by the queue and the daemon
 
     def acknowledge(self, durable_id: int) -> None:
         """Also when it is the mark of before: a sender that repeats a record waits for its mark again."""
@@ -453,7 +453,7 @@ class Stream:
 
     async def serve(self) -> None:
         """Until the caller ends the stream, or an error does, which is sent to the caller and raised."""
-        self._lane.join(self)
+        self._queue.join(self)
         sending = asyncio.create_task(self._send_marks())
         receiving = asyncio.create_task(self._receive_frames())
         leaving = asyncio.create_task(self._leaving.wait())
@@ -463,7 +463,7 @@ class Stream:
             if receiving in done:
                 receiving.result()
             if sending not in done:
-                await self._lane.call(_nothing)
+                await self._queue.call(_nothing)
                 if self._leave_with is not None:
                     self.refuse(self._leave_with)
                 self._finish()
@@ -474,7 +474,7 @@ class Stream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._lane.leave(self)
+            self._queue.leave(self)
         if self._error is not None:
             raise self._error
 
@@ -498,7 +498,7 @@ class Stream:
                     return
                 if not self._is_over and not self._leaving.is_set():
                     self._check(frame)
-                    await self._lane.append(self, frame)
+                    await self._queue.append(self, frame)
             except WaltzError as error:
                 self.refuse(error)
 
@@ -535,4 +535,4 @@ async def _ignore(link: Link) -> None:
 
 
 def _nothing() -> None:
-    """Its turn in a lane comes when everything before it is done."""
+    """Its turn in a queue comes when everything before it is done."""

@@ -1,4 +1,4 @@
-"""The lane of a replica: what it groups, what it bounds, and what ends the process."""
+"""The queue of a replica: what it groups, what it bounds, and what ends the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
-from waltzd.storage.lane import HERE_BYTES_MAX, PARTS, Lane, RunBlocking, RunHere, Shift, Stream
+from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, RunBlocking, RunHere, Shift, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -52,8 +52,8 @@ def here(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def with_lane(
-    test: Callable[[Lane, Sender, SimDisk], Coroutine[Any, Any, None]],
+def with_queue(
+    test: Callable[[AppendQueue, Sender, SimDisk], Coroutine[Any, Any, None]],
     *,
     queue_bytes_max: int = 1 << 20,
     run_blocking: RunBlocking = at_once,
@@ -76,7 +76,7 @@ def with_lane(
             fatal.append(error)
             ended.set()
 
-        lane = Lane(
+        queue = AppendQueue(
             partition,
             run_blocking=run_blocking,
             on_fatal=on_fatal,
@@ -85,15 +85,15 @@ def with_lane(
             shift=Shift(run_here),
         )
         sender = Sender()
-        lane.join(sender)
-        lane.start()
+        queue.join(sender)
+        queue.start()
         async with asyncio.timeout(10):
-            await test(lane, sender, disk)
+            await test(queue, sender, disk)
             if ends_badly:
                 await ended.wait()
                 assert sender.marks == []
             else:
-                await lane.close()
+                await queue.close()
 
     asyncio.run(run())
     return fatal
@@ -104,172 +104,172 @@ def frame(first_id: int, count: int = 1, size: int = 10) -> RecordsFrame:
 
 
 def test_what_waits_together_is_flushed_once() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         flushes: list[str] = []
         disk.observer = lambda kind, path: flushes.append(path) if kind == "flush" and path.endswith(".seg") else None
         for id_ in range(50):
-            await lane.append(sender, frame(id_))
-        await lane.call(lambda: None)
+            await queue.append(sender, frame(id_))
+        await queue.call(lambda: None)
         assert (sender.marks, len(flushes)) == ([49], 1)
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_above_its_bound_a_sender_waits_and_nothing_is_dropped() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         most = 0
         for id_ in range(100):
-            await lane.append(sender, frame(id_, size=300))
-            most = max(most, lane.queued_bytes)
-        await lane.call(lambda: None)
+            await queue.append(sender, frame(id_, size=300))
+            most = max(most, queue.queued_bytes)
+        await queue.call(lambda: None)
         assert most <= 1000
-        assert (sender.marks[-1], lane.queued_bytes) == (99, 0)
+        assert (sender.marks[-1], queue.queued_bytes) == (99, 0)
 
-    assert with_lane(test, queue_bytes_max=1000) == []
+    assert with_queue(test, queue_bytes_max=1000) == []
 
 
 def test_a_frame_above_the_bound_goes_alone() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.append(sender, frame(0, size=5000))
-        await lane.append(sender, frame(1, size=5000))
-        await lane.call(lambda: None)
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.append(sender, frame(0, size=5000))
+        await queue.append(sender, frame(1, size=5000))
+        await queue.call(lambda: None)
         assert sender.marks == [0, 1]
 
-    assert with_lane(test, queue_bytes_max=1000) == []
+    assert with_queue(test, queue_bytes_max=1000) == []
 
 
 def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         [run] = frame(1).runs
         bad = bytearray(run.data)
         bad[-1] ^= 1
-        await lane.append(sender, frame(0))
-        await lane.append(sender, RecordsFrame(Run(1, memoryview(bytes(bad)), run.bounds), -1))
-        await lane.append(sender, frame(2))
-        await lane.call(lambda: None)
+        await queue.append(sender, frame(0))
+        await queue.append(sender, RecordsFrame(Run(1, memoryview(bytes(bad)), run.bounds), -1))
+        await queue.append(sender, frame(2))
+        await queue.call(lambda: None)
         assert sender.marks == [0]
         assert [type(error) for error in sender.errors] == [BadFrame]
         other = Sender()
-        lane.join(other)
-        await lane.append(other, frame(7))
-        await lane.call(lambda: None)
+        queue.join(other)
+        await queue.append(other, frame(7))
+        await queue.call(lambda: None)
         assert other.marks == []
         assert [type(error) for error in other.errors] == [NotNextId]
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_a_newer_session_ends_the_older_streams() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.fence(lambda: lane.partition.open_session(2))
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.fence(lambda: queue.partition.open_session(2))
         assert [type(error) for error in sender.errors] == [StaleSession]
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_an_append_behind_a_fence_is_judged_in_its_turn() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        fenced = asyncio.ensure_future(lane.call(lambda: lane.partition.fence(2)))
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        fenced = asyncio.ensure_future(queue.call(lambda: queue.partition.fence(2)))
         await asyncio.sleep(0)  # the fence is queued, and the session still holds
-        lane.partition.check_session(sender.session)
-        await lane.append(sender, frame(0))
+        queue.partition.check_session(sender.session)
+        await queue.append(sender, frame(0))
         await fenced
-        await lane.call(lambda: None)
+        await queue.call(lambda: None)
         assert (sender.marks, [type(error) for error in sender.errors]) == ([], [StaleSession])
-        assert lane.partition.last_id == -1
+        assert queue.partition.last_id == -1
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_each_appender_has_the_mark_of_its_own_records() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         other = Sender()
-        lane.join(other)
-        await lane.append(sender, frame(0))
-        await lane.append(other, frame(1))
-        await lane.append(sender, frame(2))
-        await lane.call(lambda: None)
+        queue.join(other)
+        await queue.append(sender, frame(0))
+        await queue.append(other, frame(1))
+        await queue.append(sender, frame(2))
+        await queue.call(lambda: None)
         assert (sender.marks, other.marks) == ([0, 2], [1])
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_a_call_finds_what_was_appended_before_it() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.append(sender, frame(0))
-        assert await lane.call(lambda: lane.partition.last_id) == 0
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.append(sender, frame(0))
+        assert await queue.call(lambda: queue.partition.last_id) == 0
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_while_a_flush_hangs_the_replica_still_says_where_it_stands() -> None:
     began, goes_on = threading.Event(), threading.Event()
 
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         def hang(kind: str, path: str) -> None:
             if kind == "flush" and path.endswith(".seg"):
                 began.set()
                 goes_on.wait(10)
 
         disk.observer = hang
-        await lane.append(sender, frame(0))
+        await queue.append(sender, frame(0))
         await asyncio.to_thread(began.wait, 10)
-        assert lane.partition.status().last_id == -1
+        assert queue.partition.status().last_id == -1
         assert sender.marks == []
         goes_on.set()
-        await lane.call(lambda: None)
-        assert (sender.marks, lane.partition.status().last_id) == ([0], 0)
+        await queue.call(lambda: None)
+        assert (sender.marks, queue.partition.status().last_id) == ([0], 0)
 
-    assert with_lane(test, run_blocking=asyncio.to_thread) == []
+    assert with_queue(test, run_blocking=asyncio.to_thread) == []
 
 
 def test_what_a_caller_left_in_the_queue_goes_with_it() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.append(sender, frame(0))
-        lane.leave(sender)
-        await lane.call(lambda: None)
-        assert (sender.marks, lane.queued_bytes, lane.partition.last_id) == ([], 0, -1)
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.append(sender, frame(0))
+        queue.leave(sender)
+        await queue.call(lambda: None)
+        assert (sender.marks, queue.queued_bytes, queue.partition.last_id) == ([], 0, -1)
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_a_failed_flush_and_a_mistake_of_ours_are_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail_a_flush(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def fail_a_flush(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         disk.faults = dict.fromkeys(range(disk.steps + 1, disk.steps + 20), Fault.IO_ERROR)
-        await lane.append(sender, frame(0))
+        await queue.append(sender, frame(0))
 
-    [error] = with_lane(fail_a_flush, ends_badly=True)
+    [error] = with_queue(fail_a_flush, ends_badly=True)
     assert isinstance(error, FlushFailed)
 
-    async def break_something(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def break_something(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         def wrong(*arguments: object) -> int:
             raise AssertionError("a truth that did not hold")
 
         monkeypatch.setattr(Partition, "write", wrong)
-        await lane.append(sender, frame(0))
+        await queue.append(sender, frame(0))
 
-    [error] = with_lane(break_something, ends_badly=True)
+    [error] = with_queue(break_something, ends_badly=True)
     assert isinstance(error, AssertionError)
 
 
 def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() -> None:
     """A segment that was sealed before keeps its part."""
 
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        right = lane.partition.write
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        right = queue.partition.write
 
         def write(session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
             right(session, pieces[:1], committed, contact)
             raise DiskFull("no room")
 
-        lane.partition.write = write  # type: ignore[method-assign]
+        queue.partition.write = write  # type: ignore[method-assign]
         for first_id in (0, 2):
-            await lane.append(sender, RecordsFrame(encode_payloads(first_id, [b"x", b"y"]), -1))
+            await queue.append(sender, RecordsFrame(encode_payloads(first_id, [b"x", b"y"]), -1))
         while not sender.errors:
             await asyncio.sleep(0)
         assert (sender.marks, type(sender.errors[0])) == ([1], DiskFull)
 
-    with_lane(test)
+    with_queue(test)
 
 
 def batches(count: int) -> list[Batch]:
@@ -277,45 +277,45 @@ def batches(count: int) -> list[Batch]:
 
 
 def test_batches_are_flushed_together_and_acknowledged_at_the_end_of_the_last() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         flushes: list[str] = []
         disk.observer = lambda kind, path: flushes.append(path) if kind == "flush" and path.endswith(".seg") else None
         first, *rest = batches(20)
-        await lane.append(sender, RecordsFrame((first,), -1))
-        await lane.call(lambda: None)
+        await queue.append(sender, RecordsFrame((first,), -1))
+        await queue.call(lambda: None)
         flushes.clear()
         for at in range(0, len(rest), 4):
-            await lane.append(sender, RecordsFrame(tuple(rest[at : at + 4]), -1))
-        await lane.call(lambda: None)
+            await queue.append(sender, RecordsFrame(tuple(rest[at : at + 4]), -1))
+        await queue.call(lambda: None)
         assert (sender.marks, len(flushes)) == ([1, 39], 1)
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_a_frame_without_batches_is_heard_and_not_acknowledged() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.append(sender, RecordsFrame(tuple(batches(2)), -1))
-        await lane.call(lambda: None)
-        await lane.append(sender, RecordsFrame((), 3))
-        await lane.call(lambda: None)
-        assert (sender.marks, sender.errors, lane.partition.committed) == ([3], [], 3)
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.append(sender, RecordsFrame(tuple(batches(2)), -1))
+        await queue.call(lambda: None)
+        await queue.append(sender, RecordsFrame((), 3))
+        await queue.call(lambda: None)
+        assert (sender.marks, sender.errors, queue.partition.committed) == ([3], [], 3)
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_a_wrong_batch_is_refused_behind_the_mark_of_the_right_ones() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         first, second, third = batches(3)
         records = bytearray(second.run.data)
         records[-1] ^= 1
         bad = replace(second, run=replace(second.run, data=memoryview(bytes(records))))
-        await lane.append(sender, RecordsFrame((first, bad, third), -1))
-        await lane.call(lambda: None)
+        await queue.append(sender, RecordsFrame((first, bad, third), -1))
+        await queue.call(lambda: None)
         assert sender.marks == [1]
         assert [type(error) for error in sender.errors] == [BadFrame]
         assert "batch at id 2" in sender.errors[0].message
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 def test_one_batch_may_be_as_large_as_a_record_because_nobody_cuts_it() -> None:
@@ -330,17 +330,17 @@ def test_one_batch_may_be_as_large_as_a_record_because_nobody_cuts_it() -> None:
 
 
 def test_a_footer_is_prepared_beside_the_appends_and_comes_out_the_same() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         log = batches_of([[b"x" * 30_000] * 3] * 8, cuts=[5])
         for batch in log:
-            await lane.append(sender, RecordsFrame((batch,), -1))
-            await lane.call(lambda: None) if batch.first_id % 2 else await asyncio.sleep(0)
-        await lane.call(lambda: None)
+            await queue.append(sender, RecordsFrame((batch,), -1))
+            await queue.call(lambda: None) if batch.first_id % 2 else await asyncio.sleep(0)
+        await queue.call(lambda: None)
         path = f"s/0/{segment_name(0)}"
         assert disk.open(path).read(0, disk.size(path)) == segment_raw(log[:6], key=UUID(int=1))[0]
         assert (sender.marks[-1], sender.errors) == (23, [])
 
-    assert with_lane(test) == []
+    assert with_queue(test) == []
 
 
 # -- groups that are written where their frame was received
@@ -352,123 +352,123 @@ def count_flushes(disk: SimDisk) -> list[str]:
     return flushes
 
 
-async def begin(lane: Lane, sender: Sender) -> None:
-    """Write the first record, behind which the index is flushed, and let the lane come to rest."""
+async def begin(queue: AppendQueue, sender: Sender) -> None:
+    """Write the first record, behind which the index is flushed, and let the queue come to rest."""
     await asyncio.sleep(0)
-    await lane.append(sender, frame(0))
-    while lane._has_work:
+    await queue.append(sender, frame(0))
+    while queue._has_work:
         await asyncio.sleep(0)
 
 
-def test_a_small_group_of_a_lane_that_is_alone_is_on_the_disk_when_append_returns() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await begin(lane, sender)
+def test_a_small_group_of_a_queue_that_is_alone_is_on_the_disk_when_append_returns() -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await begin(queue, sender)
         flushes = count_flushes(disk)
         for id_ in range(1, 4):
-            await lane.append(sender, frame(id_))
+            await queue.append(sender, frame(id_))
             assert sender.marks == [*range(id_ + 1)]
         assert len(flushes) == 3
-        await lane.append(sender, frame(4, size=HERE_BYTES_MAX))
+        await queue.append(sender, frame(4, size=HERE_BYTES_MAX))
         assert sender.marks[-1] == 3, "a large group holds up nobody who is received beside it"
-        await lane.append(sender, frame(5))
+        await queue.append(sender, frame(5))
         assert sender.marks[-1] == 3, "what came later is written later"
-        await lane.call(lambda: None)
-        assert (sender.marks[-1], lane.partition.last_id, lane.queued_bytes) == (5, 5, 0)
+        await queue.call(lambda: None)
+        assert (sender.marks[-1], queue.partition.last_id, queue.queued_bytes) == (5, 5, 0)
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
 
 
-def test_nothing_is_written_here_before_the_lane_has_done_what_was_due_at_its_start() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.append(sender, frame(0))  # its task has not had a turn yet
+def test_nothing_is_written_here_before_the_queue_has_done_what_was_due_at_its_start() -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await queue.append(sender, frame(0))  # its task has not had a turn yet
         assert sender.marks == []
-        await lane.call(lambda: None)
+        await queue.call(lambda: None)
         assert sender.marks == [0]
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
 
 
-def test_lanes_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await begin(lane, sender)
-        lane._shift.at_work += 1  # another lane
-        await lane.append(sender, frame(1))
+def test_queues_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await begin(queue, sender)
+        queue._shift.at_work += 1  # another queue
+        await queue.append(sender, frame(1))
         assert sender.marks == [0]
-        await lane.call(lambda: None)
-        lane._shift.at_work -= 1
-        while lane._has_work:
+        await queue.call(lambda: None)
+        queue._shift.at_work -= 1
+        while queue._has_work:
             await asyncio.sleep(0)
-        await lane.append(sender, frame(2))
+        await queue.append(sender, frame(2))
         assert sender.marks == [0, 1, 2]
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
 
 
-def test_a_lane_writes_here_behind_another_one_when_nobody_has_waited() -> None:
+def test_a_queue_writes_here_behind_another_one_when_nobody_has_waited() -> None:
     times = iter((300, 499, 500, 300))
-    one, other = Lane.__new__(Lane), Lane.__new__(Lane)
+    one, other = AppendQueue.__new__(AppendQueue), AppendQueue.__new__(AppendQueue)
     shift = Shift(here, lambda: next(times), last=one, began_ns=100, ended_ns=300)
     assert [shift.has_room(other) for _ in range(3)] == [False, False, True]
     assert shift.has_room(one)
 
 
-def test_a_lane_that_is_closed_leaves_no_work_behind() -> None:
+def test_a_queue_that_is_closed_leaves_no_work_behind() -> None:
     shifts: list[Shift] = []
 
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        shifts.append(lane._shift)
-        await lane.append(sender, frame(0, size=HERE_BYTES_MAX))
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        shifts.append(queue._shift)
+        await queue.append(sender, frame(0, size=HERE_BYTES_MAX))
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
     assert shifts[0].at_work == 0
 
 
 def test_written_here_an_append_behind_a_fence_is_refused() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         await asyncio.sleep(0)
-        fenced = asyncio.ensure_future(lane.fence(lambda: lane.partition.fence(2)))
+        fenced = asyncio.ensure_future(queue.fence(lambda: queue.partition.fence(2)))
         await asyncio.sleep(0)  # the fence is queued
-        await lane.append(sender, frame(0))
+        await queue.append(sender, frame(0))
         await fenced
-        await lane.call(lambda: None)
-        await lane.append(sender, frame(0))
+        await queue.call(lambda: None)
+        await queue.append(sender, frame(0))
         assert (sender.marks, {type(error) for error in sender.errors}) == ([], {StaleSession})
-        assert lane.partition.last_id == -1
+        assert queue.partition.last_id == -1
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
 
 
 def test_written_here_a_failed_flush_is_fatal_and_nothing_more_is_written() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         await asyncio.sleep(0)
         disk.faults = dict.fromkeys(range(disk.steps + 1, disk.steps + 20), Fault.IO_ERROR)
-        await lane.append(sender, frame(0))
-        await lane.append(sender, frame(1))
+        await queue.append(sender, frame(0))
+        await queue.append(sender, frame(1))
 
-    [error] = with_lane(test, run_here=here, ends_badly=True)
+    [error] = with_queue(test, run_here=here, ends_badly=True)
     assert isinstance(error, FlushFailed)
 
 
 def test_the_committed_mark_is_written_down_soon_behind_what_was_written_here() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await begin(lane, sender)
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await begin(queue, sender)
         for id_ in (1, 2):
-            await lane.append(sender, RecordsFrame(encode_payloads(id_, [b"x"]), id_ - 1))
-            assert (sender.marks[-1], lane.partition.wants_noting) == (id_, True), "no append waits for it"
-            while lane.partition.wants_noting:
+            await queue.append(sender, RecordsFrame(encode_payloads(id_, [b"x"]), id_ - 1))
+            assert (sender.marks[-1], queue.partition.wants_noting) == (id_, True), "no append waits for it"
+            while queue.partition.wants_noting:
                 await asyncio.sleep(0.001)
 
-    assert with_lane(test, run_here=here) == []
+    assert with_queue(test, run_here=here) == []
 
 
 def test_a_footer_is_prepared_beside_what_is_written_here() -> None:
-    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+    async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         await asyncio.sleep(0)
         log = batches_of([[b"x" * 10_000]] * 40, cuts=[39])
         for batch in log:
-            await lane.append(sender, RecordsFrame((batch,), -1))
-        await lane.call(lambda: None)
+            await queue.append(sender, RecordsFrame((batch,), -1))
+        await queue.call(lambda: None)
         assert sender.marks[-1] == 39
-        assert disk.content(f"{lane.partition.directory}/{segment_name(0)}") == segment_raw(log, key=UUID(int=1))[0]
+        assert disk.content(f"{queue.partition.directory}/{segment_name(0)}") == segment_raw(log, key=UUID(int=1))[0]
 
-    assert with_lane(test, run_here=here, queue_bytes_max=1 << 22) == []
+    assert with_queue(test, run_here=here, queue_bytes_max=1 << 22) == []
