@@ -39,7 +39,7 @@ def waltzd(
         bool, Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """The daemons of Waltz, a distributed write-ahead log."""
+    """Run a daemon of Waltz, a distributed write-ahead log."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write what strangers send into our log, line ends and all
 
@@ -82,10 +82,15 @@ def zookeeper(
     ],
     keystore: Annotated[
         str | None,
-        Option("--tls-keystore", metavar="FILE", help="Its key and its certificate in PEM: TLS, and no plain text."),
+        Option("--tls-keystore", metavar="FILE", help="Key and certificate in PEM: TLS only, no plain text."),
     ] = None,
     ca: Annotated[
-        str | None, Option("--tls-ca", metavar="FILE", help="The authorities of those who may connect. Both, or none.")
+        str | None,
+        Option(
+            "--tls-ca",
+            metavar="FILE",
+            help="Authorities of the certificates that may connect. Give both options or neither.",
+        ),
     ] = None,
 ) -> None:
     """Run a ZooKeeper on this machine, for trying Waltz out.

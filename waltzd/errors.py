@@ -814,7 +814,7 @@ class TableDiffers(WaltzError, code="W2231", exit_code=EXIT_CONFLICT):
 
 class TableFailed(WaltzError, code="W2232"):
     """The Delta table beside an export could not be read, or the files of a manifest could not be added to it. The message
-    has the words of deltalake. The manifest counts all the same, and the next run adds to the table what it lacks, once.
+    has the words of deltalake. The manifest counts nevertheless, and the next run adds to the table what it lacks, once.
     Not done: the table says what it said before; files and manifest of the export are whole. Next: remove the cause, then
     run the same command again: it begins with the table."""
 
@@ -842,7 +842,8 @@ class StoreRefused(WaltzError, code="W2261", exit_code=EXIT_NOT_AUTHORISED):
 
 class ObjectAbsent(WaltzError, code="W2262", exit_code=EXIT_NOT_FOUND):
     """An object is not in the store of the archive. If the archive's manifest names it, it was deleted from there. Not
-    done: nothing was read or written. Next: check that the address names the right store, and who deletes in it."""
+    done: nothing was read or written. Next: check that the address names the right store, and which program
+    deletes objects in it."""
 
 
 class ObjectExists(WaltzError, code="W2263", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
@@ -887,14 +888,14 @@ class Trimmed(WaltzError, code="W2267", exit_code=EXIT_NOT_FOUND, retry=Retry.EL
 
 
 class OnlyInArchive(WaltzError, code="W2270", exit_code=EXIT_NOT_FOUND, status="FAILED_PRECONDITION"):
-    """These ids are only in the archive, and this server has no `archive` in its configuration, so it cannot read them.
+    """The ids are only in the archive, and this server has no `archive` in its configuration, so it cannot read them.
     Newer ids are read as before. `waltzctl archive status` shows where the archive is and which ids it holds. Not done:
     nothing was read. Next: set `archive` in the configuration of each server, with the store of the storages, and start
     them again; or read the archive itself: `waltzctl spark-export --source STORE`."""
 
 
 class ArchiveAway(WaltzError, code="W2271", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """These ids are only in the archive, and its store cannot be read now; the message quotes the store. Mounts wait
+    """The ids are only in the archive, and its store cannot be read now; the message quotes the store. Mounts wait
     for it with growing pauses. Reads of newer ids and appends continue. Not done: nothing was read. Next: check that
     the store is up and that the server may read it; nothing has to be restarted."""
 
@@ -940,9 +941,9 @@ class ExportUnfit(WaltzError, code="W2240", exit_code=EXIT_USAGE):
 
 
 class BadDecoder(WaltzError, code="W2243", exit_code=EXIT_USAGE):
-    """What `--decode` names cannot be used: it is not one of the decoders, its file cannot be read or understood, or the
-    function does not do what a decoder has to. No payload was looked at. Not done: nothing was decoded. Next: there are
-    json:SCHEMA, text, binary and module:function."""
+    """The decoder that `--decode` names cannot be used: it is not one of the decoders, its file cannot be read or
+    understood, or the function does not do what a decoder has to. No payload was looked at. Not done: nothing
+    was decoded. Next: there are json:SCHEMA, text, binary and module:function."""
 
 
 class CertificateNotMade(WaltzError, code="W2035", exit_code=EXIT_USAGE):
@@ -989,7 +990,7 @@ class MarkUnknown(WaltzError, code="W2201", exit_code=EXIT_UNSAFE):
 
 
 class ConsoleExposed(WaltzError, code="W2320", exit_code=EXIT_USAGE):
-    """The console was to listen on an address that other machines reach. Anyone who can read the network traffic would
+    """The console was to listen on an address that other machines reach. Anyone with access to the network traffic would
     get its token and see the cluster. Other machines reach the console through a tunnel such as `ssh -L`, or a reverse
     proxy with TLS. Not done: the console did not start. Next: leave --listen out; reach it through `ssh -L`, or put a
     reverse proxy with TLS in front."""
@@ -1021,7 +1022,7 @@ class PartitionDamaged(WaltzError, code="W3003", exit_code=EXIT_FINDINGS, retry=
     segment is missing or belongs elsewhere, or the log is shorter than the replica has vouched for. The damaged ids are
     refused, nothing is truncated, and the replica does not vote. Other ids and other partitions are served. Not done:
     the damaged ids were not returned, nothing was cut. Next: run `waltzctl verify-segments --read-only` on the
-    directory; rebuild this replica from the others."""
+    directory; rebuild this replica from the other replicas."""
 
 
 class UnknownVersion(WaltzError, code="W3004"):
@@ -1059,7 +1060,7 @@ class ReadFailed(WaltzError, code="W3007", retry=Retry.ELSEWHERE):
 class HeaderDamaged(WaltzError, code="W3009", exit_code=EXIT_FINDINGS):
     """The 128 bytes at the start of a segment or index file are not a header of this partition and position: too short, or
     the file belongs to another partition or starts at another id than its name says. Not done: nothing was read from the
-    file. Next: put the right file in its place, or rebuild this replica from the others."""
+    file. Next: put the right file in its place, or rebuild this replica from the other replicas."""
 
 
 class CannotConnect(WaltzError, code="W4001", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):

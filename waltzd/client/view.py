@@ -75,8 +75,8 @@ Partitioner: TypeAlias = Callable[[Any, int], int]
 def partition_by_hash(key: Any, count: int) -> int:
     """Return the partition of a key, as the default partitioner.
 
-    Clients in every language must compute the same: the first 8 bytes, big-endian, of BLAKE2b over the key, modulo the
-    number of partitions. Text is encoded as UTF-8, an integer as 8 bytes, big-endian, and a UUID as its text."""
+    Clients in every language must compute the same number: the first 8 bytes, big-endian, of BLAKE2b over the key, modulo
+    the number of partitions. Text is encoded as UTF-8, an integer as 8 bytes, big-endian, and a UUID as its text."""
     if isinstance(key, str):
         raw = key.encode()
     elif isinstance(key, int):

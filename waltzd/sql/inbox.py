@@ -114,7 +114,7 @@ class SqlInbox:
         patience_seconds: float = PATIENCE_SECONDS,
         threads: int | None = None,
     ) -> None:
-        """Nothing is read or written before the first delivery.
+        """Configure an inbox. The first delivery is the first access to the database.
 
         Args:
             engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.

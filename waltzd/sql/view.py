@@ -123,7 +123,7 @@ class SqlView(Generic[E_contra]):
         lock_seconds: int = LOCK_SECONDS,
         threads: int | None = None,
     ) -> None:
-        """Nothing is read or written before `opened`, which a client calls.
+        """Configure a view. `opened`, which a client calls, is the first access to the database.
 
         Args:
             engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.

@@ -367,7 +367,7 @@ class LocalCluster:
         raise NotReady(f"no server has partition {partition} open: {self.story()}")
 
     def set_time(self, time: datetime | int | None) -> None:
-        """Stop the clocks of all servers at a time. Times in a log never decrease all the same.
+        """Stop the clocks of all servers at a time. Times in a log never decrease even so.
 
         Args:
             time: A datetime with a time zone, or microseconds since 1970. None starts the clocks again.

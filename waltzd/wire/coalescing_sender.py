@@ -27,12 +27,12 @@ class Outgoing(Protocol[M]):
 
     @property
     def may_post(self) -> bool:
-        """Whether `post` may be called now."""
+        """Return whether `post` may be called now."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is sent. Asked by `run` after each message, and before it sleeps."""
+        """Return whether nothing more is sent. Asked by `run` after each message, and before it sleeps."""
         ...
 
 

@@ -357,8 +357,8 @@ def _reason(error: Exception) -> str:
 
 
 def _handshake(certificate: str, key: str, ca: str, *, hostname: str | None) -> ssl.SSLObject:
-    """Do a handshake of this process with itself. Each side demands the other's certificate; with a host name, the
-    caller checks that, too."""
+    """Do a handshake of this process with itself. Each side demands a certificate of the other side; with a host
+    name, the caller checks the name as well."""
     answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     calling.check_hostname = False
     calling.verify_mode = ssl.CERT_NONE

@@ -70,8 +70,8 @@ class Authorizer:
 
     def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
         """Return the rights in one partition. The group log is closed to applications, and operators only read it; all
-        other partitions are closed to servers. Without certificates callers cannot be told apart, so everybody may use
-        the group log."""
+        other partitions are closed to servers. Without certificates callers cannot be told apart, so every caller may
+        use the group log."""
         role = role_of(identity)
         if partition != group_log:
             if role is Role.SERVER:

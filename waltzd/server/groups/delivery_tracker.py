@@ -436,8 +436,8 @@ class DeliveryTracker:
 
     def _settle_done(self, now: float) -> None:
         """Settle the acknowledged deliveries at the head of an ordered group, in which nothing is settled before
-        everything in front of it. The deadline of the next delivery starts then, because a member works on one after
-        the other."""
+        everything in front of it. The deadline of the next delivery starts then, because a member works on one
+        delivery at a time."""
         self._settle([id for id, _ in takewhile(lambda one: one[1].is_done, self._flights.items())])
         if self.settings.mode is Mode.ORDERED and self._flights:
             id, flight = next(iter(self._flights.items()))
