@@ -6,9 +6,9 @@ timer. The queue checks the records of a group and calls `Partition.write` once,
 frames came in. Then the stream sends the mark.
 
 Queues and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
-themselves. A small group of the only queue that has work (`Shift`) is written at once, where its frame was received:
-handing it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several queues that have
-work go to threads, and the disk flushes them side by side.
+themselves. A small group of the only queue that has work (`InlineFlushPolicy`) is written at once, where its frame was
+received: handing it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several queues
+that have work go to threads, and the disk flushes them side by side.
 
 A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
 and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
@@ -59,24 +59,24 @@ class RunHere(Protocol):
 
 
 @dataclass
-class Shift:
+class InlineFlushPolicy:
     """What the queues of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
 
-    Lanes that write here in turn would flush one after the other what threads flush side by side. So a queue writes here
+    Queues that write here in turn would flush one after the other what threads flush side by side. So a queue writes here
     when it was the last that did, or when the loop has had nothing to write since for as long as that took: then nobody
     has waited for it."""
 
     run_here: RunHere | None = None
     clock: Callable[[], int] = monotonic_ns
-    at_work: int = 0
+    queues_with_work: int = 0
     """So many have work that is done elsewhere."""
     last: AppendQueue | None = None
     """The queue that wrote here last, from when until when."""
     began_ns: int = 0
     ended_ns: int = 0
 
-    def has_room(self, queue: AppendQueue) -> bool:
-        if self.run_here is None or self.at_work:
+    def allows(self, queue: AppendQueue) -> bool:
+        if self.run_here is None or self.queues_with_work:
             return False
         idle_ns = self.clock() - self.ended_ns
         return self.last is None or self.last is queue or idle_ns >= self.ended_ns - self.began_ns
@@ -128,7 +128,7 @@ class AppendQueue:
         on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
         budget: Budget,
-        shift: Shift | None = None,
+        policy: InlineFlushPolicy | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`budget`: of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded one
@@ -136,7 +136,7 @@ class AppendQueue:
         live; None for that of everybody who calls."""
         self.partition = partition
         self._loop = loop
-        self._shift = shift or Shift()
+        self._policy = policy or InlineFlushPolicy()
         self._has_work = False
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
@@ -209,14 +209,14 @@ class AppendQueue:
     def _wake(self) -> None:
         if not self._has_work:
             self._has_work = True
-            self._shift.at_work += 1
+            self._policy.queues_with_work += 1
         self._work.set()
 
     def _rest(self) -> None:
         self._work.clear()
         if self._has_work:
             self._has_work = False
-            self._shift.at_work -= 1
+            self._policy.queues_with_work -= 1
 
     async def _close(self) -> None:
         self._is_closing = True
@@ -310,20 +310,20 @@ class AppendQueue:
 
     def _may_write_here(self, group: _Group) -> bool:
         may_begin = self._task is not None and not self._is_closing
-        return may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment and self._shift.has_room(self)
+        return may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment and self._policy.allows(self)
 
     def _write_here(self, group: _Group) -> None:
-        shift, partition = self._shift, self.partition
-        assert shift.run_here is not None
+        policy, partition = self._policy, self.partition
+        assert policy.run_here is not None
         started, before = monotonic_ns(), partition.last_id
-        began = shift.clock()
+        began = policy.clock()
         try:
-            found = shift.run_here(self._append_group, group)
+            found = policy.run_here(self._append_group, group)
         except FlushFailed as error:
             self._fail(error)
             return
         self._tell(group, started, before, *found)
-        shift.last, shift.began_ns, shift.ended_ns = self, began, shift.clock()
+        policy.last, policy.began_ns, policy.ended_ns = self, began, policy.clock()
         if partition.wants_hashing or partition.wants_checkpoint:
             self._wake()
         elif self._noting is None and partition.wants_noting:
@@ -332,9 +332,9 @@ class AppendQueue:
     def _note(self) -> None:
         self._noting = None
         if not self._has_work:  # else it is done with the next group
-            assert self._shift.run_here is not None
+            assert self._policy.run_here is not None
             try:
-                self._shift.run_here(self.partition.note_committed)
+                self._policy.run_here(self.partition.note_committed)
             except FlushFailed as error:
                 self._fail(error)
 

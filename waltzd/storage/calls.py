@@ -53,7 +53,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
 from waltzd.protocol.timelines import Lineage
-from waltzd.storage.append_queue import AppendQueue, RunBlocking, RunHere, Shift, Stream, refuse
+from waltzd.storage.append_queue import AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream, refuse
 from waltzd.storage.archiver import Archiver
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
@@ -109,7 +109,7 @@ class StorageCalls:
         self._queues: dict[int, AppendQueue] = {}
         self._streams: dict[Stream, None] = {}
         self._queued = Budget(config.queue_bytes_max)
-        self._shift = Shift(run_here, clock)
+        self._policy = InlineFlushPolicy(run_here, clock)
         self.streams_loop = streams_loop
         self._readers: dict[object, None] = {}
         """Those of either loop."""
@@ -145,7 +145,7 @@ class StorageCalls:
             on_fatal=self._on_fatal,
             statistics=self.streamed,
             budget=self._queued,
-            shift=self._shift,
+            policy=self._policy,
             loop=self.streams_loop,
         )
         self._queues[partition.number] = queue

@@ -21,7 +21,7 @@ from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
-from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, RunBlocking, RunHere, Shift, Stream
+from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -82,7 +82,7 @@ def with_queue(
             on_fatal=on_fatal,
             statistics=Statistics(),
             budget=Budget(PARTS * queue_bytes_max),
-            shift=Shift(run_here),
+            policy=InlineFlushPolicy(run_here),
         )
         sender = Sender()
         queue.join(sender)
@@ -391,11 +391,11 @@ def test_nothing_is_written_here_before_the_queue_has_done_what_was_due_at_its_s
 def test_queues_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -> None:
     async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         await begin(queue, sender)
-        queue._shift.at_work += 1  # another queue
+        queue._policy.queues_with_work += 1  # another queue
         await queue.append(sender, frame(1))
         assert sender.marks == [0]
         await queue.call(lambda: None)
-        queue._shift.at_work -= 1
+        queue._policy.queues_with_work -= 1
         while queue._has_work:
             await asyncio.sleep(0)
         await queue.append(sender, frame(2))
@@ -407,20 +407,20 @@ def test_queues_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -
 def test_a_queue_writes_here_behind_another_one_when_nobody_has_waited() -> None:
     times = iter((300, 499, 500, 300))
     one, other = AppendQueue.__new__(AppendQueue), AppendQueue.__new__(AppendQueue)
-    shift = Shift(here, lambda: next(times), last=one, began_ns=100, ended_ns=300)
-    assert [shift.has_room(other) for _ in range(3)] == [False, False, True]
-    assert shift.has_room(one)
+    policy = InlineFlushPolicy(here, lambda: next(times), last=one, began_ns=100, ended_ns=300)
+    assert [policy.allows(other) for _ in range(3)] == [False, False, True]
+    assert policy.allows(one)
 
 
 def test_a_queue_that_is_closed_leaves_no_work_behind() -> None:
-    shifts: list[Shift] = []
+    policies: list[InlineFlushPolicy] = []
 
     async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
-        shifts.append(queue._shift)
+        policies.append(queue._policy)
         await queue.append(sender, frame(0, size=HERE_BYTES_MAX))
 
     assert with_queue(test, run_here=here) == []
-    assert shifts[0].at_work == 0
+    assert policies[0].queues_with_work == 0
 
 
 def test_written_here_an_append_behind_a_fence_is_refused() -> None:
