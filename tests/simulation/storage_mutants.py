@@ -18,7 +18,7 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.repair import Healing
 from waltzd.storage.replica.segment import Segment
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.startup import _Opening
 
 POWER = Aim(faults=("power",), setup=BUSY)
@@ -73,7 +73,7 @@ def does_not_flush_the_name_of_a_new_segment(patches: Patches) -> None:
     """A segment is rolled without a flush of its directory."""
 
     def make(right: Any) -> Any:
-        def start_segment(self: Shelf, header: FileHeader) -> Segment:
+        def start_segment(self: SegmentList, header: FileHeader) -> Segment:
             disk, self._disk = self._disk, _NamesUnflushed(self._disk)
             try:
                 new: Segment = right(self, header)
@@ -83,7 +83,7 @@ def does_not_flush_the_name_of_a_new_segment(patches: Patches) -> None:
 
         return start_segment
 
-    patches.wrap(Shelf, "start_segment", make)
+    patches.wrap(SegmentList, "start_segment", make)
 
 
 class _Unflushed:
@@ -251,7 +251,7 @@ def cuts_one_record_too_few(patches: Patches) -> None:
     def make(right: Any) -> Any:
         def end_of(self: Healing, position: int, mark: int) -> tuple[int, int]:
             end, next_id = right(self, position, mark)
-            behind = self._shelf.segment_with(max(0, mark))[0]
+            behind = self._segments.segment_with(max(0, mark))[0]
             if mark + 2 < behind.next_id and mark >= behind.first_id:
                 end = behind.end_of(mark + 1)[0]
             return end, next_id

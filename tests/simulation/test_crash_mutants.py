@@ -20,7 +20,7 @@ from waltzd.format.scan import Survey, Tail
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 
 SEEDS = 40
 EVERY = 3
@@ -92,7 +92,7 @@ def marks_as_durable_what_is_not_flushed_yet(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def cuts_the_oldest_segment_first(patch: pytest.MonkeyPatch) -> None:
-    def cut(self: Shelf, position: int, *, end: int, next_id: int) -> None:
+    def cut(self: SegmentList, position: int, *, end: int, next_id: int) -> None:
         for first_id in self.first_ids[position + 1 :]:
             for name in (segment_name(first_id), index_name(first_id)):
                 self._disk.remove(join(self._directory, name))
@@ -103,8 +103,8 @@ def cuts_the_oldest_segment_first(patch: pytest.MonkeyPatch) -> None:
         del self.first_ids[position + 1 :]
         right(self, position, end=end, next_id=next_id)
 
-    right = Shelf.cut
-    patch.setattr(Shelf, "cut", cut)
+    right = SegmentList.cut
+    patch.setattr(SegmentList, "cut", cut)
 
 
 @mutant
@@ -193,17 +193,17 @@ def makes_no_footer_at_a_start(patch: pytest.MonkeyPatch) -> None:
 
 @batch_mutant
 def goes_on_from_the_batch_that_was_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shelf, "look_back", lambda self: None)
+    patch.setattr(SegmentList, "look_back", lambda self: None)
 
 
 @batch_mutant
 def begins_a_segment_before_the_footer_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: Shelf) -> None:
+    def finish(self: SegmentList) -> None:
         active = self.active
         if isinstance(active, BatchSegment) and active.is_full:
             active.has_footer = True
 
-    patch.setattr(Shelf, "finish", finish)
+    patch.setattr(SegmentList, "finish", finish)
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_without_taking_back_a_full_disk_would_leave_what_was_refused(monkeypatc
     left = 0
     for step in range(1, STEPS + 1):
         work, error = fail_at(step, Fault.NO_SPACE)
-        active = work.partition._shelf.active if work.partition is not None else None
+        active = work.partition._segments.active if work.partition is not None else None
         if isinstance(error, DiskFull) and active is not None:
             left += active.data.size() != active.end
     assert left > 0

@@ -60,7 +60,7 @@ from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
 from waltzd.storage.replica.repair import Healing, Installation
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.site import Room, Site
 from waltzd.storage.replica.trimmer import Trimming
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
@@ -74,20 +74,22 @@ HASH_BYTES_MIN = 64 << 10
 
 
 class Partition:
-    def __init__(self, site: Site, promise: PromiseFile, shelf: Shelf, damage: DamageReport, *, proven_from: int) -> None:
+    def __init__(
+        self, site: Site, promise: PromiseFile, segments: SegmentList, damage: DamageReport, *, proven_from: int
+    ) -> None:
         self.number = site.number
         self.directory = site.directory
         self._site = site
         self._promise = promise
-        self._shelf = shelf
+        self._segments = segments
         self._damage = damage
         self._failed: WaltzError | None = None
         self._fence = Fence(site.number, site.control, promise)
         self._room = Room(site)
-        self._healing = Healing(site, shelf, damage, promise, self._room, proven_from=proven_from)
-        self._writer = Writer(site, shelf, promise)
-        self._trimming = Trimming(site, shelf, damage, promise)
-        self.concerned = shelf.concerned
+        self._healing = Healing(site, segments, damage, promise, self._room, proven_from=proven_from)
+        self._writer = Writer(site, segments, promise)
+        self._trimming = Trimming(site, segments, damage, promise)
+        self.concerned = segments.concerned
         self.lineage = lineage_of(promise.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
         self.cuts = 0
@@ -111,12 +113,12 @@ class Partition:
     @property
     def last_id(self) -> int:
         """The highest id on the disk."""
-        return self._shelf.last_id
+        return self._segments.last_id
 
     @property
     def first_id(self) -> int:
         """The first id of the log that this replica has to have: its trim floor."""
-        return self._shelf.first_ids[0]
+        return self._segments.first_ids[0]
 
     @property
     def promised_session(self) -> int:
@@ -148,11 +150,11 @@ class Partition:
             last_id=self.last_id,
             is_available=info.is_available,
             is_full=self._room.look(),
-            segments=len(self._shelf.first_ids),
+            segments=len(self._segments.first_ids),
             findings=self.findings,
             damaged_segments=self._healing.damaged_segments,
             contact=self.contact,
-            end=self._shelf.end,
+            end=self._segments.end,
             tail=self._tail[1] if self._tail[0] == self.last_id else "",
             archives=self._site.settings.archives,
             floor=self.first_id,
@@ -164,7 +166,7 @@ class Partition:
         """Hash the last records, where they are of format 0, for the next status: owners compare replicas by that. What
         cannot be read is left out, and found by whoever reads it."""
         last_id = self.last_id
-        if self._shelf.end is not None or last_id < 0 or self._tail[0] == last_id or self._damage:
+        if self._segments.end is not None or last_id < 0 or self._tail[0] == last_id or self._damage:
             return
         runs: list[Run] = []
         at = max(0, last_id - TAIL_RECORDS + 1)
@@ -216,9 +218,9 @@ class Partition:
             raise self._failed
 
     def _check_sound(self, *, may_be_short: bool = False) -> Segment:
-        if self._shelf.active is None or (self._damage and not (may_be_short and self._damage.is_only_short)):
+        if self._segments.active is None or (self._damage and not (may_be_short and self._damage.is_only_short)):
             raise self._damage.error()
-        return self._shelf.active
+        return self._segments.active
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
@@ -304,13 +306,13 @@ class Partition:
 
     @property
     def wants_hashing(self) -> bool:
-        active = self._shelf.active
+        active = self._segments.active
         return isinstance(active, BatchSegment) and active.unhashed_bytes >= HASH_BYTES_MIN
 
     def hash_flushed(self) -> None:
         """Prepare the footer of the segment that is written; see `BatchSegment.hash_flushed`."""
-        if isinstance(self._shelf.active, BatchSegment):
-            self._shelf.active.hash_flushed()
+        if isinstance(self._segments.active, BatchSegment):
+            self._segments.active.hash_flushed()
 
     def _only_new(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Records of format 0 may stand in front of batches, never behind them."""
@@ -318,15 +320,15 @@ class Partition:
         batches = [piece for piece in pieces if isinstance(piece, Batch)]
         are_in_order = [*runs, *batches] == list(pieces)
         new_runs = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined) if runs else []
-        if not are_in_order or (new_runs and self._shelf.end is not None):
+        if not are_in_order or (new_runs and self._segments.end is not None):
             raise BadFrame(
                 f"an append to partition {self.number} has records of format 0 behind batches",
                 next_step="use a server of this version",
             )
         if not batches:
             return new_runs
-        place = (new_runs[-1].last_id, None) if new_runs else (self.last_id, self._shelf.end)
-        if self._shelf.is_begun_anew and not new_runs:
+        place = (new_runs[-1].last_id, None) if new_runs else (self.last_id, self._segments.end)
+        if self._segments.is_begun_anew and not new_runs:
             raise BadFrame(
                 f"partition {self.number} begins at its floor {self.first_id}: a segment of batches there comes as a file, "
                 "with a footer that names the one in front of it",
@@ -341,7 +343,7 @@ class Partition:
         except Suspect as question:  # of the footer in front of a segment that is full; what was written is on the disk
             self._healing.examine(question.first_id)
             self._check_sound(may_be_short=True)
-            self._shelf.finish()
+            self._segments.finish()
             self._write([piece for piece in fresh if piece.first_id > self.last_id])
 
     @property
@@ -350,7 +352,7 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Flush the index and write down the marks, unless damage makes them worthless."""
-        if self._failed is None and self._shelf.active and (not self._damage or self._damage.is_only_short):
+        if self._failed is None and self._segments.active and (not self._damage or self._damage.is_only_short):
             with self._fatal():
                 self._writer.checkpoint(committed=self.committed)
 
@@ -434,7 +436,7 @@ class Partition:
         with self._fatal():
             if self.last_id > fork or self._damage:
                 end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
-                above = self._shelf.first_ids[self._shelf.position_of(end + 1) :]
+                above = self._segments.first_ids[self._segments.position_of(end + 1) :]
                 set_segments_aside(self._site, above, f"it holds ids above the fork behind id {fork}")
                 self.committed = self._noted = min(self.committed, end)
                 self._site.control.lower_marks(self.number, end)
@@ -453,9 +455,9 @@ class Partition:
         return max(self._site.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
 
     def _cut(self, mark: int) -> None:
-        shelf = self._shelf
-        position = shelf.position_of(mark + 1)
-        if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
+        segments = self._segments
+        position = segments.position_of(mark + 1)
+        if segments.active is None and position == len(segments.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
         self._damage.check_up_to(mark)
         end, next_id = self._healing.end_of(position, min(mark, self.last_id))
@@ -469,11 +471,11 @@ class Partition:
         durable = min(self._promise.value.durable, mark)
         self._tail = NO_TAIL
         self._promise.change(
-            durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
+            durable=durable, newest=segments.first_ids[position], segments=position + 1, committed=self.committed
         )
         self._writer.checkpoint_id = durable
         self.cuts += 1
-        shelf.cut(position, end=end, next_id=next_id)
+        segments.cut(position, end=end, next_id=next_id)
         self._damage.heal()
         self._healing.stand()
         self._site.say(f"cut above id {mark}")
@@ -612,7 +614,7 @@ class Partition:
     def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
         """Of each batch, backwards, up to records of format 0."""
         while last_id >= self.first_id:
-            segment, _ = self._shelf.segment_with(last_id)
+            segment, _ = self._segments.segment_with(last_id)
             if not isinstance(segment, BatchSegment):
                 return
             yield from segment.locks_up_to(last_id)
@@ -622,7 +624,7 @@ class Partition:
         """The highest id in front of the first transaction whose time is `time` or later. Those of format 0 have none, and
         count as earlier than any."""
         self.check_session(session)
-        last_id, first_ids = self.last_id, self._shelf.first_ids
+        last_id, first_ids = self.last_id, self._segments.first_ids
         if last_id < 0:
             return last_id
 
@@ -631,16 +633,16 @@ class Partition:
             first_id = first_ids[position]
             if first_id > last_id:
                 return True
-            segment, _ = self._shelf.segment_with(first_id)
+            segment, _ = self._segments.segment_with(first_id)
             return isinstance(segment, BatchSegment) and segment.time_of(first_id) >= time
 
         with self._uncut():
             behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
             if behind == 0 and first_ids[0] > 0:
-                raise self._shelf.trimmed(first_ids[0] - 1)
+                raise self._segments.trimmed(first_ids[0] - 1)
             if behind == 0:
                 return -1
-            segment, last_here = self._shelf.segment_with(first_ids[behind - 1])
+            segment, last_here = self._segments.segment_with(first_ids[behind - 1])
             last_here = min(last_here, last_id)
             return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
 
@@ -669,7 +671,7 @@ class Partition:
             )
         last_id = self._damage.sound_part(first_id, min(last_id, limit))
         with self._uncut():
-            segment, last_here = self._shelf.segment_with(first_id)
+            segment, last_here = self._segments.segment_with(first_id)
             return read(segment, min(last_id, last_here))
 
     @contextmanager
@@ -680,7 +682,7 @@ class Partition:
             yield
         except Suspect as question:
             if question.first_id < self.first_id:
-                raise self._shelf.trimmed(question.first_id) from None
+                raise self._segments.trimmed(question.first_id) from None
             if cuts != self.cuts:
                 raise BeyondLog(f"partition {self.number} was cut while it was read", last_id=self.last_id) from None
             raise
@@ -709,11 +711,11 @@ class Partition:
 
     def sealed_segments(self) -> list[tuple[int, int]]:
         """First and last id of each, damaged and missing ones too: all that this replica should have."""
-        return self._shelf.sealed()
+        return self._segments.sealed()
 
     def segment_of(self, id_: int) -> int:
         """The first id of the segment that holds this id."""
-        first_ids = self._shelf.first_ids
+        first_ids = self._segments.first_ids
         return first_ids[max(0, bisect_right(first_ids, id_) - 1)]
 
     def bytes_of(self, first_id: int) -> int:
@@ -724,8 +726,8 @@ class Partition:
     def sealed_path(self, first_id: int) -> str:
         """The data file of a sealed segment, to be sent as it is."""
         if first_id < self.first_id:
-            raise self._shelf.trimmed(first_id)
-        if first_id not in self._shelf.first_ids[:-1]:
+            raise self._segments.trimmed(first_id)
+        if first_id not in self._segments.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
         path = self._site.path(first_id)
         self._damage.check_file(path)
@@ -742,7 +744,7 @@ class Partition:
 
     def close(self) -> None:
         """Flush everything and leave a clean mark: the next start has nothing to prove again."""
-        active = self._shelf.active
+        active = self._segments.active
         if self._failed is None and active is not None and not self._damage:
             with self._fatal():
                 active.flush()

@@ -40,7 +40,7 @@ from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.site import Room, Site
 
 
@@ -260,10 +260,10 @@ class Place:
 
 class Healing:
     def __init__(
-        self, site: Site, shelf: Shelf, damage: DamageReport, promise: PromiseFile, room: Room, *, proven_from: int
+        self, site: Site, segments: SegmentList, damage: DamageReport, promise: PromiseFile, room: Room, *, proven_from: int
     ) -> None:
         self._site = site
-        self._shelf = shelf
+        self._segments = segments
         self._damage = damage
         self._promise = promise
         self._room = room
@@ -282,16 +282,16 @@ class Healing:
         names = [finding.path.rpartition("/")[2] for finding in self._damage.findings]
         found = {first_id for name in names if (first_id := first_id_of(name)) is not None}
         short = self._damage.short
-        if short is not None and self._shelf.first_ids[-1] not in found:
+        if short is not None and self._segments.first_ids[-1] not in found:
             assert short.first_id is not None
-            found.add(self._shelf.first_ids[-1] if self._is_cut_short else short.first_id)
+            found.add(self._segments.first_ids[-1] if self._is_cut_short else short.first_id)
         return tuple(sorted(found))
 
     @property
     def _is_cut_short(self) -> bool:
         """Whether the log ends too early within a segment of format 1. The missing records belong into that segment,
         because the owner decides where a segment ends."""
-        active = self._shelf.active
+        active = self._segments.active
         is_begun = isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id
         return self._damage.short is not None and is_begun
 
@@ -309,12 +309,12 @@ class Healing:
     def _place(self, first_id: int, cut_floor: int | None) -> Place:
         """Return the place of a file. Ids above `cut_floor` may be lost, because the session has not begun; None: no id
         may."""
-        shelf, damage = self._shelf, self._damage
-        last_first = shelf.first_ids[-1]
-        if first_id in shelf.first_ids:
-            position = shelf.first_ids.index(first_id)
-            next_first = None if first_id == last_first else shelf.first_ids[position + 1]
-            last_id = shelf.last_id_of(position)
+        segments, damage = self._segments, self._damage
+        last_first = segments.first_ids[-1]
+        if first_id in segments.first_ids:
+            position = segments.first_ids.index(first_id)
+            next_first = None if first_id == last_first else segments.first_ids[position + 1]
+            last_id = segments.last_id_of(position)
             is_empty = next_first is None and last_id < first_id
             is_short = next_first is None and self._is_cut_short
             if damage.holds(self._site.path(first_id)) or is_empty or is_short:
@@ -322,13 +322,17 @@ class Healing:
                 if cut_floor is not None:
                     least_id = min(least_id, cut_floor)
                 return Place(least_id=least_id, next_first=next_first, is_taken=True)
-        elif shelf.active is not None and first_id == shelf.last_id + 1 and not damage.holds(self._site.path(last_first)):
+        elif (
+            segments.active is not None
+            and first_id == segments.last_id + 1
+            and not damage.holds(self._site.path(last_first))
+        ):
             return Place(least_id=first_id, next_first=None, is_taken=False)
         damaged = ", ".join(map(str, self.damaged_segments)) or "none"
         raise NotNextId(
             f"a segment that starts at id {first_id} has no place in partition {self._site.number}: the log ends at id "
-            f"{shelf.last_id}, and segments that can be replaced start at: {damaged}",
-            next_id=shelf.last_id + 1,
+            f"{segments.last_id}, and segments that can be replaced start at: {damaged}",
+            next_id=segments.last_id + 1,
         )
 
     def put(self, installation: Installation, *, cut_floor: int | None) -> None:
@@ -345,16 +349,16 @@ class Healing:
             installation.leave_out(place.next_first)
         if not place.is_taken:
             self._seal(installation)
-        if 0 < first_id == self._shelf.first_ids[0]:
+        if 0 < first_id == self._segments.first_ids[0]:
             installation.check_at_floor()
         installation.stand_behind(self._preceding_end(first_id))
         if place.is_taken:
             self._promise.change(segments=0)  # after a crash here, the next start checks every segment
         segment = installation.take_names()
         self._damage.replace(self._site.path(first_id), [])
-        self._shelf.forget(first_id)
+        self._segments.forget(first_id)
         if place.next_first is None:
-            self._shelf.stand_last(segment)
+            self._segments.stand_last(segment)
             self.end_moved(is_indexed=True)
             self.stand()
             return
@@ -362,26 +366,26 @@ class Healing:
         if segment.next_id < place.next_first:
             hole = missing_finding(self._site, segment.next_id, place.next_first - 1)
             self._damage.replace(hole.path, [hole])
-            self._shelf.miss_for(hole)
-        self._promise.change(segments=len(self._shelf.first_ids))
+            self._segments.miss_for(hole)
+        self._promise.change(segments=len(self._segments.first_ids))
         self.stand()
 
     def _seal(self, installation: Installation) -> None:
         """Seal the active segment before a new one; raise `NotNextId` if it is not full."""
-        active = self._shelf.active
+        active = self._segments.active
         if isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id:
             raise NotNextId(
                 f"a segment that starts at id {installation.first_id} has no place in partition {self._site.number}: the "
                 "one in front of it is not full",
-                next_id=self._shelf.last_id + 1,
+                next_id=self._segments.last_id + 1,
             )
         try:
-            self._shelf.seal()
+            self._segments.seal()
         except Suspect as question:
             self.examine(question.first_id)
             if self._damage:
                 raise self._damage.error() from None
-            self._shelf.seal()
+            self._segments.seal()
 
     # -- the end of the log
 
@@ -389,48 +393,48 @@ class Healing:
         """Save that this replica had ids up to `last_id`, as its newest segment is damaged: it is complete when it has them
         again, and a start never takes missing ids for a torn write."""
         if last_id > self._promise.value.durable:
-            if self._shelf.active is not None:
-                self._shelf.active.index.flush()
+            if self._segments.active is not None:
+                self._segments.active.index.flush()
             self._promise.change(durable=last_id)
 
     def end_moved(self, *, is_indexed: bool) -> None:
         """Save the new end of the log, and whether it is as long as it once was."""
-        shelf, promise = self._shelf, self._promise.value
-        newest = shelf.first_ids[-1]
+        segments, promise = self._segments, self._promise.value
+        newest = segments.first_ids[-1]
         owed = max(self.floor, promise.newest if newest < promise.newest else -1)
-        if shelf.last_id < owed:
-            self._damage.short = short_finding(self._site, shelf.last_id + 1, owed)
-            if promise.segments != len(shelf.first_ids):
-                self._promise.change(newest=max(promise.newest, newest), segments=len(shelf.first_ids))
+        if segments.last_id < owed:
+            self._damage.short = short_finding(self._site, segments.last_id + 1, owed)
+            if promise.segments != len(segments.first_ids):
+                self._promise.change(newest=max(promise.newest, newest), segments=len(segments.first_ids))
             return
         if not is_indexed:
-            assert shelf.active is not None
-            shelf.active.index.flush()
-        self._promise.change(durable=shelf.last_id, newest=newest, segments=len(shelf.first_ids))
+            assert segments.active is not None
+            segments.active.index.flush()
+        self._promise.change(durable=segments.last_id, newest=newest, segments=len(segments.first_ids))
         self._damage.short = None
 
     # -- checking segments
 
     def prove_next(self, low_mark: int) -> bool:
         """Check the newest segment above the mark that was not checked since the start; return False if there is none."""
-        at = bisect_left(self._shelf.first_ids, self._proven_from) - 1
-        if at < 0 or self._shelf.last_id_of(at) <= low_mark or self._proven_from <= low_mark + 1:
+        at = bisect_left(self._segments.first_ids, self._proven_from) - 1
+        if at < 0 or self._segments.last_id_of(at) <= low_mark or self._proven_from <= low_mark + 1:
             return False
-        first_id = self._shelf.first_ids[at]
+        first_id = self._segments.first_ids[at]
         self.examine(first_id)
         self._proven_from = first_id
         return True
 
     def examine(self, first_id: int) -> None:
         """Read a whole segment, record what is wrong with it, and make its index right again."""
-        shelf = self._shelf
-        shelf.forget(first_id)
-        position = shelf.first_ids.index(first_id)
-        is_last = position == len(shelf.first_ids) - 1
-        last_id = shelf.last_id_of(position)
+        segments = self._segments
+        segments.forget(first_id)
+        position = segments.first_ids.index(first_id)
+        is_last = position == len(segments.first_ids) - 1
+        last_id = segments.last_id_of(position)
         if is_last and self._damage.short is None:
             last_id = max(last_id, self.floor)
-        active = shelf.active if shelf.is_active(first_id) else None
+        active = segments.active if segments.is_active(first_id) else None
         found = examine_segment(
             self._site,
             first_id,
@@ -444,7 +448,7 @@ class Healing:
         known = self._damage.findings
         self._damage.replace(self._site.path(first_id), found)
         for finding in found:
-            shelf.miss_for(finding)
+            segments.miss_for(finding)
             if finding not in known:  # else it was reported already
                 self._site.complain(finding)
 
@@ -458,29 +462,29 @@ class Healing:
                 self._stand()
 
     def _stand(self) -> None:
-        self._shelf.look_back()
+        self._segments.look_back()
         if not self._damage or self._damage.is_only_short:
-            self._shelf.finish()
+            self._segments.finish()
 
     def _preceding_end(self, first_id: int) -> PrecedingEnd:
         """Return what is known of the segment before this one; nothing if that was trimmed."""
-        if 0 < first_id == self._shelf.first_ids[0]:
+        if 0 < first_id == self._segments.first_ids[0]:
             return PrecedingEnd()
         try:
-            end = self._shelf.end_in_front(first_id) or End()
+            end = self._segments.end_in_front(first_id) or End()
         except Suspect:
             end = None
-        return PrecedingEnd(end, self._shelf.footer_in_front(first_id))
+        return PrecedingEnd(end, self._segments.footer_in_front(first_id))
 
     def end_of(self, position: int, mark: int) -> tuple[int, int]:
         """Return where to cut after `mark` in the segment at `position`, and the next id there. If a batch goes beyond
         `mark`, the cut is before that batch; if `mark` is in the segment before, the cut is after the header."""
-        shelf = self._shelf
-        if mark < shelf.first_ids[position]:
+        segments = self._segments
+        if mark < segments.first_ids[position]:
             return HEADER_BYTES, mark + 1
         try:
-            return shelf.segment_with(mark)[0].end_of(mark)
+            return segments.segment_with(mark)[0].end_of(mark)
         except Suspect as question:
             self.examine(question.first_id)
             self._damage.check_up_to(mark)
-            return shelf.segment_with(mark)[0].end_of(mark)
+            return segments.segment_with(mark)[0].end_of(mark)

@@ -64,7 +64,7 @@ from waltzd.storage.replica.examine import (
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.site import Site
 from waltzd.storage.replica.trimmer import names_below
 
@@ -152,10 +152,10 @@ class _Opening:
         if not damage and last.segment is not None:
             self._settle(last.segment, len(first_ids))
         self._promise.make_anew(**self._changes)
-        shelf = Shelf(self._site, first_ids=first_ids, active=last.segment)
+        segments = SegmentList(self._site, first_ids=first_ids, active=last.segment)
         for finding in findings:
-            shelf.miss_for(finding)
-        partition = Partition(self._site, self._promise, shelf, damage, proven_from=last.proven_from)
+            segments.miss_for(finding)
+        partition = Partition(self._site, self._promise, segments, damage, proven_from=last.proven_from)
         partition.stand()
         return partition
 

@@ -24,7 +24,7 @@ from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import Segment
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.site import Site
 
 UNLINKED_AT_ONCE = 16
@@ -38,9 +38,9 @@ def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
 
 
 class Trimming:
-    def __init__(self, site: Site, shelf: Shelf, damage: DamageReport, promise: PromiseFile) -> None:
+    def __init__(self, site: Site, segments: SegmentList, damage: DamageReport, promise: PromiseFile) -> None:
         self._site = site
-        self._shelf = shelf
+        self._segments = segments
         self._damage = damage
         self._promise = promise
         self._left: list[str] = []
@@ -51,38 +51,38 @@ class Trimming:
         ids in front of this one are in the archive, except for the damaged segments with the first ids `damaged`."""
         if floor < 0:
             raise BadArgument(f"a floor is never below 0: {floor}")
-        shelf = self._shelf
+        segments = self._segments
         if floor <= self._promise.value.floor:
             return
-        if floor > shelf.last_id + 1:
-            position = bisect_right(shelf.first_ids, proven) - 1
-            is_all = proven > shelf.last_id
-            self._keep_aside([*damaged, *(() if is_all else shelf.first_ids[max(0, position) :])])
+        if floor > segments.last_id + 1:
+            position = bisect_right(segments.first_ids, proven) - 1
+            is_all = proven > segments.last_id
+            self._keep_aside([*damaged, *(() if is_all else segments.first_ids[max(0, position) :])])
             self._begin_anew(floor, committed)
             return
-        position = bisect_right(shelf.first_ids, min(floor, proven)) - 1
-        kept = shelf.first_ids[position:]
+        position = bisect_right(segments.first_ids, min(floor, proven)) - 1
+        kept = segments.first_ids[position:]
         if position <= 0:
             return
         self._keep_aside([first_id for first_id in damaged if first_id < kept[0]])
         self._promise.change(floor=kept[0], segments=len(kept), committed=committed)
-        gone = shelf.first_ids[:position]
-        shelf.first_ids = kept
+        gone = segments.first_ids[:position]
+        segments.first_ids = kept
         self._forget(gone)
         self._site.say(f"ids below {kept[0]} are only in the archive from now on")
 
     def _begin_anew(self, floor: int, committed: int) -> None:
         """First the promise, then the files: a start in between goes on from the promise."""
-        shelf, promise = self._shelf, self._promise.value
+        segments, promise = self._segments, self._promise.value
         newest, durable = max(promise.newest, floor), max(promise.durable, floor - 1)
         self._promise.change(floor=floor, newest=newest, durable=durable, segments=1, committed=committed)
-        last_id = shelf.last_id
-        shelf.empty(floor)
+        last_id = segments.last_id
+        segments.empty(floor)
         self._damage.heal()
         self._left = []
         for name in names_below(self._site.disk, self._site.directory, floor):
             self._site.disk.remove(join(self._site.directory, name))
-        shelf.stand_last(Segment.create(self._site.disk, self._site.directory, self._site.header(floor)))
+        segments.stand_last(Segment.create(self._site.disk, self._site.directory, self._site.header(floor)))
         self._site.say(f"begins at the floor {floor}; it held ids up to {last_id}")
 
     def _keep_aside(self, first_ids: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class Trimming:
 
     def _forget(self, gone: list[int]) -> None:
         for first_id in gone:
-            self._shelf.forget(first_id)
+            self._segments.forget(first_id)
             self._damage.replace(self._site.path(first_id), [])
             self._left = [index_name(first_id), segment_name(first_id), *self._left]
 

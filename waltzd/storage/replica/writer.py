@@ -13,7 +13,7 @@ from waltzd.format.record import Run
 from waltzd.format.scan import BATCH_BYTES_MAX
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import BATCH_SEGMENT_BYTES_MAX, BatchSegment, Segment
-from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.site import Site
 
 ReadStored = Callable[[int, int, int], Run]
@@ -92,9 +92,9 @@ def only_new_batches(
 class Writer:
     """Writes at the end of the log: from one segment to the next, flushed once, taken back whole on a full disk."""
 
-    def __init__(self, site: Site, shelf: Shelf, promise: PromiseFile) -> None:
+    def __init__(self, site: Site, segments: SegmentList, promise: PromiseFile) -> None:
         self._site = site
-        self._shelf = shelf
+        self._segments = segments
         self._promise = promise
         self._segment_bytes_max = site.settings.segment_bytes_max
         self.checkpoint_id = promise.value.durable
@@ -102,7 +102,7 @@ class Writer:
 
     def write(self, pieces: Sequence[Piece], *, committed: int) -> None:
         """The records are on the disk when this returns. `DiskFull`: those of the last segment are not there any more."""
-        active = self._shelf.active
+        active = self._segments.active
         assert active is not None
         try:
             for piece in pieces:
@@ -110,11 +110,11 @@ class Writer:
                     active = self._write(active, piece, committed)
                 else:
                     active = self._write_batch(active, piece, committed)
-            self._shelf.flush()
+            self._segments.flush()
         except DiskFull as error:
-            assert self._shelf.active is not None
-            self._shelf.active.take_back()
-            last_id = self._shelf.last_id
+            assert self._segments.active is not None
+            self._segments.active.take_back()
+            last_id = self._segments.last_id
             raise DiskFull(
                 f"partition {self._promise.value.partition}: {error.message}; everything above id {last_id} was taken back",
                 durable_id=last_id,
@@ -147,11 +147,11 @@ class Writer:
         return active
 
     def _roll(self, header: FileHeader, committed: int) -> Segment:
-        new, promise, last_id = self._shelf.start_segment(header), self._promise.value, self._shelf.last_id
+        new, promise, last_id = self._segments.start_segment(header), self._promise.value, self._segments.last_id
         self._promise.change(
             durable=max(promise.durable, last_id),
             newest=max(promise.newest, new.first_id),
-            segments=len(self._shelf.first_ids),
+            segments=len(self._segments.first_ids),
             committed=committed,
         )
         self.checkpoint_id = last_id
@@ -159,11 +159,11 @@ class Writer:
 
     @property
     def wants_checkpoint(self) -> bool:
-        return self._shelf.last_id // CHECKPOINT_TRANSACTIONS > self.checkpoint_id // CHECKPOINT_TRANSACTIONS
+        return self._segments.last_id // CHECKPOINT_TRANSACTIONS > self.checkpoint_id // CHECKPOINT_TRANSACTIONS
 
     def checkpoint(self, *, committed: int) -> None:
         """Flush the index and write down the marks: the next start trusts both up to here."""
-        assert self._shelf.active is not None
-        self._shelf.active.index.flush()
-        self._promise.change(durable=max(self._promise.value.durable, self._shelf.last_id), committed=committed)
-        self.checkpoint_id = self._shelf.last_id
+        assert self._segments.active is not None
+        self._segments.active.index.flush()
+        self._promise.change(durable=max(self._promise.value.durable, self._segments.last_id), committed=committed)
+        self.checkpoint_id = self._segments.last_id

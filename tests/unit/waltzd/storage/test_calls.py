@@ -353,7 +353,7 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
         partition.open_session(1)
         partition.set_low_mark(1, -1)
         partition.append(1, [run_for(0, 0, 40)], -1)
-        first_id = partition._shelf.first_ids[which]
+        first_id = partition._segments.first_ids[which]
         path = f"{ROOT}/0/{segment_name(first_id)}"
         if how == "gone":
             disk.remove(path)

@@ -22,7 +22,7 @@ OPEN_SEGMENTS_MAX = 4
 """Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
 
 
-class Shelf:
+class SegmentList:
     def __init__(self, site: Site, *, first_ids: list[int], active: Segment | None) -> None:
         assert first_ids
         assert active is None or active.first_id == first_ids[-1]
