@@ -29,7 +29,7 @@ from waltzd.disk.real import RealDisk
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.wire.storages import AppendStream
 
 RECORD_BYTES = 512

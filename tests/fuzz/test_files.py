@@ -55,7 +55,7 @@ from waltzd.storage.offline.reindex import rebuild
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 RECORDS = 12
 SENT = expected(0, RECORDS)
@@ -274,7 +274,7 @@ def test_segment_files_that_are_sent() -> None:
         assert not [name for name in partition_files(partition) if ".new" in name]
 
     def partition_files(partition: Partition) -> list[str]:
-        return [entry.name for entry in partition._site.disk.list(f"{ROOT}/0")]
+        return [entry.name for entry in partition._context.disk.list(f"{ROOT}/0")]
 
     each("segment files", TRIES, check)
 

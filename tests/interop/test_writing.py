@@ -15,7 +15,7 @@ from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run, encode_payloads, walk
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 KEY = UUID("1d07c30d-8ad3-4978-9a0b-63b5a017e338")
 THRESHOLD = 16384

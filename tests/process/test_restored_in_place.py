@@ -14,7 +14,7 @@ import pytest
 from waltzd.disk.real import RealDisk
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 KEY = UUID(int=7)
 WAYS = {

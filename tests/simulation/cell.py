@@ -28,7 +28,7 @@ from waltzd.server.session.settings import SessionSettings, since_boot
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.testing.storage_port import StorageEndpoint, StoragePort
 
 P = ParamSpec("P")

@@ -36,7 +36,7 @@ from waltzd.format.scan import survey
 from waltzd.format.span import Span
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 KEY = UUID(int=0xA11CE)
 ROOT = "storage"

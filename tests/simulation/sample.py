@@ -16,7 +16,7 @@ from waltzd.format.layout import PROMISE_NAME, index_name, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")

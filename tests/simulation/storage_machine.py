@@ -25,7 +25,7 @@ from waltzd.protocol.timelines import Lineage
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 
 @dataclass

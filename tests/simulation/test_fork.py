@@ -27,7 +27,7 @@ from waltzd.format.span import Span
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import Site
+from waltzd.storage.replica.replica_context import ReplicaContext
 
 RECORDS = 30
 FORK = 11
@@ -231,7 +231,7 @@ def test_the_lineage_survives_in_either_slot() -> None:
         assert partition.key == KEY
 
 
-def keeps_nothing(site: Site, first_ids: Iterable[int], why: str) -> str:
+def keeps_nothing(context: ReplicaContext, first_ids: Iterable[int], why: str) -> str:
     return ""
 
 

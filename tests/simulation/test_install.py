@@ -48,7 +48,7 @@ from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.repair import Installation
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 RECORDS = 12
 SENT = expected(0, RECORDS)

@@ -177,7 +177,7 @@ async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_h
         storage = c.storages["s0"]
         assert storage.calls is not None
         partition = storage.calls.directory.partition(0)
-        newest = partition._site.path(partition._segments.first_ids[-1])
+        newest = partition._context.path(partition._segments.first_ids[-1])
         storage.disk.corrupt(newest, storage.disk.size(newest) - 20, b"\xa5")
         assert [result for result in [found async for found in storage.calls.verify(0)] if isinstance(result, Finding)]
         assert not c.is_sound("s0")

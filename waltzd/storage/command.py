@@ -33,7 +33,7 @@ from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.listeners import Ports, start_services
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls, tls_for
 

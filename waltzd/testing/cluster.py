@@ -49,7 +49,7 @@ from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseco
 from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import InjectedFaults, ServerEndpoint, ServerPort
 from waltzd.testing.storage_port import StorageEndpoint, StoragePort

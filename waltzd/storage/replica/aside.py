@@ -11,7 +11,7 @@ from contextlib import closing
 
 from waltzd.disk.seam import Disk, join
 from waltzd.format.layout import aside_build_name, aside_name, aside_partition, segment_name
-from waltzd.storage.replica.site import Site
+from waltzd.storage.replica.replica_context import ReplicaContext
 
 COPIED_AT_ONCE = 1 << 20
 """Bytes."""
@@ -28,17 +28,17 @@ def set_aside(disk: Disk, home: str, number: int) -> str | None:
     return aside
 
 
-def set_segments_aside(site: Site, first_ids: Iterable[int], why: str) -> str:
+def set_segments_aside(context: ReplicaContext, first_ids: Iterable[int], why: str) -> str:
     """Copy the segments with these first ids into a directory of their own, durably, and return its path. They stay where
     they are, too: a crash at any point leaves the log whole. A copy that an earlier attempt has completed, to its last
     byte, is not made again; one that it has not completed is replaced."""
-    disk = site.disk
-    home = site.directory.rpartition("/")[0]
-    names = [segment_name(first_id) for first_id in first_ids if disk.exists(site.path(first_id))]
-    number, taken = site.number, set(disk.names(home))
+    disk = context.disk
+    home = context.directory.rpartition("/")[0]
+    names = [segment_name(first_id) for first_id in first_ids if disk.exists(context.path(first_id))]
+    number, taken = context.number, set(disk.names(home))
     for name in sorted(name for name in taken if aside_partition(name) == number):
         aside = join(home, name)
-        if names and all(_holds(disk, join(site.directory, one), join(aside, one)) for one in names):
+        if names and all(_holds(disk, join(context.directory, one), join(aside, one)) for one in names):
             disk.flush_directory(home)
             return aside
     build = join(home, aside_build_name(number))
@@ -46,12 +46,12 @@ def set_segments_aside(site: Site, first_ids: Iterable[int], why: str) -> str:
         remove_with_files(disk, build)
     disk.make_directory(build)
     for one in names:
-        _copy(disk, join(site.directory, one), join(build, one))
+        _copy(disk, join(context.directory, one), join(build, one))
     disk.flush_directory(build)
     aside = join(home, aside_name(number, taken))
     disk.rename(build, aside)
     disk.flush_directory(home)
-    site.say(f"{why}: its segments were copied to {aside}, and leave the log")
+    context.say(f"{why}: its segments were copied to {aside}, and leave the log")
     return aside
 
 

@@ -39,7 +39,7 @@ from waltzd.protocol.descriptions import SetAside
 from waltzd.storage.replica.aside import remove_with_files, set_aside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings, Site
+from waltzd.storage.replica.replica_context import PartitionSettings, ReplicaContext
 from waltzd.storage.replica.startup import adopt_partition, create_partition_files, open_partition
 
 _ZEROS = bytes(1 << 16)
@@ -157,7 +157,7 @@ class Directory:
         assigned = self.control.assigned()
         if self._identity is None:
             for number in assigned:
-                adopt_partition(self._site(number))
+                adopt_partition(self._context(number))
             self._identity = new_identity(self._disk, self.path, self.control.header)
         self.control.write_again()
         self._disk.flush_directory(self.path)
@@ -166,7 +166,7 @@ class Directory:
 
     def _open_one(self, number: int) -> None:
         try:
-            self._partitions[number] = open_partition(self._site(number))
+            self._partitions[number] = open_partition(self._context(number))
         except (FlushFailed, DiskFull):
             raise
         except WaltzError as error:
@@ -176,12 +176,12 @@ class Directory:
     def _path_of(self, number: int) -> str:
         return join(self.path, str(number))
 
-    def _site(self, number: int) -> Site:
+    def _context(self, number: int) -> ReplicaContext:
         settings = self._settings
         if number == self.control.group_log:
             size = min(settings.segment_bytes_max, GROUP_SEGMENT_BYTES)
             settings = replace(settings, segment_bytes_max=size)
-        return Site(
+        return ReplicaContext(
             disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=settings
         )
 
@@ -210,9 +210,9 @@ class Directory:
         if info.is_assigned:
             raise PartitionExists(f"partition {number} is already assigned to this storage")
         self._set_aside(number)
-        create_partition_files(self._site(number))
+        create_partition_files(self._context(number))
         self._disk.flush_directory(self.path)
-        partition = open_partition(self._site(number))
+        partition = open_partition(self._context(number))
         try:
             self.control.set_flags(number, info.flags | FLAG_ASSIGNED | FLAG_AVAILABLE)
         except DiskFull:
@@ -223,7 +223,7 @@ class Directory:
 
     def stand(self, number: int) -> Partition:
         """Open a replica that has just come to be here."""
-        partition = self._partitions[number] = open_partition(self._site(number))
+        partition = self._partitions[number] = open_partition(self._context(number))
         return partition
 
     def ensure_partition(self, number: int) -> Partition | None:

@@ -30,8 +30,8 @@ from waltzd.format.index import IndexChecker, IndexWriter
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, read_header
 from waltzd.format.scan import Gap, Survey, survey
 from waltzd.format.span import BatchSpan, Span
+from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
-from waltzd.storage.replica.site import Site
 
 
 class DamageReport:
@@ -118,19 +118,19 @@ _HEADER_CODES: dict[type[WaltzError], Code] = {
 }
 
 
-def header_finding(site: Site, error: WaltzError, first_id: int, last_id: int) -> Finding:
+def header_finding(context: ReplicaContext, error: WaltzError, first_id: int, last_id: int) -> Finding:
     """Return the finding about a segment whose file is unusable, with all its ids."""
-    return site.finding(
-        _HEADER_CODES[type(error)], site.path(first_id), error.message,
+    return context.finding(
+        _HEADER_CODES[type(error)], context.path(first_id), error.message,
         first_byte=0, last_byte=HEADER_BYTES - 1, first_id=first_id, last_id=last_id,
     )  # fmt: skip
 
 
-def gap_finding(site: Site, path: str, gap: Gap, next_id: int) -> Finding:
+def gap_finding(context: ReplicaContext, path: str, gap: Gap, next_id: int) -> Finding:
     """Return the finding about a gap in a segment that ends in front of `next_id`. Bytes between two consecutive records
     were inserted later, possibly with the records after them, so the finding covers these records too."""
     ids_missing = gap.last_id >= gap.first_id
-    return site.finding(
+    return context.finding(
         Code.DAMAGED_RECORD,
         path,
         "fails its checks, and sound records stand behind it"
@@ -143,29 +143,29 @@ def gap_finding(site: Site, path: str, gap: Gap, next_id: int) -> Finding:
     )
 
 
-def tail_finding(site: Site, path: str, found: Survey, last_id: int) -> Finding:
+def tail_finding(context: ReplicaContext, path: str, found: Survey, last_id: int) -> Finding:
     detail = "the segment has no sound record from here on" if found.tail_bytes else "the segment ends too early"
-    return site.finding(
+    return context.finding(
         Code.DAMAGED_RECORD, path, detail, first_byte=found.end,
         last_byte=max(found.end, found.end + found.tail_bytes - 1), first_id=found.next_id, last_id=last_id,
     )  # fmt: skip
 
 
-def missing_finding(site: Site, first_id: int, last_id: int) -> Finding:
+def missing_finding(context: ReplicaContext, first_id: int, last_id: int) -> Finding:
     """Return the finding about ids that no segment holds. Its path is that of the segment that should start there."""
     detail = "the segment that should hold these ids is missing"
-    return site.finding(Code.SEGMENT_GAP, site.path(first_id), detail, first_id=first_id, last_id=last_id)
+    return context.finding(Code.SEGMENT_GAP, context.path(first_id), detail, first_id=first_id, last_id=last_id)
 
 
-def short_finding(site: Site, next_id: int, last_id: int) -> Finding:
+def short_finding(context: ReplicaContext, next_id: int, last_id: int) -> Finding:
     """Return the finding about a log that ends in front of `next_id`, and that once reached `last_id`."""
     detail = f"the log ends at id {next_id - 1}, but this replica had ids up to {last_id} on disk"
-    return site.finding(Code.SHORT_LOG, site.directory, detail, first_id=next_id, last_id=last_id)
+    return context.finding(Code.SHORT_LOG, context.directory, detail, first_id=next_id, last_id=last_id)
 
 
-def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
+def _rest_finding(context: ReplicaContext, path: str, found: Survey) -> Finding:
     """Return the finding about a sealed segment whose records are sound, and are followed by other bytes."""
-    return site.finding(
+    return context.finding(
         Code.DAMAGED_RECORD, path, "bytes that are no record stand behind the last one",
         first_byte=found.end, last_byte=found.end + found.tail_bytes - 1,
     )  # fmt: skip
@@ -182,7 +182,7 @@ class PrecedingEnd:
 
 
 def examine_segment(
-    site: Site,
+    context: ReplicaContext,
     first_id: int,
     *,
     next_id: int,
@@ -196,49 +196,49 @@ def examine_segment(
     If sound records end early and another segment follows, this segment is sound, and one after it is missing. A sealed
     segment with an unreadable sector is damaged as a whole: a copy of it gets other sectors."""
     try:
-        return _examine(site, first_id, next_id, is_last, active, preceding or PrecedingEnd())
+        return _examine(context, first_id, next_id, is_last, active, preceding or PrecedingEnd())
     except ReadFailed as error:
         if is_last:
             raise
         return [
-            site.finding(Code.UNREADABLE, site.path(first_id), error.message, first_id=first_id, last_id=next_id - 1)
+            context.finding(Code.UNREADABLE, context.path(first_id), error.message, first_id=first_id, last_id=next_id - 1)
         ]  # fmt: skip
 
 
 def _examine(
-    site: Site, first_id: int, next_id: int, is_last: bool, active: Segment | None, preceding: PrecedingEnd
+    context: ReplicaContext, first_id: int, next_id: int, is_last: bool, active: Segment | None, preceding: PrecedingEnd
 ) -> list[Finding]:
-    path, expected = site.path(first_id), site.header(first_id)
+    path, expected = context.path(first_id), context.header(first_id)
     try:
-        data = active.data if active and site.disk.exists(path) else site.disk.open(path)
+        data = active.data if active and context.disk.exists(path) else context.disk.open(path)
         header = header_of(data, expected)
     except UNUSABLE as error:
-        return [header_finding(site, error, first_id, next_id - 1)]
+        return [header_finding(context, error, first_id, next_id - 1)]
     first = Head.decode(data.read(HEADER_BYTES, BATCH_HEAD_BYTES)) if header.version == BATCHES else None
     if first is not None:
         header = replace(header, created_ms=first.time // 1000)
     if data.read(0, HEADER_BYTES) != header.encode():
-        _write_header(site, active.data if active else site.disk.open(path, write=True), header)
+        _write_header(context, active.data if active else context.disk.open(path, write=True), header)
     builder = FooterBuilder(header.encode())
 
     if active:
-        found = _survey_active(site, active, header, preceding.end, builder)
+        found = _survey_active(context, active, header, preceding.end, builder)
     else:
-        found = _survey_sealed(site, data, header, next_id, preceding.end, builder)
+        found = _survey_sealed(context, data, header, next_id, preceding.end, builder)
     if found.is_sealed and found.next_id == next_id and not found.tail_bytes and not found.gaps:
-        return _examine_footer(site, active, path, found, builder, preceding.footer)
-    findings = [gap_finding(site, path, gap, next_id) for gap in found.gaps]
+        return _examine_footer(context, active, path, found, builder, preceding.footer)
+    findings = [gap_finding(context, path, gap, next_id) for gap in found.gaps]
     if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > first_id:
-        findings.append(missing_finding(site, found.next_id, next_id - 1))
+        findings.append(missing_finding(context, found.next_id, next_id - 1))
     elif found.next_id < next_id:
-        findings.append(tail_finding(site, path, found, next_id - 1))
+        findings.append(tail_finding(context, path, found, next_id - 1))
     elif found.tail_bytes:
-        findings.append(_rest_finding(site, path, found))
+        findings.append(_rest_finding(context, path, found))
     return findings
 
 
 def _examine_footer(
-    site: Site, active: Segment | None, path: str, found: Survey, builder: FooterBuilder, before: bytes | None
+    context: ReplicaContext, active: Segment | None, path: str, found: Survey, builder: FooterBuilder, before: bytes | None
 ) -> list[Finding]:
     """Examine the footer of a segment whose batches are all sound. A missing or damaged footer is rebuilt from them. A
     sound footer with other content shows that the history was changed, and is damage."""
@@ -248,14 +248,14 @@ def _examine_footer(
             return []
         last_byte = found.end + found.footer_bytes - 1
         return [
-            site.finding(
+            context.finding(
                 Code.WRONG_FOOTER, path, "its footer is sound, and not that of these batches behind the segment in front",
                 first_byte=found.end, last_byte=last_byte,
             )
         ]  # fmt: skip
     if before is None:
         return []
-    file = active.data if active else site.disk.open(path, write=True)
+    file = active.data if active else context.disk.open(path, write=True)
     try:
         file.truncate(found.end)
         file.write(found.end, builder.footer(before).encode())
@@ -265,15 +265,17 @@ def _examine_footer(
         raise
     if isinstance(active, BatchSegment):
         active.has_footer = True
-    site.settings.say(f"the footer of {path} was made again from the data")
+    context.settings.say(f"the footer of {path} was made again from the data")
     return []
 
 
-def _survey_active(site: Site, active: Segment, header: FileHeader, before: End | None, builder: FooterBuilder) -> Survey:
+def _survey_active(
+    context: ReplicaContext, active: Segment, header: FileHeader, before: End | None, builder: FooterBuilder
+) -> Survey:
     """Survey the last segment. Its index is open for writing, and is overwritten."""
     data, index = active.data, active.index
     if not _has_right_header(index, header):
-        _write_header(site, active.index, header)
+        _write_header(context, active.index, header)
 
     def on_span(span: Span) -> None:
         if isinstance(span, BatchSpan):
@@ -287,10 +289,10 @@ def _survey_active(site: Site, active: Segment, header: FileHeader, before: End 
 
 
 def _survey_sealed(
-    site: Site, data: File, header: FileHeader, next_id: int, before: End | None, builder: FooterBuilder
+    context: ReplicaContext, data: File, header: FileHeader, next_id: int, before: End | None, builder: FooterBuilder
 ) -> Survey:
     """Survey a sealed segment. A wrong index is replaced."""
-    disk, first_id = site.disk, header.first_id
+    disk, first_id = context.disk, header.first_id
 
     def look(index: File | None, entries: IndexChecker | IndexWriter, builder: FooterBuilder | None = None) -> Survey:
         def on_span(span: Span) -> None:
@@ -303,7 +305,7 @@ def _survey_sealed(
             on_span=on_span,
         )  # fmt: skip
 
-    path = join(site.directory, index_name(first_id))
+    path = join(context.directory, index_name(first_id))
     index = disk.open(path) if disk.exists(path) else None
     writer: IndexWriter | None = None
     try:
@@ -316,7 +318,7 @@ def _survey_sealed(
             if checker.is_right and index_entries(index.size()) == found.next_id - first_id:
                 return found
         is_first = index is None
-        writer = IndexWriter(disk, site.directory, header)
+        writer = IndexWriter(disk, context.directory, header)
         found = look(index, writer, builder if is_first else None)
         # It ends where the data ends, even if more was expected: its size then shows the next start that ids are missing.
         writer.finish(found.next_id)
@@ -327,7 +329,7 @@ def _survey_sealed(
     finally:
         if index is not None:
             index.close()
-    site.settings.say(f"{path} was made again from the data")
+    context.settings.say(f"{path} was made again from the data")
     return found
 
 
@@ -338,8 +340,8 @@ def _has_right_header(index: File, header: FileHeader) -> bool:
     return not findings and found is not None and found.version == header.version
 
 
-def _write_header(site: Site, file: File, header: FileHeader) -> None:
+def _write_header(context: ReplicaContext, file: File, header: FileHeader) -> None:
     """Write the right header: its fields are known, and its reserved part is zero in every file."""
     file.write(0, header.encode())
     file.flush()
-    site.settings.say(f"the header of {file.path} was made right again")
+    context.settings.say(f"the header of {file.path} was made right again")

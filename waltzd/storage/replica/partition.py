@@ -59,9 +59,9 @@ from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
 from waltzd.storage.replica.repair import Healing, Installation
+from waltzd.storage.replica.replica_context import ReplicaContext, Room
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.site import Room, Site
 from waltzd.storage.replica.trimmer import Trimming
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
@@ -75,20 +75,26 @@ HASH_BYTES_MIN = 64 << 10
 
 class Partition:
     def __init__(
-        self, site: Site, promise: PromiseFile, segments: SegmentList, damage: DamageReport, *, proven_from: int
+        self,
+        context: ReplicaContext,
+        promise: PromiseFile,
+        segments: SegmentList,
+        damage: DamageReport,
+        *,
+        proven_from: int,
     ) -> None:
-        self.number = site.number
-        self.directory = site.directory
-        self._site = site
+        self.number = context.number
+        self.directory = context.directory
+        self._context = context
         self._promise = promise
         self._segments = segments
         self._damage = damage
         self._failed: WaltzError | None = None
-        self._fence = Fence(site.number, site.control, promise)
-        self._room = Room(site)
-        self._healing = Healing(site, segments, damage, promise, self._room, proven_from=proven_from)
-        self._writer = Writer(site, segments, promise)
-        self._trimming = Trimming(site, segments, damage, promise)
+        self._fence = Fence(context.number, context.control, promise)
+        self._room = Room(context)
+        self._healing = Healing(context, segments, damage, promise, self._room, proven_from=proven_from)
+        self._writer = Writer(context, segments, promise)
+        self._trimming = Trimming(context, segments, damage, promise)
         self.concerned = segments.concerned
         self.lineage = lineage_of(promise.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
@@ -108,7 +114,7 @@ class Partition:
 
     @property
     def key(self) -> UUID:
-        return self._site.key
+        return self._context.key
 
     @property
     def last_id(self) -> int:
@@ -138,7 +144,7 @@ class Partition:
         return self._healing.floor
 
     def status(self) -> ReplicaStatus:
-        info, promise = self._site.info, self._promise.value
+        info, promise = self._context.info, self._promise.value
         return ReplicaStatus(
             partition=self.number,
             incarnation=promise.incarnation,
@@ -156,7 +162,7 @@ class Partition:
             contact=self.contact,
             end=self._segments.end,
             tail=self._tail[1] if self._tail[0] == self.last_id else "",
-            archives=self._site.settings.archives,
+            archives=self._context.settings.archives,
             floor=self.first_id,
             timelines=self.lineage.later,
             untrimmed=self._untrimmed,
@@ -247,7 +253,7 @@ class Partition:
     def prove_next(self) -> bool:
         """Check one segment of them, the newest first. False when there is none left."""
         with self._fatal():
-            if self._healing.prove_next(self._site.info.low_mark):
+            if self._healing.prove_next(self._context.info.low_mark):
                 return True
         self._look_at_tail()
         return False
@@ -279,7 +285,7 @@ class Partition:
                     self._healing.end_moved(is_indexed=False)
             self._room.is_full = False
         known = min(committed, self.last_id)
-        if known > self.committed and self._site.info.session == session:
+        if known > self.committed and self._context.info.session == session:
             self.committed = known
         return self.last_id
 
@@ -381,7 +387,7 @@ class Partition:
             active.index.flush()
             self._promise.change(durable=self.last_id, committed=self.committed)
             self._writer.checkpoint_id = self.last_id
-            control = self._site.control
+            control = self._context.control
             control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
         self._look_at_tail()
         return self.status()
@@ -392,7 +398,7 @@ class Partition:
         self.check_session(session, contact)
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
-        info, floor = self._site.info, self._cut_floor
+        info, floor = self._context.info, self._cut_floor
         if mark >= self.last_id and not self._damage:
             return self.status()
         if mark < floor:
@@ -415,7 +421,7 @@ class Partition:
         What stands above the fork is set aside first, or above the damage below it: the other replicas have that. Only here
         do committed records leave the log. The timeline is written last, so a replica that names it holds nothing else."""
         self.check_session(session, contact)
-        own, info = self.lineage, self._site.info
+        own, info = self.lineage, self._context.info
         if own.current == lineage.current:
             return self.status()
         fork = lineage.shared_to(own.current)
@@ -437,22 +443,22 @@ class Partition:
             if self.last_id > fork or self._damage:
                 end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
                 above = self._segments.first_ids[self._segments.position_of(end + 1) :]
-                set_segments_aside(self._site, above, f"it holds ids above the fork behind id {fork}")
+                set_segments_aside(self._context, above, f"it holds ids above the fork behind id {fork}")
                 self.committed = self._noted = min(self.committed, end)
-                self._site.control.lower_marks(self.number, end)
+                self._context.control.lower_marks(self.number, end)
                 promise = self._promise.value
                 self._promise.change(committed=self.committed, settled=min(promise.settled, end))
                 self._cut(end)
             self._promise.change(timelines=lineage.encode())
             self._promise.change()
             self.lineage = Lineage(one.bare for one in lineage.later)
-        self._site.say(f"goes over to timeline {lineage.number}, which forks behind id {fork}")
+        self._context.say(f"goes over to timeline {lineage.number}, which forks behind id {fork}")
         return self.status()
 
     @property
     def _cut_floor(self) -> int:
         """Nothing up to here is ever cut."""
-        return max(self._site.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
+        return max(self._context.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
 
     def _cut(self, mark: int) -> None:
         segments = self._segments
@@ -478,7 +484,7 @@ class Partition:
         segments.cut(position, end=end, next_id=next_id)
         self._damage.heal()
         self._healing.stand()
-        self._site.say(f"cut above id {mark}")
+        self._context.say(f"cut above id {mark}")
 
     def trim(
         self,
@@ -493,7 +499,7 @@ class Partition:
         """Let the log begin at this floor, or at the segment that holds it: what is below is in the archive. Files go by
         `unlink_next`. `proven`, `damaged` and `why`: as `Archiver.proven` returns them."""
         self.check_session(session, contact)
-        info = self._site.info
+        info = self._context.info
         if info.session == session and floor - 1 > info.low_mark:
             raise Unsafe(
                 f"partition {self.number} was to be trimmed up to id {floor - 1}, above the low-water mark "
@@ -503,7 +509,7 @@ class Partition:
         before = self.last_id
         untrimmed = f"ids from {proven} on are not let go: {why}" if why and floor <= before + 1 else ""
         if untrimmed and untrimmed != self._untrimmed:
-            self._site.say(f"the floor is {floor}; {untrimmed}")
+            self._context.say(f"the floor is {floor}; {untrimmed}")
         self._untrimmed = untrimmed
         with self._fatal():
             self._trimming.begin(floor, committed=self.committed, proven=proven, damaged=damaged)
@@ -541,7 +547,7 @@ class Partition:
             )
 
     def _moment(self, session: int) -> tuple[int, bool]:
-        return self.cuts, self._site.info.session == session
+        return self.cuts, self._context.info.session == session
 
     def install(self, session: int, installation: Installation) -> ReplicaStatus:
         """Give a proven file its place, behind the last id or where a segment is damaged or missing."""
@@ -555,12 +561,12 @@ class Partition:
         self._tail = NO_TAIL
         self._look_at_tail()
         ids = f"{installation.first_id} to {installation.next_id - 1}"
-        self._site.say(f"took the ids {ids} as a file")
+        self._context.say(f"took the ids {ids} as a file")
         return self.status()
 
     def _loss_floor(self, session: int) -> int | None:
         """Before the session begins its owner may cut, so a new file may be shorter, too; None afterwards."""
-        return None if self._site.info.session == session else self._cut_floor
+        return None if self._context.info.session == session else self._cut_floor
 
     # -- reading
 
@@ -694,12 +700,12 @@ class Partition:
     @property
     def visible_mark(self) -> int:
         """The highest id for a reader without a session: never above the known committed mark."""
-        return max(self.committed, min(self._site.info.low_mark, self.last_id))
+        return max(self.committed, min(self._context.info.low_mark, self.last_id))
 
     def decided_to(self, session: int, committed: int) -> int:
         """The last id here of those that are committed, when the owner of this session says up to which id they are: before
         its session begins, what this replica holds may still be cut."""
-        return min(committed, self.readable_to(session if self._site.info.session == session else None))
+        return min(committed, self.readable_to(session if self._context.info.session == session else None))
 
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
         """`read` for callers that hold the queue."""
@@ -720,8 +726,8 @@ class Partition:
 
     def bytes_of(self, first_id: int) -> int:
         """How large the file of a segment is; 0 for one that is missing."""
-        path = self._site.path(first_id)
-        return self._site.disk.size(path) if self._site.disk.exists(path) else 0
+        path = self._context.path(first_id)
+        return self._context.disk.size(path) if self._context.disk.exists(path) else 0
 
     def sealed_path(self, first_id: int) -> str:
         """The data file of a sealed segment, to be sent as it is."""
@@ -729,7 +735,7 @@ class Partition:
             raise self._segments.trimmed(first_id)
         if first_id not in self._segments.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
-        path = self._site.path(first_id)
+        path = self._context.path(first_id)
         self._damage.check_file(path)
         return path
 

@@ -39,25 +39,32 @@ from waltzd.format.scan import Stop, scan
 from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
+from waltzd.storage.replica.replica_context import ReplicaContext, Room
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.site import Room, Site
 
 
 class Installation:
     """A segment file that a replica receives."""
 
     def __init__(
-        self, site: Site, first_id: int, room: Room, *, turn: int, begun_at: tuple[int, int, bool], file_bytes: int
+        self,
+        context: ReplicaContext,
+        first_id: int,
+        room: Room,
+        *,
+        turn: int,
+        begun_at: tuple[int, int, bool],
+        file_bytes: int,
     ) -> None:
         """`file_bytes`: announced size of the file; 0 if the sender does not know it. `turn`: number that makes the
         temporary names unique. `begun_at`: the state of the replica in which the installation is valid."""
         self.first_id = self.next_id = first_id
         self.begun_at = begun_at
-        self._site = site
+        self._context = context
         self._room = room
         self._file_bytes = file_bytes
-        self._record_bytes_max = site.settings.record_bytes_max
+        self._record_bytes_max = context.settings.record_bytes_max
         self._size = 0
         self.first_head: Head | None = None
         """Head of the first batch; None in format 0."""
@@ -68,12 +75,12 @@ class Installation:
         self._has_footer = False
         self._names = [
             (f"{name}.{turn}{NEW_SUFFIX}", name)
-            for name in (join(site.directory, index_name(first_id)), site.path(first_id))
+            for name in (join(context.directory, index_name(first_id)), context.path(first_id))
         ]
         self._files: list[File] = []
         try:
             for new, _ in self._names:
-                self._files.append(site.disk.create(new))
+                self._files.append(context.disk.create(new))
         except WaltzError:
             self.abandon()
             raise
@@ -87,7 +94,7 @@ class Installation:
         return self._files[1]
 
     def _unfit(self, why: str) -> UnfitSegment:
-        return UnfitSegment(f"the file for the segment at id {self.first_id} of partition {self._site.number} {why}")
+        return UnfitSegment(f"the file for the segment at id {self.first_id} of partition {self._context.number} {why}")
 
     def write(self, piece: Buffer) -> None:
         if self._file_bytes and self._size + len(piece) > self._file_bytes:
@@ -177,7 +184,7 @@ class Installation:
     def _header(self) -> FileHeader:
         where = f"the file for the segment at id {self.first_id}"
         try:
-            return check_header(self._data.read(0, HEADER_BYTES), where, self._site.header(self.first_id))
+            return check_header(self._data.read(0, HEADER_BYTES), where, self._context.header(self.first_id))
         except HeaderDamaged as error:
             raise UnfitSegment(error.message) from error
 
@@ -221,7 +228,7 @@ class Installation:
 
     def take_names(self) -> Segment:
         """Rename both files and flush the names. The index comes first: a start notices an index alone or one too short."""
-        disk, directory = self._site.disk, self._site.directory
+        disk, directory = self._context.disk, self._context.directory
         for new, name in self._names:
             disk.rename(new, name)
             disk.flush_directory(directory)
@@ -242,8 +249,8 @@ class Installation:
         """Remove the temporary files. It has no effect after `take_names`."""
         self._close()
         for new, _ in self._names:
-            if self._site.disk.exists(new):
-                self._site.disk.remove(new)
+            if self._context.disk.exists(new):
+                self._context.disk.remove(new)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +267,16 @@ class Place:
 
 class Healing:
     def __init__(
-        self, site: Site, segments: SegmentList, damage: DamageReport, promise: PromiseFile, room: Room, *, proven_from: int
+        self,
+        context: ReplicaContext,
+        segments: SegmentList,
+        damage: DamageReport,
+        promise: PromiseFile,
+        room: Room,
+        *,
+        proven_from: int,
     ) -> None:
-        self._site = site
+        self._context = context
         self._segments = segments
         self._damage = damage
         self._promise = promise
@@ -274,7 +288,7 @@ class Healing:
     @property
     def floor(self) -> int:
         """Highest id that this replica is known to have had on disk."""
-        return floor_of(self._site.info, self._promise.value)
+        return floor_of(self._context.info, self._promise.value)
 
     @property
     def damaged_segments(self) -> tuple[int, ...]:
@@ -304,7 +318,7 @@ class Healing:
         self._place(first_id, cut_floor)
         self._room.check(file_bytes)
         self._turn += 1
-        return Installation(self._site, first_id, self._room, turn=self._turn, begun_at=begun_at, file_bytes=file_bytes)
+        return Installation(self._context, first_id, self._room, turn=self._turn, begun_at=begun_at, file_bytes=file_bytes)
 
     def _place(self, first_id: int, cut_floor: int | None) -> Place:
         """Return the place of a file. Ids above `cut_floor` may be lost, because the session has not begun; None: no id
@@ -317,7 +331,7 @@ class Healing:
             last_id = segments.last_id_of(position)
             is_empty = next_first is None and last_id < first_id
             is_short = next_first is None and self._is_cut_short
-            if damage.holds(self._site.path(first_id)) or is_empty or is_short:
+            if damage.holds(self._context.path(first_id)) or is_empty or is_short:
                 least_id = damage.last_sound(first_id, last_id)
                 if cut_floor is not None:
                     least_id = min(least_id, cut_floor)
@@ -325,12 +339,12 @@ class Healing:
         elif (
             segments.active is not None
             and first_id == segments.last_id + 1
-            and not damage.holds(self._site.path(last_first))
+            and not damage.holds(self._context.path(last_first))
         ):
             return Place(least_id=first_id, next_first=None, is_taken=False)
         damaged = ", ".join(map(str, self.damaged_segments)) or "none"
         raise NotNextId(
-            f"a segment that starts at id {first_id} has no place in partition {self._site.number}: the log ends at id "
+            f"a segment that starts at id {first_id} has no place in partition {self._context.number}: the log ends at id "
             f"{segments.last_id}, and segments that can be replaced start at: {damaged}",
             next_id=segments.last_id + 1,
         )
@@ -341,7 +355,7 @@ class Healing:
         place = self._place(first_id, cut_floor)
         if installation.next_id - 1 < place.least_id:
             raise UnfitSegment(
-                f"the file for the segment at id {first_id} of partition {self._site.number} ends at id "
+                f"the file for the segment at id {first_id} of partition {self._context.number} ends at id "
                 f"{installation.next_id - 1}; this replica holds sound records up to {place.least_id} there",
                 least_id=place.least_id,
             )
@@ -355,7 +369,7 @@ class Healing:
         if place.is_taken:
             self._promise.change(segments=0)  # after a crash here, the next start checks every segment
         segment = installation.take_names()
-        self._damage.replace(self._site.path(first_id), [])
+        self._damage.replace(self._context.path(first_id), [])
         self._segments.forget(first_id)
         if place.next_first is None:
             self._segments.stand_last(segment)
@@ -364,7 +378,7 @@ class Healing:
             return
         segment.close()
         if segment.next_id < place.next_first:
-            hole = missing_finding(self._site, segment.next_id, place.next_first - 1)
+            hole = missing_finding(self._context, segment.next_id, place.next_first - 1)
             self._damage.replace(hole.path, [hole])
             self._segments.miss_for(hole)
         self._promise.change(segments=len(self._segments.first_ids))
@@ -375,8 +389,8 @@ class Healing:
         active = self._segments.active
         if isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id:
             raise NotNextId(
-                f"a segment that starts at id {installation.first_id} has no place in partition {self._site.number}: the "
-                "one in front of it is not full",
+                f"a segment that starts at id {installation.first_id} has no place in partition {self._context.number}: "
+                "the segment in front of it is not full",
                 next_id=self._segments.last_id + 1,
             )
         try:
@@ -403,7 +417,7 @@ class Healing:
         newest = segments.first_ids[-1]
         owed = max(self.floor, promise.newest if newest < promise.newest else -1)
         if segments.last_id < owed:
-            self._damage.short = short_finding(self._site, segments.last_id + 1, owed)
+            self._damage.short = short_finding(self._context, segments.last_id + 1, owed)
             if promise.segments != len(segments.first_ids):
                 self._promise.change(newest=max(promise.newest, newest), segments=len(segments.first_ids))
             return
@@ -436,7 +450,7 @@ class Healing:
             last_id = max(last_id, self.floor)
         active = segments.active if segments.is_active(first_id) else None
         found = examine_segment(
-            self._site,
+            self._context,
             first_id,
             next_id=last_id + 1,
             is_last=is_last,
@@ -446,11 +460,11 @@ class Healing:
         if found and is_last:
             self._owe(last_id)
         known = self._damage.findings
-        self._damage.replace(self._site.path(first_id), found)
+        self._damage.replace(self._context.path(first_id), found)
         for finding in found:
             segments.miss_for(finding)
             if finding not in known:  # else it was reported already
-                self._site.complain(finding)
+                self._context.complain(finding)
 
     def stand(self) -> None:
         """Read the end of the log again, after a truncation or a new segment before it, and write missing footers."""

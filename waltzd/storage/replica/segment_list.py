@@ -15,20 +15,20 @@ from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader, first_id_of, index_name, segment_name
+from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, Suspect
-from waltzd.storage.replica.site import Site
 
 OPEN_SEGMENTS_MAX = 4
 """Sealed segments kept open for reading, per partition: with 64 partitions still below the usual limit of open files."""
 
 
 class SegmentList:
-    def __init__(self, site: Site, *, first_ids: list[int], active: Segment | None) -> None:
+    def __init__(self, context: ReplicaContext, *, first_ids: list[int], active: Segment | None) -> None:
         assert first_ids
         assert active is None or active.first_id == first_ids[-1]
-        self._site = site
-        self._disk = site.disk
-        self._directory = site.directory
+        self._context = context
+        self._disk = context.disk
+        self._directory = context.directory
         self.first_ids = first_ids
         self.active = active
         """The last segment, open for writing; None when it is damaged beyond use."""
@@ -76,7 +76,7 @@ class SegmentList:
             return active, last_id
         found = self._sealed.pop(first_id, None)
         if found is None:
-            found = Segment.open(self._disk, self._directory, expected=self._site.header(first_id), next_id=last_id + 1)
+            found = Segment.open(self._disk, self._directory, expected=self._context.header(first_id), next_id=last_id + 1)
         self._keep_open(found)
         return found, last_id
 
@@ -84,7 +84,7 @@ class SegmentList:
         """The error for an id below the floor."""
         first_id = self.first_ids[0]
         return Trimmed(
-            f"partition {self._site.number}: id {id_} is only in the archive; replicas have ids from {first_id} on",
+            f"partition {self._context.number}: id {id_} is only in the archive; replicas have ids from {first_id} on",
             floor=first_id,
         )
 
@@ -209,7 +209,7 @@ class SegmentList:
 
     def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
         """A sealed segment becomes the last one. One that keeps no record may be unreadable."""
-        expected = self._site.header(first_id)
+        expected = self._context.header(first_id)
         try:
             return Segment.open(self._disk, self._directory, expected=expected, next_id=None, write=True)
         except (*UNUSABLE, Suspect):

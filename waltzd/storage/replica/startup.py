@@ -63,47 +63,47 @@ from waltzd.storage.replica.examine import (
 )
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile, floor_of
+from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.site import Site
 from waltzd.storage.replica.trimmer import names_below
 
 
-def create_partition_files(site: Site) -> None:
+def create_partition_files(context: ReplicaContext) -> None:
     """An empty replica, durable before the control file says that it is assigned."""
-    site.disk.make_directory(site.directory)
-    Segment.create(site.disk, site.directory, site.header(0)).close()
-    _create_promise(site, session=NO_MARK, committed=NO_MARK)
+    context.disk.make_directory(context.directory)
+    Segment.create(context.disk, context.directory, context.header(0)).close()
+    _create_promise(context, session=NO_MARK, committed=NO_MARK)
 
 
-def adopt_partition(site: Site) -> None:
+def adopt_partition(context: ReplicaContext) -> None:
     """A replica of the original: its sessions and marks become its first promise."""
-    if site.disk.exists(site.directory) and not site.disk.exists(join(site.directory, PROMISE_NAME)):
-        info = site.info
-        _create_promise(site, session=info.session, committed=min(info.low_mark, info.local_low_mark))
+    if context.disk.exists(context.directory) and not context.disk.exists(join(context.directory, PROMISE_NAME)):
+        info = context.info
+        _create_promise(context, session=info.session, committed=min(info.low_mark, info.local_low_mark))
 
 
-def _create_promise(site: Site, *, session: int, committed: int) -> None:
+def _create_promise(context: ReplicaContext, *, session: int, committed: int) -> None:
     """A new incarnation."""
     promise = Promise(
-        key=site.key, partition=site.number, incarnation=site.disk.fresh_id(), session=session, committed=committed
+        key=context.key, partition=context.number, incarnation=context.disk.fresh_id(), session=session, committed=committed
     )
-    PromiseFile.create(site.disk, site.directory, promise)
-    site.disk.flush_directory(site.directory)
+    PromiseFile.create(context.disk, context.directory, promise)
+    context.disk.flush_directory(context.directory)
 
 
-def open_partition(site: Site) -> Partition:
+def open_partition(context: ReplicaContext) -> Partition:
     """Raises when nothing of the replica can be served; damage in its data is no reason to raise."""
-    number, directory = site.number, site.directory
-    if not site.disk.exists(directory):
+    number, directory = context.number, context.directory
+    if not context.disk.exists(directory):
         raise PartitionDamaged(f"partition {number} is assigned to this storage, but its directory {directory} is missing")
     try:
-        promise = PromiseFile.open(site.disk, directory, key=site.key, partition=number)
+        promise = PromiseFile.open(context.disk, directory, key=context.key, partition=number)
     except PathMissing as error:
         raise PartitionDamaged(
             f"partition {number} has lost its promise file {join(directory, PROMISE_NAME)}: what it promised is not known"
         ) from error
-    return _Opening(site, promise).run()
+    return _Opening(context, promise).run()
 
 
 @dataclass
@@ -118,12 +118,12 @@ class _Found:
 
 
 class _Opening:
-    def __init__(self, site: Site, promise: PromiseFile) -> None:
-        self._site = site
-        self._disk = site.disk
-        self._directory = site.directory
+    def __init__(self, context: ReplicaContext, promise: PromiseFile) -> None:
+        self._context = context
+        self._disk = context.disk
+        self._directory = context.directory
         self._promise = promise
-        self._floor = floor_of(site.info, promise.value)
+        self._floor = floor_of(context.info, promise.value)
         boot = self._disk.boot_id()
         self._was_cut = boot == NO_BOOT or promise.value.boot != boot
         """The machine may have lost power since the files were written: bytes without a flush are there, torn, or gone."""
@@ -139,30 +139,30 @@ class _Opening:
         newest = self._promise.value.newest
         begin = self._promise.value.floor
         if not first_ids and self._floor == begin - 1 and newest == begin:
-            Segment.create(self._disk, self._directory, self._site.header(begin)).close()
+            Segment.create(self._disk, self._directory, self._context.header(begin)).close()
             first_ids = [begin]
         last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], begin, True)
         first_ids = first_ids or [begin]
         findings += last.findings
-        damage = DamageReport(self._site.number, findings, self._short(last, first_ids[-1]))
+        damage = DamageReport(self._context.number, findings, self._short(last, first_ids[-1]))
         for finding in damage.findings:
-            self._site.complain(finding)
+            self._context.complain(finding)
         if damage.short is not None or last.is_end_lost:
             self._renew("it has lost the end of its log")
         if not damage and last.segment is not None:
             self._settle(last.segment, len(first_ids))
         self._promise.make_anew(**self._changes)
-        segments = SegmentList(self._site, first_ids=first_ids, active=last.segment)
+        segments = SegmentList(self._context, first_ids=first_ids, active=last.segment)
         for finding in findings:
             segments.miss_for(finding)
-        partition = Partition(self._site, self._promise, segments, damage, proven_from=last.proven_from)
+        partition = Partition(self._context, self._promise, segments, damage, proven_from=last.proven_from)
         partition.stand()
         return partition
 
     def _renew(self, why: str) -> None:
         new = self._changes["incarnation"] = self._disk.fresh_id()
         old = self._promise.value.incarnation
-        self._site.say(f"{why}; the replica is a new one from now on, incarnation {new}, was {old}")
+        self._context.say(f"{why}; the replica is a new one from now on, incarnation {new}, was {old}")
 
     def _short(self, last: _Found, first_id: int) -> Finding | None:
         """The ids that are missing behind the last segment."""
@@ -172,7 +172,7 @@ class _Opening:
             missing_to = max(newest, self._floor)
         else:
             missing_to = NO_MARK if last.findings else self._floor
-        return short_finding(self._site, next_id, missing_to) if next_id <= missing_to else None
+        return short_finding(self._context, next_id, missing_to) if next_id <= missing_to else None
 
     def _clear_leftovers(self) -> list[str]:
         kept: list[str] = []
@@ -184,7 +184,9 @@ class _Opening:
                 kept.append(name)
         if trimmed:
             self._disk.flush_directory(self._directory)
-            self._site.say(f"removed {len(trimmed)} files below id {self._promise.value.floor}, which are in the archive")
+            self._context.say(
+                f"removed {len(trimmed)} files below id {self._promise.value.floor}, which are in the archive"
+            )
         return kept
 
     # -- all segments, by name and size
@@ -193,7 +195,7 @@ class _Opening:
         findings: list[Finding] = []
         begin = self._promise.value.floor
         if first_ids and first_ids[0] != begin:
-            findings.append(missing_finding(self._site, begin, first_ids[0] - 1))
+            findings.append(missing_finding(self._context, begin, first_ids[0] - 1))
         if len(first_ids) == self._promise.value.segments:
             return findings  # as many as this replica made: none is missing in the middle
         for first_id, next_first in itertools.pairwise(first_ids):
@@ -201,22 +203,22 @@ class _Opening:
             size = self._disk.size(join(self._directory, name)) if name in names else 0
             # Where they differ, the index is wrong or a segment is missing behind: the data tells.
             if index_entries(size) != next_first - first_id:
-                findings += examine_segment(self._site, first_id, next_id=next_first)
+                findings += examine_segment(self._context, first_id, next_id=next_first)
         return findings
 
     # -- the last segment
 
     def _open_last(self, first_id: int, *, is_whole: bool) -> _Found:
-        path = self._site.path(first_id)
+        path = self._context.path(first_id)
         try:
             size = self._disk.size(path)
             if size < HEADER_BYTES and is_whole and self._is_unused(first_id):
-                self._site.say(f"{path} was left unfinished by a crash while it was made; it is made again")
-                Segment.create(self._disk, self._directory, self._site.header(first_id)).close()
+                self._context.say(f"{path} was left unfinished by a crash while it was made; it is made again")
+                Segment.create(self._disk, self._directory, self._context.header(first_id)).close()
             data = self._disk.open(path, write=True)
-            header = header_of(data, self._site.header(first_id))
+            header = header_of(data, self._context.header(first_id))
         except UNUSABLE as error:
-            finding = header_finding(self._site, error, first_id, max(first_id, self._floor))
+            finding = header_finding(self._context, error, first_id, max(first_id, self._floor))
             return _Found(None, [finding], first_id, True)
         segment = Segment.of(self._directory, header, data, self._open_index(header), end=data.size())
         found, start_id = self._survey_end(segment)
@@ -238,7 +240,7 @@ class _Opening:
             except UNUSABLE:
                 pass
             index.close()
-            self._site.say(f"{path} is no index of this segment; it is made again")
+            self._context.say(f"{path} is no index of this segment; it is made again")
         index = self._disk.create(path)
         index.write(0, header.encode())
         index.flush()
@@ -281,17 +283,17 @@ class _Opening:
         path = segment.data.path
         tail = judge_tail(found, is_last=True, floor=self._floor, was_cut=self._was_cut)
         segment.stands_at(end=found.end, next_id=found.next_id)
-        findings = [gap_finding(self._site, path, gap, found.next_id) for gap in found.gaps]
+        findings = [gap_finding(self._context, path, gap, found.next_id) for gap in found.gaps]
         if tail is Tail.DAMAGED:
-            findings.append(tail_finding(self._site, path, found, max(found.next_id, self._floor)))
+            findings.append(tail_finding(self._context, path, found, max(found.next_id, self._floor)))
         if tail is Tail.TORN:
-            self._site.say(
+            self._context.say(
                 f"cut {found.tail_bytes} bytes behind id {found.next_id - 1} in {path}: the end of a write that a crash "
                 "interrupted, never acknowledged"
             )
             segment.cut(end=found.end, next_id=found.next_id)
         elif tail is Tail.UNFINISHED and found.footer_bytes and not found.gaps:
-            self._site.say(f"{path} has no sound footer behind id {found.next_id - 1}: it is made again")
+            self._context.say(f"{path} has no sound footer behind id {found.next_id - 1}: it is made again")
             segment.cut(end=found.end, next_id=found.next_id)
         elif segment.index.size() != index_offset(found.next_id - segment.first_id):
             segment.index.truncate(index_offset(found.next_id - segment.first_id))

@@ -23,9 +23,9 @@ from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.site import Site
 
 UNLINKED_AT_ONCE = 16
 """Segments in one turn of the queue: appends come between."""
@@ -38,8 +38,8 @@ def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
 
 
 class Trimming:
-    def __init__(self, site: Site, segments: SegmentList, damage: DamageReport, promise: PromiseFile) -> None:
-        self._site = site
+    def __init__(self, context: ReplicaContext, segments: SegmentList, damage: DamageReport, promise: PromiseFile) -> None:
+        self._context = context
         self._segments = segments
         self._damage = damage
         self._promise = promise
@@ -69,7 +69,7 @@ class Trimming:
         gone = segments.first_ids[:position]
         segments.first_ids = kept
         self._forget(gone)
-        self._site.say(f"ids below {kept[0]} are only in the archive from now on")
+        self._context.say(f"ids below {kept[0]} are only in the archive from now on")
 
     def _begin_anew(self, floor: int, committed: int) -> None:
         """First the promise, then the files: a start in between goes on from the promise."""
@@ -80,28 +80,28 @@ class Trimming:
         segments.empty(floor)
         self._damage.heal()
         self._left = []
-        for name in names_below(self._site.disk, self._site.directory, floor):
-            self._site.disk.remove(join(self._site.directory, name))
-        segments.stand_last(Segment.create(self._site.disk, self._site.directory, self._site.header(floor)))
-        self._site.say(f"begins at the floor {floor}; it held ids up to {last_id}")
+        for name in names_below(self._context.disk, self._context.directory, floor):
+            self._context.disk.remove(join(self._context.directory, name))
+        segments.stand_last(Segment.create(self._context.disk, self._context.directory, self._context.header(floor)))
+        self._context.say(f"begins at the floor {floor}; it held ids up to {last_id}")
 
     def _keep_aside(self, first_ids: Sequence[int]) -> None:
         """Before the promise says that they may go."""
         if first_ids:
             why = "nothing proves that the archive has what stands below the floor"
-            set_segments_aside(self._site, dict.fromkeys(sorted(first_ids)), why)
+            set_segments_aside(self._context, dict.fromkeys(sorted(first_ids)), why)
 
     def _forget(self, gone: list[int]) -> None:
         for first_id in gone:
             self._segments.forget(first_id)
-            self._damage.replace(self._site.path(first_id), [])
+            self._damage.replace(self._context.path(first_id), [])
             self._left = [index_name(first_id), segment_name(first_id), *self._left]
 
     def unlink_next(self) -> bool:
         """Remove some of the files below the floor, the oldest first. False when there is none left."""
         if not self._left:
             return False
-        disk, directory = self._site.disk, self._site.directory
+        disk, directory = self._context.disk, self._context.directory
         for _ in range(2 * UNLINKED_AT_ONCE):
             if self._left and disk.exists(path := join(directory, self._left.pop())):
                 disk.remove(path)

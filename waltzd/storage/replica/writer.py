@@ -12,9 +12,9 @@ from waltzd.format.layout import CHECKPOINT_TRANSACTIONS, FileHeader
 from waltzd.format.record import Run
 from waltzd.format.scan import BATCH_BYTES_MAX
 from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import BATCH_SEGMENT_BYTES_MAX, BatchSegment, Segment
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.site import Site
 
 ReadStored = Callable[[int, int, int], Run]
 """Stored records from a first id on: up to a last id, up to some bytes, at least one."""
@@ -92,11 +92,11 @@ def only_new_batches(
 class Writer:
     """Writes at the end of the log: from one segment to the next, flushed once, taken back whole on a full disk."""
 
-    def __init__(self, site: Site, segments: SegmentList, promise: PromiseFile) -> None:
-        self._site = site
+    def __init__(self, context: ReplicaContext, segments: SegmentList, promise: PromiseFile) -> None:
+        self._context = context
         self._segments = segments
         self._promise = promise
-        self._segment_bytes_max = site.settings.segment_bytes_max
+        self._segment_bytes_max = context.settings.segment_bytes_max
         self.checkpoint_id = promise.value.durable
         """Up to here the next start trusts index and marks."""
 
@@ -123,7 +123,7 @@ class Writer:
     def _write(self, active: Segment, run: Run, committed: int) -> Segment:
         """A record goes to the next segment when the one in front of it ended above the threshold."""
         if isinstance(active, BatchSegment):  # an empty one, as batches go on with batches
-            active = self._roll(self._site.header(active.next_id), committed)
+            active = self._roll(self._context.header(active.next_id), committed)
         while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
             fits = int(np.searchsorted(active.end + run.bounds[:-1], self._segment_bytes_max, "right"))
             if active.next_id == active.first_id:
@@ -132,7 +132,7 @@ class Writer:
                 active.write([run.part(0, fits)])
             if fits == len(run):
                 return active
-            active = self._roll(self._site.header(active.next_id), committed)
+            active = self._roll(self._context.header(active.next_id), committed)
             run = run.part(fits, len(run))
         active.write([run])
         return active
@@ -141,7 +141,7 @@ class Writer:
         """A batch goes to the next segment when the one in front of it was the last, or is of format 0. The header says the
         time of the first batch, so an empty segment is made anew."""
         if not isinstance(active, BatchSegment) or active.is_full or active.next_id == active.first_id:
-            active = self._roll(self._site.batch_header(batch.first_id, batch.head.time), committed)
+            active = self._roll(self._context.batch_header(batch.first_id, batch.head.time), committed)
         assert isinstance(active, BatchSegment)
         active.write_batches([batch])
         return active

@@ -24,7 +24,7 @@ from waltzd.protocol.peers import RecordsFrame
 from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.wire.budget import Budget
 
 

@@ -41,7 +41,7 @@ def archived(store: FaultyStore, bounds: Sequence[tuple[int, int]], *, foreign: 
 def proven(
     partition: Partition, store: FaultyStore, manifest: Manifest, **changes: Any
 ) -> tuple[int, tuple[int, ...], str]:
-    disk = partition._site.disk
+    disk = partition._context.disk
     archiver = Archiver(cast(Any, None), KEY, disk, store, at_once)
     known = Archived(
         archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last, **changes
@@ -95,7 +95,7 @@ def test_a_damaged_segment_is_named_and_does_not_hold_up_the_rest() -> None:
     partition, sealed = replica()
     store = FaultyStore()
     manifest = archived(store, sealed)
-    disk = partition._site.disk
+    disk = partition._context.disk
     path = partition.sealed_path(sealed[1][0])
     cast(Any, disk).corrupt(path, 150, b"\x7f")
     assert proven(partition, store, manifest)[:2] == (sealed[-1][1] + 1, (sealed[1][0],))

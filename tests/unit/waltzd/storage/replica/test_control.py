@@ -54,7 +54,7 @@ from waltzd.format.layout import (
 )
 from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 CONTROL = f"{ROOT}/{CONTROL_NAME}"
 IDENTITY = f"{ROOT}/{IDENTITY_NAME}"

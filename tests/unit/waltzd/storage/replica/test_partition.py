@@ -36,7 +36,7 @@ from waltzd.format.layout import segment_name
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.site import PartitionSettings
+from waltzd.storage.replica.replica_context import PartitionSettings
 
 
 def reopened(disk: SimDisk) -> Partition:
@@ -160,7 +160,7 @@ def test_a_cut_never_goes_below_what_is_decided() -> None:
         with pytest.raises(BelowFloor):
             again.truncate(5, 8)
         with pytest.raises(MarkWentDown):
-            again._site.control.start_session(0, session=5, low_mark=8, local_low_mark=9)
+            again._context.control.start_session(0, session=5, low_mark=8, local_low_mark=9)
 
 
 def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:

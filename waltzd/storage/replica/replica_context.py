@@ -1,4 +1,4 @@
-"""The site of a replica: its disk and directory, the control file of its storage, and its settings."""
+"""The context of a replica: its disk and directory, the control file of its storage, and its settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PartitionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class ReplicaContext:
     disk: Disk
     directory: str
     number: int
@@ -68,8 +68,8 @@ class Site:
 class Room:
     """The room on the disk: appends stop before it is full, and go on when there is clearly more."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
         self.is_full = False
         self._refused = 0
         """Bytes of the write that was refused last."""
@@ -81,18 +81,18 @@ class Room:
         """Return whether the disk is still too full for the write that was refused last. So a storage says that it takes
         writes again before anybody sends one."""
         if self.is_full:
-            least = self._site.settings.free_bytes_min
-            free = self._site.disk.free_bytes(self._site.directory)
+            least = self._context.settings.free_bytes_min
+            free = self._context.disk.free_bytes(self._context.directory)
             self.is_full = free - self._refused < least + least // 8
         return self.is_full
 
     def check(self, size: int) -> None:
         """Refused when less than the least would stay free; after a refusal, less than an eighth more, so as not to
         flap."""
-        directory, least = self._site.directory, self._site.settings.free_bytes_min
+        directory, least = self._context.directory, self._context.settings.free_bytes_min
         if least == 0:
             return
-        free = self._site.disk.free_bytes(directory)
+        free = self._context.disk.free_bytes(directory)
         least += least // 8 if self.is_full else 0
         if free - size < least:
             self.refuse(size)
