@@ -131,7 +131,7 @@ def issue(
 ) -> int:
     """Issue certificates for trials and a first cluster: for storages, servers, clients (applications), operators or
     observers (read only) with these names, or for ZooKeeper on these hosts. The first call creates the authority, ca.pem
-    and ca.key. Whoever has ca.key can take any role in the cluster, so keep it secret. ZooKeeper has its own authority,
+    and ca.key. The holder of ca.key can take any role in the cluster, so keep it secret. ZooKeeper has its own authority,
     zookeeper-ca.pem and zookeeper-ca.key, which signs for ZooKeeper and, as zookeeper-client, for the servers and
     operators that connect to it; applications cannot connect there. The program `openssl` is used. No file is overwritten.
 

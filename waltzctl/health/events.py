@@ -1,7 +1,7 @@
-"""`waltzctl events`: the newest lines of every daemon's log, and what operators did, in one order.
+"""`waltzctl events`: the newest lines of every daemon's log and the changes of operators, merged by time.
 
-Each daemon keeps its newest lines in memory (`waltzd.daemon.logs`) and is asked for them; what operators did is in the
-coordinator's history. No file has to be reached.
+Each daemon keeps its newest lines in memory (`waltzd.daemon.logs`) and returns them on request. Changes of operators come
+from the history in ZooKeeper. No file is read.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ T = TypeVar("T")
 OPERATOR = "operator"
 CALLS_MAX = 32
 HISTORY_MAX = 100
-"""Of what operators did, the newest."""
+"""Newest entries of the history that are read."""
 
 
 def duration(text: str) -> int:
-    """`90s`, `10m`, `2h`, `1d`, in seconds."""
+    """Parse a duration like `90s`, `10m`, `2h` or `1d`; return it in seconds."""
     found = moment.seconds(text)
     if found is None:
         raise BadArgument(
-            f"{text!r} is no length of time",
+            f"{text!r} is not a duration",
             not_done="no daemon was asked",
             next_step="write it as 90s, 10m, 2h or 1d",
         )
@@ -58,15 +58,15 @@ def events(
     *,
     since: Annotated[str, Option("--since", metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")] = "1h",
     names: Annotated[
-        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this server or storage. Once for each.")
+        tuple[str, ...], Option("--daemon", metavar="NAME", help="Only this server or storage. Repeatable.")
     ] = (),
-    level: Annotated[Level, Option("--level", help="This one and what is worse.")] = "info",
+    level: Annotated[Level, Option("--level", help="Lowest level to show.")] = "info",
     output: AnyForm = "table",
     target: CommandTarget,
 ) -> int:
-    """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
-    said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
-    everything. The end is 7 when a daemon did not answer.
+    """Show the newest log lines of the daemons and the changes of operators, in the order of time, each with its source. A
+    daemon keeps its last 500 lines, also over restarts if it has a directory for them; the log on its machine has
+    everything. Exit code 7 if a daemon did not answer.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ async def _once(
 async def heard(
     poll: Poll, report: HealthReport, since_ms: int, names: Sequence[str], level: str
 ) -> tuple[list[Line], dict[str, WaltzError]]:
-    """The lines, and who did not answer."""
+    """Return the lines, and the error of each daemon that did not answer."""
     _check(report, names)
     async with Listening(report.snapshot.meta.key, poll.target.tls, seconds=CALL_SECONDS) as listening:
         told = await listening.listen(report.snapshot, names)
@@ -128,7 +128,8 @@ def told_lines(
     level: str,
     names: Sequence[str] = (),
 ) -> list[Line]:
-    """`told`: by kind and name. What people did has no level of its own: a change that failed is a warning."""
+    """Merge the lines of daemons and of the history, and filter them. `told`: (kind, name) of a daemon → its lines.
+    Lines of the history have level info; a change that failed is a warning."""
     logs = [
         [
             Line(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
@@ -147,7 +148,7 @@ def told_lines(
 
 
 def lines_of(entry: HistoryEntry) -> list[Line]:
-    """A change began, and it ended."""
+    """Return two lines for a change: its begin, and its end unless it still runs."""
     what = f"{entry.verb} {entry.subject}"
     why = f" ({entry.reason})" if entry.reason else ""
     moments = [(entry.began, "info", f"{what} began{why}")]
@@ -168,13 +169,13 @@ def _milliseconds(moment: str) -> int | None:
 
 
 class Listening:
-    """A connection to each daemon."""
+    """Connections to all daemons, from which their log lines are read."""
 
     def __init__(self, key: UUID, tls: Tls | None, *, seconds: float) -> None:
         self._key, self._tls, self._seconds = key, tls, seconds
         self._clients: dict[tuple[str, str, str], ServerAdminClient | AdminClient] = {}
         self.silent: dict[str, WaltzError] = {}
-        """Daemons that did not answer the last time, and why."""
+        """Daemon that did not answer the last call → its error."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ class Health(enum.StrEnum):
     DEGRADED = "DEGRADED"
     """Some processes, replicas or partitions are not as they should be."""
     DOWN = "DOWN"
-    """No partition takes transactions."""
+    """State in which all partitions refuse transactions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def has_no_owner(found: ClusterSnapshot, name: str) -> bool:
 
 
 def cannot_spare(found: ClusterSnapshot, name: str) -> bool:
-    """Return whether a partition has so few members that it stops without this one, however level the others are. Pure."""
+    """Return whether a partition loses its majority without this storage, even if all other members are level. Pure."""
     sizes = [sum(role is Membership.MEMBER for role in view.replicas.values()) for view in _held(found, name)]
     return any(size - 1 < majority(size) for size in sizes)
 

@@ -1,9 +1,8 @@
-"""`waltzctl support bundle`: all that a helper wants to see, in one archive, without payloads and without secrets.
+"""`waltzctl support bundle`: diagnostics of a cluster in one archive, without payloads and without secrets.
 
-Nothing of a log's content is ever asked for: only what daemons say of themselves, and the documents of the coordinator.
-What could not be collected is named in the archive, because it is often what is wrong. The archive is made in memory and
-written whole: the same content gives the same bytes. Names in it are chosen here; times, owners and modes are the same for
-all entries.
+Records of the log are never read: only the reports of daemons, and the documents in ZooKeeper. The archive names what
+could not be collected, because that is often the fault. It is built in memory and written atomically. Equal content gives
+equal bytes: entries are sorted, and have equal times, owners and modes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SECRET = re.compile(rf"^(\s*[A-Za-z0-9_]*(?:{_WORDS})[A-Za-z0-9_]*\s*:).*$", re
 _WITH_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 STRIPPED = "'(taken out)'"
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""How file systems without hard links refuse one: those of memory sticks, and some on networks."""
+"""Errors by which file systems without hard links refuse one: memory sticks, some network file systems."""
 _SECRET_DOCUMENT = re.compile(rb'("secret":\s*)"[^"]*"')
 
 
@@ -62,19 +61,19 @@ def bundle(
             "--to",
             dir_okay=False,
             metavar="FILE.tar.gz",
-            help="Where to; waltz-support-CLUSTER-TIME.tar.gz here by default.",
+            help="File to write. Default: waltz-support-CLUSTER-TIME.tar.gz in the current directory.",
         ),
     ] = None,
     seconds: Timeout = CALL_SECONDS,
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Collect all that a helper wants to see, in one archive: status, checks of the doctor, the documents in
-    ZooKeeper, what every daemon says of itself, its newest log lines, who changed what, versions, and the configuration of
-    a cluster on this machine.
+    """Collect diagnostics in one archive: status, checks of `waltzctl doctor`, the documents in ZooKeeper, the description
+    and the newest log lines of each daemon, the history of changes, versions, and the configuration of a cluster on this
+    machine.
 
-    It has no payloads. Values of settings that may be secret are taken out, and so are paths of keys. The file is there
-    whole or not at all, and never takes the place of another one. The end is 7 when something could not be collected.
+    The archive has no payloads. Values of settings that may be secret, and paths of keys, are removed. The file is written
+    atomically, and an existing file is never replaced. Exit code 7 if something could not be collected.
 
     \b
     Examples:
@@ -97,7 +96,7 @@ def bundle(
 
 
 async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, str]:
-    """With the name of the cluster and the moment of the look."""
+    """Return the bundle, the name of the cluster, and the time at which its status was read."""
     found = Bundle()
     async with Poll(target, seconds=seconds, aloud=True) as poll:
         report = await poll.report()
@@ -140,12 +139,12 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
 
 
 def describe(found: ClusterSnapshot) -> dict[str, Any]:
-    """What each daemon said of itself, by its name."""
+    """Return the description that each answering daemon reported, by its name."""
     return {view.meta.name: plain(view.reported) for view in found.nodes if view.reported is not None}
 
 
 async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
-    """Every document without what servers keep secret, by the path of a file: `/servers/one.json`. Folders have none."""
+    """Return all documents by their path in the archive, like `/servers/one.json`. The secret of client ids is removed."""
     documents: dict[str, bytes] = {}
     paths = ["/"]
     for path in paths:  # grows while it is walked
@@ -161,7 +160,7 @@ async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
 
 
 def strip_secrets(text: str) -> str:
-    """A configuration file as it may be shown to others: names of settings stay."""
+    """Replace the values of secret settings and passwords in a configuration file; the names of settings stay."""
     return _WITH_PASSWORD.sub(r"\1***@", _SECRET.sub(rf"\1 {STRIPPED}", text))
 
 
@@ -169,7 +168,7 @@ def strip_secrets(text: str) -> str:
 class Bundle:
     files: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """What could not be collected, and why."""
+    """Item that could not be collected → reason."""
 
     def put(self, name: str, content: bytes) -> None:
         assert name not in self.files, name
@@ -191,7 +190,7 @@ class Bundle:
         return packed.getvalue()
 
     def write(self, path: Path) -> int:
-        """Whole or not at all, and never over another file. The size."""
+        """Write the archive atomically and return its size in bytes. Raise `AlreadyThere` if the file exists."""
         content = self.archive()
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -205,14 +204,15 @@ class Bundle:
                 with suppress(FileNotFoundError):
                     os.unlink(beside)
         except FileExistsError as error:
-            raise AlreadyThere(f"{path} is there already") from error
+            raise AlreadyThere(f"{path} exists already") from error
         except OSError as error:
             raise translate(error, f"writing {path}") from error
         return len(content)
 
 
 def _put_in_place(beside: Path, path: Path) -> None:
-    """`FileExistsError` when there is one: a link refuses then, where a rename would not."""
+    """Move the finished file to its name. Raise `FileExistsError` if the name is taken: a hard link detects it, a rename
+    would not."""
     try:
         os.link(beside, path)
     except OSError as error:

@@ -40,7 +40,7 @@ class State(enum.Enum):
     """State of a daemon while a command waits for it."""
 
     WAITS = "waits"
-    """Not started yet."""
+    """The command has not started the daemon yet."""
     STARTS = "starts"
     READY = "ready"
     ENDS = "ends"

@@ -32,24 +32,22 @@ class End:
 
     to_time: Annotated[
         str | None,
-        Option("--to-time", metavar="TIME", help=f"All partitions at one moment. {moment.HELP}"),
+        Option("--to-time", metavar="TIME", help=f"End all partitions at this time. {moment.HELP}"),
     ] = None
     to_marks: Annotated[
         Path | None,
         Option(
             "--to-marks",
             metavar="FILE",
-            help="Each partition at an id of its own, as `waltzctl archive status STORE` prints them: a fork of the log.",
+            help="End each partition at its id in FILE, in the form that `waltzctl archive status STORE` prints: a fork.",
         ),
     ] = None
-    latest: Annotated[bool, Option("--latest", help="The newest moment of which the store has all partitions whole.")] = (
-        False
-    )
+    latest: Annotated[bool, Option("--latest", help="The newest time up to which the store has all partitions.")] = False
     each: Annotated[
         bool,
         Option(
             "--each-as-far-as-it-goes",
-            help="Also a partition of which the store may lack something that came before that moment.",
+            help="Accept partitions of which the store may lack transactions before that time.",
         ),
     ] = False
 
@@ -58,8 +56,8 @@ class End:
         Option(
             "--timeline",
             metavar="PARTITION=NUMBER",
-            help="Take an older timeline of a partition, which a rescue or a restore ended; the newest one by default. "
-            "Once for each partition; `waltzctl archive status STORE --timelines` lists them.",
+            help="Use an older timeline of a partition, which a rescue or a restore ended. Default: the newest. "
+            "Repeatable; `waltzctl archive status STORE --timelines` lists the timelines.",
         ),
     ] = ()
 

@@ -47,14 +47,14 @@ def describe(*, target: CommandTarget, output: AnyForm = "table") -> int:
 
 def set_(
     *,
-    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition.")] = None,
+    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Replicas of each partition.")] = None,
     format: Annotated[
         int | None,
         Option(
             "--format",
             min=min(VERSIONS),
             max=max(VERSIONS),
-            help="Of what is written from now on: 1 also keeps times, locks and groups of transactions. It only rises.",
+            help="Format of new segments: 1 also keeps times, locks and groups of transactions. It cannot be lowered.",
         ),
     ] = None,
     keep_local: Annotated[
@@ -62,30 +62,32 @@ def set_(
         Option(
             "--keep-local",
             metavar="all|7d|500GB",
-            help="What storages keep of the archived log: all, a time, or a size for each replica of a partition.",
+            help="How much of the archived log storages keep: all, a duration, or a size for each replica.",
         ),
     ] = None,
     secure: Annotated[
         bool,
-        Option("--secure", help="Close the documents in ZooKeeper: only the given credentials can read or change them."),
+        Option("--secure", help="Restrict the documents in ZooKeeper to the given credentials."),
     ] = False,
     options: Moving,
     command: ChangeCommand,
 ) -> int:
-    """Set the number of replicas of each partition, the format of new segments, or how much of the archived log storages
-    keep; or close the documents of the cluster in ZooKeeper. The number of partitions, the name and the key of a cluster
-    cannot be changed.
+    """Change one setting of the cluster: the number of replicas of each partition, the format of new segments, how much of
+    the archived log storages keep, or access to the documents in ZooKeeper. The number of partitions, the name and the key
+    of a cluster cannot be changed.
 
-    More replicas are copied while writing goes on; fewer leave when a majority stays. A new format is written by each
-    partition from its next session on, which its owner begins at once: transactions wait for a moment. Every storage must
-    know it. There is no way back for a partition that has gone over; what was written before stays as it is. What storages
-    do not keep is removed by and by, once it is archived and all replicas have it: it can then be read from the archive
-    only (docs/archive.md).
+    --replicas: new replicas are copied while clients write; surplus replicas are removed if a majority remains.
 
-    With --secure the documents belong to the credentials that this command is given; nobody else can read or change them,
-    or create nodes at the top of ZooKeeper. First give the credentials to every server (coordinator_credentials) and every
-    operator: a process without them loses the cluster at once. To replace a password, put the new line in front of the old
-    one in the files of all, restart each server, run this command, then remove the old line.
+    --format: each owner begins a new session at once, and writes the new format from then on; transactions wait for a
+    moment. Every storage must support the format. The change cannot be undone; existing segments keep their format.
+
+    --keep-local: storages gradually remove segments that exceed the policy, are archived, and are on all replicas. Removed
+    segments can be read from the archive only (docs/archive.md).
+
+    --secure: only the given credentials can read or change the documents, or create nodes at the top of ZooKeeper. First
+    give the credentials to every server (coordinator_credentials) and every operator: a process without them loses access
+    at once. To replace a password, put the new line in front of the old one in all credential files, restart each server,
+    run this command, then remove the old line.
 
     \b
     Examples:
@@ -155,7 +157,7 @@ def delete(
             "--save",
             dir_okay=False,
             metavar="FILE",
-            help="Where the documents are kept; waltz-CLUSTER-TIME.jsonl here by default.",
+            help="File to save the documents to. Default: waltz-CLUSTER-TIME.jsonl in the current directory.",
         ),
     ] = None,
     command: ChangeCommand,
@@ -169,7 +171,6 @@ def delete(
       waltzctl cluster delete --dry-run --override local --reason 'a trial is over'
       waltzctl cluster delete --dry-run --override local --reason 'moved elsewhere' -o json
     """
-
     target = command.target
 
     async def prepare(cluster: Cluster) -> Change:
@@ -235,13 +236,13 @@ def _keep(path: Path, data: bytes) -> None:
 
 def history(
     *,
-    newest: Annotated[int, Option("-n", "--newest", min=1, max=HISTORY_MAX, help="So many entries.")] = 20,
+    newest: Annotated[int, Option("-n", "--newest", min=1, max=HISTORY_MAX, help="Number of entries to show.")] = 20,
     target: CommandTarget,
     output: AnyForm = "table",
 ) -> int:
-    """Show who changed what with waltzctl, when and why, and with which result. Names are those in certificates;
-    `unverified:` marks a name from the environment. The newest 1,000 entries are kept. Calls to daemons are in the
-    `audit.log` of each daemon.
+    """Show the changes made with waltzctl: time, operator, command, reason and result. Names of operators come from their
+    certificates; `unverified:` marks a name from the environment. The newest 1,000 entries are kept. Calls to daemons are
+    in the `audit.log` of each daemon.
 
     \b
     Examples:

@@ -66,8 +66,8 @@ WantedFormat = Annotated[
         "--format",
         min=min(VERSIONS),
         max=max(VERSIONS),
-        help="Of the files: 0 is that of the original Waltz, 1 also keeps times, locks and groups of transactions. "
-        f"{FORMAT} in a new cluster.",
+        help="Format of the segments: 0 is the format of the original Waltz, 1 also keeps times, locks and groups of "
+        f"transactions. Default for a new cluster: {FORMAT}.",
     ),
 ]
 INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
@@ -105,37 +105,35 @@ class ClusterSpec:
 
 def create(
     *,
-    name: Annotated[str, Option("--name", help="What the cluster is called.")],
+    name: Annotated[str, Option("--name", help="Name of the cluster.")],
     partitions: Annotated[
-        int, Option("--partitions", min=1, max=PARTITIONS_MAX, help="For ever; ids and locks belong to a partition.")
+        int, Option("--partitions", min=1, max=PARTITIONS_MAX, help="Number of partitions. It cannot be changed later.")
     ],
     given: Annotated[
         tuple[str, ...],
         Option(
             "--storage",
             metavar="NAME=LISTEN,ADMIN[,GROUP]",
-            help="A storage: its name, its two addresses, and the group that it may fail with. Once for each.",
+            help="Name, two addresses and failure group of a storage. Repeat it for each storage.",
         ),
     ],
-    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")] = 3,
-    key: Annotated[UUID | None, Option("--key", help="The cluster key; the one that the storages have by default.")] = None,
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Replicas of each partition.")] = 3,
+    key: Annotated[UUID | None, Option("--key", help="Cluster key. Default: the key of the storages.")] = None,
     format: WantedFormat = None,
     timeout: Annotated[
         float,
-        Option("--timeout", min=1, max=3600, metavar="SECONDS", help="For a storage to make 16 replicas."),
+        Option("--timeout", min=1, max=3600, metavar="SECONDS", help="Time limit for a storage to create 16 replicas."),
     ] = CALL_SECONDS,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Check everything and show the plan; write nothing.")] = False,
     progress: ShownProgress = Shown.AUTO,
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Make a cluster of storages that run: its documents in ZooKeeper, and an empty replica wherever one belongs. The
-    replicas of a partition are spread over groups, and evenly over the storages.
+    """Create a cluster on running storages: write its documents to ZooKeeper, and create the empty replicas. The replicas
+    of a partition are spread over failure groups, and evenly over the storages.
 
-    The storages must run, with the same cluster_key and number of partitions in their configuration. Where none runs
-    yet, this command proposes a key. To repeat it with the same words changes nothing, or completes what is missing.
+    The storages must run, with the same cluster_key and number of partitions in their configuration. If none runs yet, the
+    error proposes a key. Running the command again with the same options completes what is missing, or changes nothing.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """`waltzctl storage add`, `remove` and `set`: which storages belong to a cluster.
 
-Replicas move first and by themselves (`mover`); the document of a storage is written before anything is copied to it, and
-taken away when no partition has anything there any more. Each command says what it will do from what there is, so that
-running it again goes on from wherever it was stopped, or says that it is done.
+Replicas are moved by `mover`. The document of a storage is written before anything is copied to it, and deleted when no
+partition has a replica there any more. Each command plans from the present state, so running it again resumes, or reports
+that nothing is left to do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add(
     *,
     given: Annotated[str, Argument(metavar="NAME=LISTEN,ADMIN[,GROUP]")],
     auto_assign: Annotated[
-        bool, Option("--auto-assign", help="Give it its share of the replicas, and wait until they are level.")
+        bool, Option("--auto-assign", help="Assign it its share of the replicas, and wait until they are level.")
     ] = False,
     options: Moving,
     command: ChangeCommand,
@@ -134,7 +134,7 @@ def remove(
     *,
     name: StorageName,
     fewer_replicas: Annotated[
-        bool, Option("--fewer-replicas", help="Where no other storage is left for a replica, do without it.")
+        bool, Option("--fewer-replicas", help="Drop a replica for which no other storage is left.")
     ] = False,
     new: Annotated[
         str | None,
@@ -257,21 +257,21 @@ def replacement(
 def set_(
     *,
     name: StorageName,
-    listen: Annotated[str | None, Option("--listen", metavar="HOST:PORT", help="Where servers find it.")] = None,
+    listen: Annotated[str | None, Option("--listen", metavar="HOST:PORT", help="Address for servers.")] = None,
     admin_listen: Annotated[
-        str | None, Option("--admin-listen", metavar="HOST:PORT", help="Where operators find it.")
+        str | None, Option("--admin-listen", metavar="HOST:PORT", help="Address for operators.")
     ] = None,
-    group: Annotated[str | None, Option("--group", metavar="NAME", help="What it may fail together with.")] = None,
+    group: Annotated[str | None, Option("--group", metavar="NAME", help="Failure group.")] = None,
     command: ChangeCommand,
 ) -> int:
-    """Set other addresses or another group for a storage. It must answer at the new addresses, and belong to this cluster.
+    """Change the addresses or the failure group of a storage. It must answer at the new addresses, and belong to this
+    cluster.
 
     \b
     Examples:
       waltzctl storage set storage-1 --group rack-1 --dry-run
       waltzctl storage set storage-1 --group rack-1 --yes
     """
-
     given = {"listen": listen, "admin_listen": admin_listen, "group": group}
     _check_words(given)
 

@@ -83,16 +83,16 @@ HALF = (
 
 def save(
     *,
-    file: Annotated[str, Argument(metavar="FILE", help="Where to; - is standard output.")],
+    file: Annotated[str, Argument(metavar="FILE", help="File to write; - is standard output.")],
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Write every document of a cluster, as all of them stood at one moment, into a file that proves itself. It can be put
-    back by `waltzctl cluster load-metadata`, also into another ZooKeeper. The cluster goes on meanwhile. Run it regularly,
-    and after every change of storages or replicas: the older the file, the less it knows.
+    """Save all documents of a cluster, as of one moment, to a file with a checksum. `waltzctl cluster load-metadata`
+    restores them, also into another ZooKeeper. The cluster keeps running. Save regularly, and after each change of
+    storages or replicas.
 
-    The file holds the secret with which servers prove client ids, as ZooKeeper does; only you may read it (0600). An old
-    file of that name is replaced at once or not at all.
+    The file contains the secret with which servers sign client ids, so only you may read it (mode 0600). An existing file
+    is replaced atomically.
 
     \b
     Examples:
@@ -133,23 +133,24 @@ def save(
 
 def load(
     *,
-    file: Annotated[Path, Argument(metavar="FILE", help="What save-metadata wrote.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="File written by `waltzctl cluster save-metadata`.")],
     more: Annotated[
         tuple[str, ...],
-        Option("--storage", metavar="NAME=LISTEN,ADMIN[,GROUP]", help="One that was added since then. Once for each."),
+        Option("--storage", metavar="NAME=LISTEN,ADMIN[,GROUP]", help="Storage that was added later. Repeatable."),
     ] = (),
     command: ChangeCommand,
 ) -> int:
-    """Put the documents of a cluster back into ZooKeeper, from a file that `waltzctl cluster save-metadata` wrote.
-    ZooKeeper has to be empty there, or to hold older documents of the same cluster, and no server may be registered.
-    Servers that run without their documents go on, and take part again by themselves within two of their `session_seconds`.
+    """Restore the documents of a cluster into ZooKeeper, from a file written by `waltzctl cluster save-metadata`. The
+    root in ZooKeeper must be empty or hold older documents of the same cluster, and no server may be registered.
+    Servers that run without documents take part again by themselves within two of their `session_seconds`.
 
-    All storages are asked first, so start every one. Where none knows of a session after the saved one, a partition goes on
-    from its saved document. Where one does, the file is too old for it, and what storages hold decides, if that is proven;
-    nothing acknowledged is lost. Sessions, generations and client ids go on above all that are known. What is not proven is
-    refused by name; with --override it is left out, and `waltzctl partition rescue` decides there.
+    Start all storages first: each is asked for its sessions. If no storage has a later session of a partition than the
+    file, the saved document is restored unchanged. Otherwise the file is too old for this partition, and its document is
+    derived from the replicas if they prove that nothing acknowledged is lost. A partition without proof is refused; with
+    --override it is left out, and `waltzctl partition rescue` decides it. New sessions, generations and client ids are
+    higher than all known ones.
 
-    To run this again completes what was interrupted, or changes nothing.
+    Running the command again completes an interrupted run, or changes nothing.
 
     \b
     Examples:
@@ -352,26 +353,26 @@ def _named(found: ClusterSnapshot, where: str) -> set[str]:
 
 def rebuild(
     *,
-    name: Annotated[str, Option("--name", help="What the cluster is called.")],
+    name: Annotated[str, Option("--name", help="Name of the cluster.")],
     given: Annotated[
         tuple[str, ...],
         Option(
             "--storage",
             metavar="NAME=LISTEN,ADMIN[,GROUP]",
-            help="A storage of the cluster, as it was; every one of them, once for each.",
+            help="Name, two addresses and failure group of a storage, as before. Repeat it for every storage.",
         ),
     ],
-    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition, as they were.")] = 3,
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Replicas of each partition, as before.")] = 3,
     command: ChangeCommand,
 ) -> int:
-    """Make the documents of a cluster anew from what its storages hold, when ZooKeeper lost all of them and no file of
-    `waltzctl cluster save-metadata` is left. EVERY storage has to be named and to answer: a later session on one that was
-    left out would be given up. Nothing else is asked for; a partition goes on behind all that is on the copies at hand.
+    """Rebuild the documents of a cluster from its storages, if ZooKeeper has lost all of them and no file of `waltzctl
+    cluster save-metadata` is left. Name EVERY storage, and start it: transactions of a later session on an omitted storage
+    would be lost. Each log continues behind the last id that the replicas prove.
 
-    A partition is rebuilt where it is proven that nothing acknowledged is missing: sound copies that have begun its newest
-    session are a majority of its replicas. Otherwise it is refused by name; with --override it is left out, and `waltzctl
-    partition rescue` decides there. What only documents knew is lost: the policy (everybody may do everything until one is
-    set), preferences, moves, the history, names of applications.
+    A partition is rebuilt if a majority of its replicas is undamaged and has begun its newest session: then nothing
+    acknowledged is missing. Otherwise it is refused; with --override it is left out, and `waltzctl partition rescue`
+    decides it. Settings that only the documents had are lost: the policy (all applications may do everything until one is
+    set), preferences, moves, the history, and names of applications.
 
     \b
     Examples:

@@ -54,8 +54,8 @@ def _move_options(
             "--timeout",
             parser=positive,
             metavar="SECONDS",
-            help="Give up waiting after so long, more than 0; what was begun stays written down. For as long as it takes "
-            "by default.",
+            help="Stop waiting after this time, more than 0; a saved change continues when the command is run again. "
+            "Default: no limit.",
         ),
     ] = None,
     rate: Annotated[
@@ -63,8 +63,8 @@ def _move_options(
         change_option(
             "--rate",
             metavar="SIZE",
-            help="Copy at most so much a second in all, as 50MB, until the moves have ended; never faster than the "
-            "servers' `catch_up_bytes_per_second`.",
+            help="Bytes per second for all copies of this command together, like 50MB, until the moves end. The servers' "
+            "`catch_up_bytes_per_second` is an upper limit.",
         ),
     ] = None,
 ) -> MoveOptions:
@@ -384,9 +384,10 @@ class Mover:
         return cleared
 
     async def _orphans(self, storage: StorageView, numbers: Sequence[int]) -> list[int]:
-        """Looked at right before they are removed: another operator may have given the storage one of them again. One that
-        still has a vote, or is to get a replica, is none. Nor is one that holds anything while the partition's document,
-        which would say who has a vote, is gone, or one that has begun a session of which the document knows nothing."""
+        """Return the replicas on this storage that can be removed. The documents are read right before the removal, because
+        another operator may have assigned a partition to the storage again. A replica stays if it is assigned or to be
+        assigned, if it still has a vote, or if it has begun a later session than the document. If the document is missing,
+        the members are unknown, and a replica stays unless it is empty."""
         name = storage.meta.name
         if not numbers:
             return []

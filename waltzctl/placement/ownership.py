@@ -87,7 +87,7 @@ class Owners:
         return ServerAdminClient(self.server(name).admin_listen, self.meta.key, tls=tls, name=name)
 
     def leader_moves(self, after: Assignment) -> list[str]:
-        """In words."""
+        """Describe the moves that the leader will make."""
         return [f"the leader moves {part}" for part in moved(self.assignment, after)]
 
 
@@ -106,7 +106,7 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
 
 
 def spell(numbers: Collection[int]) -> str:
-    """As one word."""
+    """Format partitions as one word, like `0-3,7`."""
     return spell_numbers(sorted(numbers)).replace(" ", "")
 
 

@@ -60,19 +60,19 @@ def describe(
 def assign(
     *,
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    new: Annotated[str | None, Option("--to", metavar="STORAGE,…", help="The storages that get a replica each.")] = None,
-    old: Annotated[str | None, Option("--off", metavar="STORAGE,…", help="The storages that lose their replica.")] = None,
-    is_cancel: Annotated[bool, Option("--cancel", help="Take back moves that are not over.")] = False,
+    new: Annotated[str | None, Option("--to", metavar="STORAGE,…", help="Storages that get a replica.")] = None,
+    old: Annotated[str | None, Option("--off", metavar="STORAGE,…", help="Storages whose replica is removed.")] = None,
+    is_cancel: Annotated[bool, Option("--cancel", help="Cancel unfinished moves.")] = False,
     options: Moving,
     command: ChangeCommand,
 ) -> int:
-    """Give PARTITIONS (like 0-3,7) one more replica on each storage of --to, and take those on the storages of --off away.
-    A new replica copies first, and becomes a member when it is level; then old ones go, and their files are set aside.
-    Writing goes on meanwhile. It is refused where a partition would lose its majority.
+    """Move replicas of PARTITIONS (like 0-3,7): add one on each storage of --to, and remove those on the storages of --off.
+    A new replica is copied first, and becomes a member when it is level. Then old replicas are removed, and their files are
+    set aside. Clients can write meanwhile. The command is refused if a partition would lose its majority.
 
-    Without --to and --off, go on with moves that are written down and that no command carries out any more, of PARTITIONS
-    or of all. A bound on copying that was set for them goes on, unless --rate says another one. With --cancel, replicas
-    that still copy go away, and members stay where they are now; what has arrived is not moved back.
+    Without --to and --off, resume the unfinished moves of PARTITIONS, or of all partitions. Their copy limit stays in force
+    unless --rate sets another one. With --cancel, remove the replicas that are still being copied; members stay where they
+    are, and finished moves are not undone.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def _unfinished(now: PlacementState, chosen: list[int], *, is_cancel: bool) -> G
 def auto_assign(
     *,
     replicas: Annotated[
-        int | None, Option("--replicas", min=1, max=15, help="Of each partition; as many as each has by default.")
+        int | None, Option("--replicas", min=1, max=15, help="Replicas of each partition. Default: unchanged.")
     ] = None,
     options: Moving,
     command: ChangeCommand,

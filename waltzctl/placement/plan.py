@@ -89,8 +89,7 @@ def together(groups: Mapping[str, int], replication: int) -> int:
 
 
 def crowded(names: Iterable[str], storages: Mapping[str, str]) -> str | None:
-    """Return the group that holds so many replicas of a partition that no majority survives its failure; None if there
-    is none."""
+    """Return the group whose failure would leave a partition without a majority; None if there is none."""
     replicas = list(names)
     found = Counter(storages.get(name, name) for name in replicas)
     group, count = max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))

@@ -41,22 +41,23 @@ def recover(
     place: Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)],
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
     is_clean: Annotated[
-        bool, Option("--clean", help="Clear the storage of what nobody needs any more, and bring nothing back.")
+        bool, Option("--clean", help="Only remove unassigned replicas and files that were set aside; recover nothing.")
     ] = False,
     options: Moving,
     confirmation: ConfirmOptions,
     given: ClusterOptions,
     output: Output = "table",
 ) -> int:
-    """Bring replicas back whose disk was lost or damaged.
+    """Recover replicas whose disk was lost or damaged.
 
-    The storage runs again, on an empty disk or on what is left. Wait until each of its replicas, or those of PARTITIONS,
-    counts again. Their owners copy and heal by themselves; what the storage refuses or no owner can heal is set aside
-    first, where the partition has its majority without it. To run this again goes on from where it was.
+    Start the storage first, on an empty or on the damaged disk. The command waits until all its replicas, or those of
+    PARTITIONS, count for the majority again. Owners copy and repair replicas by themselves. A replica that the storage
+    refuses, or that no owner can repair, is first set aside if its partition has a majority without it. If the command is
+    interrupted, run it again: it resumes.
 
-    With --clean, set aside replicas that no document assigns to the storage, and delete for good what was set aside
-    before. It is refused while a partition takes no transactions of which something was set aside: it may be needed. What
-    was set aside less than a day ago, as far as the storage knows, wants the name of the storage to be typed.
+    With --clean, set aside replicas that are not assigned to the storage, and delete files that were set aside before. This
+    is refused while a partition of these files takes no transactions, because they may be needed. Files that were set aside
+    less than a day ago need the name of the storage as confirmation.
 
     \b
     Examples:
@@ -73,9 +74,9 @@ def recover(
 class State(enum.StrEnum):
     COUNTS = "counts"
     COMES = "comes"
-    """Its owner is restoring it."""
+    """The owner is restoring it."""
     LOST = "lost"
-    """It is restored only after it was set aside."""
+    """Damaged or refused beyond repair: restored only after it was set aside."""
     OFFLINE = "offline"
 
 

@@ -151,7 +151,7 @@ class MovePlan:
 
     @property
     def interrupted(self) -> str | None:
-        """Return the message for an operator who interrupts the command; None if nothing moves."""
+        """Return the message for the case that the command is interrupted; None if nothing moves."""
         if not self.changed:
             return None
         numbers = spell_numbers(sorted(self.changed)).replace(" ", "")

@@ -59,30 +59,31 @@ def rescue(
     *,
     numbers: Annotated[str, Argument(metavar="PARTITIONS")],
     seconds: Annotated[
-        float, Option("--timeout", min=0, metavar="SECONDS", help="How long to wait until they are open again.")
+        float, Option("--timeout", min=0, metavar="SECONDS", help="Time to wait until the partitions are open again.")
     ] = OPEN_SECONDS,
     without_archive: Annotated[
         bool,
-        Option("--without-archive", help="Do not bring back from the archive what no copy at hand is proven to hold."),
+        Option("--without-archive", help="Do not restore transactions that only the archive proves."),
     ] = False,
     command: ChangeCommand,
 ) -> int:
-    """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that no owner
-    can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
-    storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer
-    is GIVEN UP: bring back first whatever can be brought back.
+    """Reopen PARTITIONS (like 0-3,7) that no owner can open. Causes: too many storages are lost to decide where the log
+    ends ("undecided"); the document of the partition is lost or older than the replicas (W2020, W2021); a storage has
+    promised a session that no owner can reach. Committed transactions that only unreachable storages hold are GIVEN UP:
+    first start every storage that can be started.
 
-    What the archive proves beyond the best copy at hand is brought back first; only what is above that is given up.
+    The log ends at the last id that an answering replica is proven to hold. If the archive proves more, its transactions
+    are restored first.
 
-    The plan shows what each storage that answers holds, what of it is proven, where the log will go on, and what is given
-    up. It is refused while a partition takes transactions, or its owner can open it without this.
+    The plan shows the replica of each answering storage and how much of it is proven, the id behind which the log
+    continues, and what is given up. The command is refused if the partition takes transactions, or if its owner can open it
+    without a rescue.
 
     \b
     Examples:
       waltzctl partition rescue 0 --dry-run
       waltzctl partition rescue 0-1 --dry-run -o json
     """
-
     wanted = chosen(command.target, numbers)
 
     async def prepare(cluster: Cluster) -> Change:

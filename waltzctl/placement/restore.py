@@ -106,31 +106,34 @@ HALF_DONE = "the cluster is not whole yet, and no server takes part"
 
 def restore(
     *,
-    store: Annotated[str, Argument(metavar="STORE", help="As the storages see it: a directory, or s3://bucket/folder.")],
+    store: Annotated[
+        str, Argument(metavar="STORE", help="Archive of the old cluster: a directory, or s3://bucket/folder.")
+    ],
     end: Ending,
     given: Annotated[
         tuple[str, ...],
         Option(
             "--storage",
             metavar="NAME=LISTEN,ADMIN[,GROUP]",
-            help="A storage that runs with an empty directory: its name, addresses and group. Once for each.",
+            help="Name, two addresses and failure group of a storage with an empty directory. Repeat it for each storage.",
         ),
     ],
-    name: Annotated[str | None, Option("--name", help="Of the new cluster; as before by default.")] = None,
-    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition; as before.")] = None,
+    name: Annotated[str | None, Option("--name", help="Name of the new cluster. Default: the saved name.")] = None,
+    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Replicas. Default: as saved.")] = None,
     same_key: Annotated[
-        bool, Option("--same-key", help="Under the key of the old cluster, of which no storage may answer any more.")
+        bool, Option("--same-key", help="Keep the key of the old cluster, whose storages must all be gone.")
     ] = False,
     command: ChangeCommand,
 ) -> int:
-    """Make a cluster out of an archive and its backup in STORE, at one moment, in new storages and an empty ZooKeeper.
+    """Restore a cluster from the archive and the saved documents in STORE, as of one moment, on new storages and an empty
+    ZooKeeper.
 
-    Start storages with empty directories first, with one new `cluster_key` and the number of partitions in their
-    configuration; no server. Each storage fetches its replicas itself, and proves every byte. All partitions are cut at one
-    moment: nothing that was committed up to then is missing, and no effect is there without its cause. Old applications are
-    refused, because the key is another; where the old storages are gone for good, --same-key keeps it.
+    First start the storages, with empty directories, one new `cluster_key`, and the number of partitions in their
+    configuration; start no server. Each storage fetches its replicas and verifies every byte. All partitions end at one
+    moment: each transaction committed before it is there, and none without those that it depends on. Applications of the
+    old cluster are refused, because the key differs; if the old storages are gone for good, --same-key keeps the key.
 
-    What was interrupted is completed by the same command.
+    If the command is interrupted, run it again: it resumes.
 
     \b
     Examples:
@@ -490,7 +493,7 @@ async def carry_out(cluster: Cluster, daemons: RestoringDaemons, wish: Wish, ste
 
 
 async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
-    """Let each storage make its replicas, one after the other; return their status."""
+    """Let all storages restore their replicas, each storage one replica at a time; return the status of each replica."""
     found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in wish.planned}
     done: dict[tuple[str, int], int] = {}
     total = sum(map(wish.bytes_for, wish.storages))
@@ -578,8 +581,8 @@ def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaSta
 
 
 def _counter(wish: Wish) -> Counter:
-    """Return the counter of client ids, above every id given out. Tokens of the old cluster are invalid, unless the key
-    is the same."""
+    """Return the counter of client ids, above every id given out. Tokens of the old cluster stay valid only if its key is
+    kept."""
     newest = wish.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
     known = saved.next if isinstance(saved, Counter) else 1

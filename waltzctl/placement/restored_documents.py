@@ -91,7 +91,7 @@ class RestoringDaemons(Daemons, Protocol):
     def restore(
         self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
     ) -> AsyncIterator[tuple[int, Restoring]]:
-        """Let a storage make replicas, one after the other; yield partition and progress."""
+        """Let a storage restore replicas, one at a time; yield partition and progress."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ async def _write(coordinator: Coordinator, target: Target, documents: Sequence[t
 
 
 async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, say: Say) -> None:
-    """Fence the storages of one partition after the other, and save what they prove then."""
+    """Fence the storages of each partition whose document they decide, and save that document."""
     concerned = [one for one in wanted.proven if one.scene is not None]
     turns, done = asyncio.Semaphore(FENCED_AT_ONCE), 0
 

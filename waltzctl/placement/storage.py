@@ -138,8 +138,8 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
 
 
 def describe(*, place: Placed, output: AnyForm = "table") -> int:
-    """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
-    is its name, or the address of its port for operators.
+    """Show a running storage: its cluster, its partitions with their marks, and its counters since the start. STORAGE is
+    its name, or its admin address.
 
     \b
     Examples:
@@ -156,8 +156,8 @@ def verify(
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
     output: AnyForm = "table",
 ) -> int:
-    """Check the files of a storage while it runs: every record up to what is on the disk now. Appends go on. Damage that
-    it finds is healed by the partition's owner from the other replicas.
+    """Verify the files of a running storage: every record that is on its disk now. Appends continue. The owner of a
+    partition repairs damage from the other replicas. Exit code 8 if damage was found.
 
     \b
     Examples:
@@ -306,10 +306,11 @@ def availability(
     *,
     on: ByHand,
     numbers: Numbers,
-    online: Annotated[bool | None, Option("--online/--offline", help="Which of the two; one must be given.")] = None,
+    online: Annotated[bool | None, Option("--online/--offline", help="New state; one of the two is required.")] = None,
 ) -> int:
-    """Take partitions offline on a storage, or back online. Offline, a replica refuses every session. By the name of the
-    storage, it is refused where a partition would lose its majority; by an address, the other replicas are not known.
+    """Take replicas of PARTITIONS on a storage offline, or online again. A replica that is offline refuses every
+    session. If the storage is given by name, the command is refused if a partition would lose its majority; if it is
+    given by address, the other replicas are not checked.
 
     \b
     Examples:

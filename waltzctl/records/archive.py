@@ -50,9 +50,7 @@ if TYPE_CHECKING:
     from waltzd.cluster.cluster import Cluster
     from waltzd.cluster.documents import ArchiveMeta
 
-Place = Annotated[
-    str, Argument(metavar="STORE", help="As the storages name it in `archive`: a directory, or s3://bucket/folder.")
-]
+Place = Annotated[str, Argument(metavar="STORE", help="Archive, as set for storages: a directory, or s3://bucket/folder.")]
 SHOWN = 5
 
 
@@ -472,7 +470,7 @@ def _timelines(store: str, output: str) -> int:
 
 def sign(
     *,
-    store: Annotated[str | None, Argument(metavar="[STORE]", help="As the storages name it in `archive`.")] = None,
+    store: Annotated[str | None, Argument(metavar="[STORE]", help="Archive, as set for storages.")] = None,
     file: Annotated[
         Path | None,
         Option("--new-key", metavar="FILE", dir_okay=False, help="Create a key in a new file, which only you may read."),

@@ -109,9 +109,10 @@ def table(out: Console, names: tuple[str, ...], rows: Sequence[tuple[str, ...]],
 
 
 def widths(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str], room: int) -> Sequence[int | None]:
-    """Of columns that do not fit as they are: each has its longest word in one piece, which may be an address that is
-    copied; of `whole` ones, which hold numbers with their units, no cell is broken; and the column that lacks most gets
-    what is left. Only where that does not fit, the longest words of all are broken."""
+    """Return the width of each column; None for all if the table fits into `room` unbroken. Otherwise a column is at
+    least as wide as its longest word, which may be an address to copy. Cells of `whole` columns, numbers with their
+    units, are not broken. The column that lacks most gets the space that is left. If even that does not fit, the
+    longest words are broken."""
     from rich.cells import cell_len
 
     columns = list(zip(names, *rows, strict=True))

@@ -33,16 +33,16 @@ class GroupState(enum.StrEnum):
     """State of a group in one partition, the worst first."""
 
     STOPPED = "stopped"
-    """Nothing is delivered until an operator resumes the group."""
+    """Delivery is stopped until an operator resumes the group."""
     PAUSED = "paused"
-    """Nothing is delivered for a reason that passes by itself."""
+    """Delivery is paused for a reason that ends without an operator."""
     UNKNOWN = "unknown"
     """The owner of the partition does not answer."""
     WAITING = "no member"
-    """There are transactions to deliver, and no member."""
+    """There are transactions to deliver, but the group has no member."""
     WORKING = "at work"
     IDLE = "idle"
-    """No transaction waits for delivery, and there is no member."""
+    """The group has no member, and all transactions are delivered."""
 
 
 @dataclass(frozen=True, kw_only=True)
