@@ -59,7 +59,7 @@ from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
 from waltzd.storage.replica.repair import Healing, Installation
-from waltzd.storage.replica.replica_context import ReplicaContext, Room
+from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
 from waltzd.storage.replica.trimmer import Trimming
@@ -91,8 +91,8 @@ class Partition:
         self._damage = damage
         self._failed: WaltzError | None = None
         self._fence = Fence(context.number, context.control, promise)
-        self._room = Room(context)
-        self._healing = Healing(context, segments, damage, promise, self._room, proven_from=proven_from)
+        self._free_space = FreeSpaceGuard(context)
+        self._healing = Healing(context, segments, damage, promise, self._free_space, proven_from=proven_from)
         self._writer = Writer(context, segments, promise)
         self._trimming = Trimming(context, segments, damage, promise)
         self.concerned = segments.concerned
@@ -155,7 +155,7 @@ class Partition:
             committed=self.committed,
             last_id=self.last_id,
             is_available=info.is_available,
-            is_full=self._room.look(),
+            is_full=self._free_space.is_still_full(),
             segments=len(self._segments.first_ids),
             findings=self.findings,
             damaged_segments=self._healing.damaged_segments,
@@ -274,16 +274,16 @@ class Partition:
         fresh = self._only_new(pieces)
         if fresh:
             size = sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in fresh)
-            self._room.check(size)
+            self._free_space.check(size)
             with self._fatal():
                 try:
                     self._write(fresh)
                 except DiskFull:
-                    self._room.refuse(size)
+                    self._free_space.note_refused(size)
                     raise
                 if self._damage:
                     self._healing.end_moved(is_indexed=False)
-            self._room.is_full = False
+            self._free_space.is_full = False
         known = min(committed, self.last_id)
         if known > self.committed and self._context.info.session == session:
             self.committed = known

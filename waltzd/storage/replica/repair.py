@@ -39,7 +39,7 @@ from waltzd.format.scan import Stop, scan
 from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
-from waltzd.storage.replica.replica_context import ReplicaContext, Room
+from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
 
@@ -51,7 +51,7 @@ class Installation:
         self,
         context: ReplicaContext,
         first_id: int,
-        room: Room,
+        free_space: FreeSpaceGuard,
         *,
         turn: int,
         begun_at: tuple[int, int, bool],
@@ -62,7 +62,7 @@ class Installation:
         self.first_id = self.next_id = first_id
         self.begun_at = begun_at
         self._context = context
-        self._room = room
+        self._free_space = free_space
         self._file_bytes = file_bytes
         self._record_bytes_max = context.settings.record_bytes_max
         self._size = 0
@@ -99,7 +99,7 @@ class Installation:
     def write(self, piece: Buffer) -> None:
         if self._file_bytes and self._size + len(piece) > self._file_bytes:
             raise self._unfit(f"is larger than the {self._file_bytes} bytes that were announced")
-        self._room.check(len(piece))
+        self._free_space.check(len(piece))
         self._data.write(self._size, piece)
         self._size += len(piece)
 
@@ -272,7 +272,7 @@ class Healing:
         segments: SegmentList,
         damage: DamageReport,
         promise: PromiseFile,
-        room: Room,
+        free_space: FreeSpaceGuard,
         *,
         proven_from: int,
     ) -> None:
@@ -280,7 +280,7 @@ class Healing:
         self._segments = segments
         self._damage = damage
         self._promise = promise
-        self._room = room
+        self._free_space = free_space
         self._proven_from = proven_from
         """First id of the oldest segment that was checked since the start. All newer segments were checked as well."""
         self._turn = 0
@@ -316,9 +316,11 @@ class Healing:
     ) -> Installation:
         """Begin to receive a file; raise an error if it has no place in the log, or no space on disk."""
         self._place(first_id, cut_floor)
-        self._room.check(file_bytes)
+        self._free_space.check(file_bytes)
         self._turn += 1
-        return Installation(self._context, first_id, self._room, turn=self._turn, begun_at=begun_at, file_bytes=file_bytes)
+        return Installation(
+            self._context, first_id, self._free_space, turn=self._turn, begun_at=begun_at, file_bytes=file_bytes
+        )
 
     def _place(self, first_id: int, cut_floor: int | None) -> Place:
         """Return the place of a file. Ids above `cut_floor` may be lost, because the session has not begun; None: no id

@@ -65,7 +65,7 @@ class ReplicaContext:
         complain(f"{PartitionDamaged.code} partition {self.number}: {finding.sentence()}")
 
 
-class Room:
+class FreeSpaceGuard:
     """The room on the disk: appends stop before it is full, and go on when there is clearly more."""
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -74,10 +74,10 @@ class Room:
         self._refused = 0
         """Bytes of the write that was refused last."""
 
-    def refuse(self, size: int) -> None:
+    def note_refused(self, size: int) -> None:
         self.is_full, self._refused = True, size
 
-    def look(self) -> bool:
+    def is_still_full(self) -> bool:
         """Return whether the disk is still too full for the write that was refused last. So a storage says that it takes
         writes again before anybody sends one."""
         if self.is_full:
@@ -95,5 +95,5 @@ class Room:
         free = self._context.disk.free_bytes(directory)
         least += least // 8 if self.is_full else 0
         if free - size < least:
-            self.refuse(size)
+            self.note_refused(size)
             raise DiskFull(f"{directory}: {free} bytes are free, {size} are to be written and {least} must stay free")
