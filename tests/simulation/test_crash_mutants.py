@@ -193,7 +193,7 @@ def makes_no_footer_at_a_start(patch: pytest.MonkeyPatch) -> None:
 
 @batch_mutant
 def goes_on_from_the_batch_that_was_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SegmentList, "look_back", lambda self: None)
+    patch.setattr(SegmentList, "refresh_end", lambda self: None)
 
 
 @batch_mutant

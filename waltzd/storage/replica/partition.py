@@ -334,7 +334,7 @@ class Partition:
         if not batches:
             return new_runs
         place = (new_runs[-1].last_id, None) if new_runs else (self.last_id, self._segments.end)
-        if self._segments.is_begun_anew and not new_runs:
+        if self._segments.is_empty_above_zero and not new_runs:
             raise BadFrame(
                 f"partition {self.number} begins at its floor {self.first_id}: a segment of batches there comes as a file, "
                 "with a footer that names the one in front of it",

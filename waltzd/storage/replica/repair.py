@@ -374,7 +374,7 @@ class Healing:
         self._damage.replace(self._context.path(first_id), [])
         self._segments.forget(first_id)
         if place.next_first is None:
-            self._segments.stand_last(segment)
+            self._segments.set_active(segment)
             self.end_moved(is_indexed=True)
             self.stand()
             return
@@ -382,7 +382,7 @@ class Healing:
         if segment.next_id < place.next_first:
             hole = missing_finding(self._context, segment.next_id, place.next_first - 1)
             self._damage.replace(hole.path, [hole])
-            self._segments.miss_for(hole)
+            self._segments.note_missing(hole)
         self._promise.change(segments=len(self._segments.first_ids))
         self.stand()
 
@@ -464,7 +464,7 @@ class Healing:
         known = self._damage.findings
         self._damage.replace(self._context.path(first_id), found)
         for finding in found:
-            segments.miss_for(finding)
+            segments.note_missing(finding)
             if finding not in known:  # else it was reported already
                 self._context.complain(finding)
 
@@ -478,7 +478,7 @@ class Healing:
                 self._stand()
 
     def _stand(self) -> None:
-        self._segments.look_back()
+        self._segments.refresh_end()
         if not self._damage or self._damage.is_only_short:
             self._segments.finish()
 
@@ -487,10 +487,10 @@ class Healing:
         if 0 < first_id == self._segments.first_ids[0]:
             return PrecedingEnd()
         try:
-            end = self._segments.end_in_front(first_id) or End()
+            end = self._segments.preceding_end(first_id) or End()
         except Suspect:
             end = None
-        return PrecedingEnd(end, self._segments.footer_in_front(first_id))
+        return PrecedingEnd(end, self._segments.preceding_footer_hash(first_id))
 
     def end_of(self, position: int, mark: int) -> tuple[int, int]:
         """Return where to cut after `mark` in the segment at `position`, and the next id there. If a batch goes beyond

@@ -107,7 +107,7 @@ class SegmentList:
         new = Segment.create(self._disk, self._directory, header)
         if new.first_id == old.first_id:
             old.close()
-        self.stand_last(new)
+        self.set_active(new)
         return new
 
     def seal(self) -> None:
@@ -128,19 +128,19 @@ class SegmentList:
         """The footer of a full segment, if it has none. Raises `Suspect` where the one in front of it cannot be read."""
         active = self.active
         if isinstance(active, BatchSegment) and active.is_full and not active.has_footer:
-            before = self.footer_in_front(active.first_id)
+            before = self.preceding_footer_hash(active.first_id)
             if before is None:
                 raise Suspect(self.first_ids[self.position_of(active.first_id - 1)])
             active.write_footer(before)
 
-    def footer_in_front(self, first_id: int) -> bytes | None:
+    def preceding_footer_hash(self, first_id: int) -> bytes | None:
         """The hash of the footer in front of this segment; None where it cannot be read."""
         if self._chain is None or self._chain[0] != first_id:
-            found = self._footer_in_front(first_id)
+            found = self._preceding_footer_hash(first_id)
             self._chain = None if found is None else (first_id, found)
         return None if self._chain is None else self._chain[1]
 
-    def _footer_in_front(self, first_id: int) -> bytes | None:
+    def _preceding_footer_hash(self, first_id: int) -> bytes | None:
         if first_id == 0:
             return NO_HASH
         if first_id <= self.first_ids[0]:
@@ -163,23 +163,23 @@ class SegmentList:
         elif active.next_id > active.first_id:
             self.end = None
 
-    def look_back(self) -> None:
+    def refresh_end(self) -> None:
         """The active segment is another one, or ends elsewhere: see with which batch the log ends. That stands in front of
         an empty one. Raises `Suspect`."""
         active, self.end = self.active, None
         if active is not None and active.next_id == active.first_id:
-            self.end = self.end_in_front(active.first_id)
+            self.end = self.preceding_end(active.first_id)
         elif active is not None:
             self._moved()
 
-    def end_in_front(self, first_id: int) -> End | None:
+    def preceding_end(self, first_id: int) -> End | None:
         """Of the last batch in front of this segment; None where no batch stands there, or where that was trimmed. Raises
         `Suspect`."""
         front = self.segment_with(first_id - 1)[0] if first_id > self.first_ids[0] else None
         found = front.found_log_end() if isinstance(front, BatchSegment) else None
         return None if found is None else replace(found, segment_bytes=0)
 
-    def stand_last(self, new: Segment) -> None:
+    def set_active(self, new: Segment) -> None:
         """Behind the last segment, or in its place."""
         old, self.active = self.active, new
         if new.first_id not in self.first_ids:
@@ -188,14 +188,14 @@ class SegmentList:
                 self._keep_open(old)
         self._moved()
 
-    def miss_for(self, finding: Finding) -> None:
+    def note_missing(self, finding: Finding) -> None:
         """Keep the place of a missing segment, so that no other claims its ids."""
         first_id = first_id_of(finding.path.rpartition("/")[2])
         if first_id is not None and first_id not in self.first_ids:
             self.first_ids = sorted([*self.first_ids, first_id])
 
     @property
-    def is_begun_anew(self) -> bool:
+    def is_empty_above_zero(self) -> bool:
         """It holds nothing, and begins above id 0: what the last batch in front of it was is not known here."""
         return 0 < self.first_ids[0] == self.last_id + 1
 

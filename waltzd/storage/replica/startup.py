@@ -154,7 +154,7 @@ class _Opening:
         self._promise.make_anew(**self._changes)
         segments = SegmentList(self._context, first_ids=first_ids, active=last.segment)
         for finding in findings:
-            segments.miss_for(finding)
+            segments.note_missing(finding)
         partition = Partition(self._context, self._promise, segments, damage, proven_from=last.proven_from)
         partition.stand()
         return partition

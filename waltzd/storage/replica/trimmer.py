@@ -82,7 +82,7 @@ class Trimming:
         self._left = []
         for name in names_below(self._context.disk, self._context.directory, floor):
             self._context.disk.remove(join(self._context.directory, name))
-        segments.stand_last(Segment.create(self._context.disk, self._context.directory, self._context.header(floor)))
+        segments.set_active(Segment.create(self._context.disk, self._context.directory, self._context.header(floor)))
         self._context.say(f"begins at the floor {floor}; it held ids up to {last_id}")
 
     def _keep_aside(self, first_ids: Sequence[int]) -> None:
