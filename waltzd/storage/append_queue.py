@@ -1,4 +1,4 @@
-"""The queue of one replica, in which its changes come one after the other, and the append streams that feed it.
+"""The queue that serializes the changes of one replica, and the append streams that feed it.
 
 The walk of an append: `Stream` receives a frame and puts it into the `AppendQueue`, up to a bound, above which the sender
 waits. While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer, without a
@@ -36,14 +36,15 @@ from waltzd.wire.tasks import on_loop, tell_failure
 
 T = TypeVar("T")
 HERE_BYTES_MAX = 64 << 10
-"""A group of more is written on a thread: the next one is received meanwhile."""
+"""Bytes of the largest group that is written on the event loop. A larger group is written on a thread, while the next is
+received."""
 NOTE_SECONDS = 0.05
-"""So long the committed mark may wait to be written down: a write for each append costs as much as the append itself."""
+"""Seconds until a new committed mark is written down. A write for each append would cost as much as the append itself."""
 GROUP_BYTES_MAX = 2 << 20
-"""Of one flush: more makes no append faster, and the first of them waits longer."""
+"""Bytes of one flush. Larger groups make no append faster, and their first append waits longer."""
 
 PARTS = 4
-"""One queue may fill this part of the queue of a storage."""
+"""Divisor of the byte budget of a storage: one append queue may take a quarter of the budget."""
 
 
 class RunBlocking(Protocol):
@@ -60,18 +61,17 @@ class RunHere(Protocol):
 
 @dataclass
 class InlineFlushPolicy:
-    """What the queues of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
+    """Decides which queue of an event loop may write and flush on the loop itself. `run_here`: None if it must not.
 
-    Queues that write here in turn would flush one after the other what threads flush side by side. So a queue writes here
-    when it was the last that did, or when the loop has had nothing to write since for as long as that took: then nobody
-    has waited for it."""
+    Queues that write on the loop in turn would flush one after another what threads flush in parallel. So a queue may write
+    on the loop if it was the last queue to do so, or if the loop has since been idle for as long as that write took."""
 
     run_here: RunHere | None = None
     clock: Callable[[], int] = monotonic_ns
     queues_with_work: int = 0
-    """So many have work that is done elsewhere."""
+    """Number of queues with work for their own task, which runs it on threads."""
     last: AppendQueue | None = None
-    """The queue that wrote here last, from when until when."""
+    """Queue that wrote on the loop last, from `began_ns` to `ended_ns`."""
     began_ns: int = 0
     ended_ns: int = 0
 
@@ -103,7 +103,7 @@ class _Group:
         return any(isinstance(piece, Batch) and piece.head.is_last for frame in self.frames for piece in frame.pieces)
 
     def bytes_between(self, above: int, up_to: int) -> int:
-        """Of the records with these ids, each counted once."""
+        """Return the bytes of the records with ids in (`above`, `up_to`], each record counted once."""
         found = 0
         for run in (run for frame in self.frames for run in frame.runs):
             first, last = max(run.first_id, above + 1), min(run.last_id, up_to)
@@ -131,9 +131,9 @@ class AppendQueue:
         policy: InlineFlushPolicy | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`budget`: of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded one
-        leaves some to the others, and one frame of each queue may always wait. `loop`: where the queue and its appenders
-        live; None for that of everybody who calls."""
+        """`budget`: of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded queue
+        leaves some to other queues, and one frame of each queue may always wait. `loop`: where the queue and its appenders
+        live; None for the loop of each caller."""
         self.partition = partition
         self._loop = loop
         self._policy = policy or InlineFlushPolicy()
@@ -164,7 +164,7 @@ class AppendQueue:
         return self._budget.used
 
     async def close(self) -> None:
-        """Everything in the queue is done first."""
+        """Finish everything in the queue, then stop."""
         await on_loop(self._loop, self._close())
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -176,7 +176,7 @@ class AppendQueue:
         return await on_loop(self._loop, self._fence(function))
 
     async def refuse_all(self, error: WaltzError) -> None:
-        """The partition goes away, or its owner has to open it again."""
+        """Refuse all appenders: the partition is removed, or its owner has to open it again."""
         await on_loop(self._loop, self._refuse_all(error))
 
     # -- the queue
@@ -191,7 +191,8 @@ class AppendQueue:
             self._budget.give(item.bytes)
 
     async def append(self, appender: Appender, frame: RecordsFrame) -> None:
-        """Queue a frame; waits while the queue is full. The appender gets the outcome."""
+        """Queue a frame, or write it at once; wait while the budget is used up. The appender gets the outcome by
+        `acknowledge` or `refuse`."""
         size = frame.bytes
         await self._budget.take(size)
         last = self._queue[-1] if self._queue else None
@@ -392,7 +393,7 @@ class AppendQueue:
 
 
 def _why_wrong(piece: Piece) -> str:
-    """Empty for records that are as their owner made them."""
+    """Return why a run or batch fails its checks; empty if it is sound."""
     if isinstance(piece, Run):
         bad = first_bad(piece)
         return "" if bad is None else f"record {piece.first_id + bad} fails its checks"
@@ -401,7 +402,7 @@ def _why_wrong(piece: Piece) -> str:
 
 
 REFUSED_SECONDS = 2.0
-"""So long a refused caller may take to notice."""
+"""Seconds a refused caller may take to end its stream."""
 
 
 class Stream:
@@ -427,7 +428,7 @@ class Stream:
     # -- called by the queue and the daemon
 
     def acknowledge(self, durable_id: int) -> None:
-        """Also when it is the mark of before: a sender that repeats a record waits for its mark again."""
+        """Send this mark, even if it was sent before: a sender that repeats a record waits for its mark again."""
         self._durable_id = durable_id
         if self._link.may_post and not self._owes_mark and not self._is_over:
             self._link.post(durable_id)
@@ -452,7 +453,7 @@ class Stream:
     # -- the work
 
     async def serve(self) -> None:
-        """Until the caller ends the stream, or an error does, which is sent to the caller and raised."""
+        """Serve the stream until the caller ends it. An error ends it too: it is sent to the caller and raised."""
         self._queue.join(self)
         sending = asyncio.create_task(self._send_marks())
         receiving = asyncio.create_task(self._receive_frames())
@@ -535,4 +536,4 @@ async def _ignore(link: Link) -> None:
 
 
 def _nothing() -> None:
-    """Its turn in a queue comes when everything before it is done."""
+    """Do nothing: a call whose turn in the queue comes when everything before it is done."""

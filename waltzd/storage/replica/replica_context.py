@@ -19,11 +19,11 @@ class PartitionSettings:
     free_bytes_min: int = 0
     record_bytes_max: int = 16 << 20
     archives: bool = False
-    """Whether the storage can upload sealed segments: its owners are told with each status."""
+    """True if the storage can upload sealed segments. Each status reports it to the owner."""
     say: Callable[[str], None] = lambda sentence: None
-    """Gets a sentence about everything that an operator should know."""
+    """Callback for each sentence that an operator should read."""
     complain: Callable[[str], None] | None = None
-    """The same for damage; without it, `say` gets that too."""
+    """Callback for each sentence about damage; None to use `say`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ReplicaContext:
     disk: Disk
     directory: str
     number: int
-    """Of the partition."""
+    """Number of the partition."""
     control: ControlFile
     settings: PartitionSettings
 
@@ -44,11 +44,12 @@ class ReplicaContext:
         return self.control.info(self.number)
 
     def header(self, first_id: int) -> FileHeader:
-        """Of a segment that starts at this id; its date is now."""
+        """Return the header of a segment that starts at this id, created now."""
         return FileHeader(created_ms=self.disk.now_ms(), key=self.key, partition=self.number, first_id=first_id)
 
     def batch_header(self, first_id: int, time: int) -> FileHeader:
-        """Of a segment of format 1; `time` is that of its first batch, so the file is the same on each replica."""
+        """Return the header of a segment of format 1. Its creation time is `time`, the time of its first batch in
+        microseconds, so that the file is identical on each replica."""
         return replace(self.header(first_id), version=BATCHES, created_ms=time // 1000)
 
     def path(self, first_id: int) -> str:
@@ -66,20 +67,20 @@ class ReplicaContext:
 
 
 class FreeSpaceGuard:
-    """The room on the disk: appends stop before it is full, and go on when there is clearly more."""
+    """Guard of the free space: appends stop before the disk is full, and resume once clearly more is free."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         self.is_full = False
         self._refused = 0
-        """Bytes of the write that was refused last."""
+        """Bytes of the last refused write."""
 
     def note_refused(self, size: int) -> None:
         self.is_full, self._refused = True, size
 
     def is_still_full(self) -> bool:
-        """Return whether the disk is still too full for the write that was refused last. So a storage says that it takes
-        writes again before anybody sends one."""
+        """Return whether the disk is still too full for the write that was refused last. The status thus
+        reports free space before the next write is tried."""
         if self.is_full:
             least = self._context.settings.free_bytes_min
             free = self._context.disk.free_bytes(self._context.directory)

@@ -37,7 +37,7 @@ class SegmentList:
         self.end: End | None = None
         """Where the last batch ends, with `last_id`. None: the last record is of format 0, or there is none."""
         self._chain: tuple[int, bytes] | None = None
-        """The hash of the footer in front of the segment with this first id."""
+        """Hash of the footer before the segment with this first id; None if not read yet."""
         self._sealed: OrderedDict[int, Segment] = OrderedDict()
 
     def position_of(self, id_: int) -> int:
@@ -55,14 +55,14 @@ class SegmentList:
         return [(first_id, self.last_id_of(at)) for at, first_id in enumerate(self.first_ids[:-1])]
 
     def concerned(self, finding: Finding) -> list[int]:
-        """The first ids of the segments that a finding names, or that hold its ids."""
+        """Return the first ids of the segments that a finding names, or that hold its ids."""
         found = {first_id_of(finding.path.rpartition("/")[2])} & set(self.first_ids)
         if finding.first_id is not None and finding.last_id is not None and finding.first_id <= self.last_id:
             found.update(self.first_ids[self.position_of(finding.first_id) : self.position_of(finding.last_id) + 1])
         return sorted(first_id for first_id in found if first_id is not None)
 
     def segment_with(self, id_: int) -> tuple[Segment, int]:
-        """The segment that holds this id, and the last id of that segment.
+        """Return the segment that holds this id, and the last id of that segment. Raise `Trimmed` below the first segment.
 
         Readers call this beside the queue: it looks at the list once, and the queue replaces lists instead of changing
         them."""
@@ -81,7 +81,7 @@ class SegmentList:
         return found, last_id
 
     def trimmed(self, id_: int) -> Trimmed:
-        """The error for an id below the floor."""
+        """Return the error for an id below the first segment."""
         first_id = self.first_ids[0]
         return Trimmed(
             f"partition {self._context.number}: id {id_} is only in the archive; replicas have ids from {first_id} on",
@@ -94,12 +94,12 @@ class SegmentList:
             self._sealed.popitem(last=False)
 
     def forget(self, first_id: int) -> None:
-        """The next reader opens the segment anew."""
+        """Drop the cached open segment: the next reader opens it again."""
         self._sealed.pop(first_id, None)
         self._chain = None
 
     def start_segment(self, header: FileHeader) -> Segment:
-        """A new last segment behind the active one, which is sealed. An empty one is made anew, in its place."""
+        """Seal the active segment and create the next one. An empty active segment is replaced instead."""
         old = self.active
         assert old is not None
         if old.next_id > old.first_id:
@@ -117,7 +117,7 @@ class SegmentList:
         self.active.index.flush()
 
     def flush(self) -> None:
-        """What was written to the active segment is on the disk, and counts. A full segment of batches gets its footer."""
+        """Flush the active segment and move the end of the log. A full segment of batches gets its footer."""
         active = self.active
         assert active is not None
         active.flush()
@@ -125,7 +125,8 @@ class SegmentList:
         self.finish()
 
     def finish(self) -> None:
-        """The footer of a full segment, if it has none. Raises `Suspect` where the one in front of it cannot be read."""
+        """Write the footer of a full active segment, if it has none. Raise `Suspect` if the preceding footer cannot be
+        read."""
         active = self.active
         if isinstance(active, BatchSegment) and active.is_full and not active.has_footer:
             before = self.preceding_footer_hash(active.first_id)
@@ -134,7 +135,7 @@ class SegmentList:
             active.write_footer(before)
 
     def preceding_footer_hash(self, first_id: int) -> bytes | None:
-        """The hash of the footer in front of this segment; None where it cannot be read."""
+        """Return the hash of the footer of the preceding segment; None if it cannot be read."""
         if self._chain is None or self._chain[0] != first_id:
             found = self._preceding_footer_hash(first_id)
             self._chain = None if found is None else (first_id, found)
@@ -154,7 +155,7 @@ class SegmentList:
         return front.footer_hash() if last_id == first_id - 1 else None
 
     def _moved(self) -> None:
-        """The active segment ends elsewhere: so does the log."""
+        """Move the end of the log to the end of the active segment."""
         active = self.active
         assert active is not None
         self.last_id = active.next_id - 1
@@ -164,8 +165,8 @@ class SegmentList:
             self.end = None
 
     def refresh_end(self) -> None:
-        """The active segment is another one, or ends elsewhere: see with which batch the log ends. That stands in front of
-        an empty one. Raises `Suspect`."""
+        """Read again which batch ends the log, after the active segment was replaced or cut. If it is empty, the batch is
+        in the preceding segment. Raise `Suspect` if that cannot be read."""
         active, self.end = self.active, None
         if active is not None and active.next_id == active.first_id:
             self.end = self.preceding_end(active.first_id)
@@ -173,14 +174,14 @@ class SegmentList:
             self._moved()
 
     def preceding_end(self, first_id: int) -> End | None:
-        """Of the last batch in front of this segment; None where no batch stands there, or where that was trimmed. Raises
-        `Suspect`."""
+        """Return the end of the last batch before this segment; None if there is no batch, or it was trimmed. Raise
+        `Suspect` if it cannot be read."""
         front = self.segment_with(first_id - 1)[0] if first_id > self.first_ids[0] else None
         found = front.found_log_end() if isinstance(front, BatchSegment) else None
         return None if found is None else replace(found, segment_bytes=0)
 
     def set_active(self, new: Segment) -> None:
-        """Behind the last segment, or in its place."""
+        """Make `new` the active segment, after the last segment or in its place."""
         old, self.active = self.active, new
         if new.first_id not in self.first_ids:
             self.first_ids = [*self.first_ids, new.first_id]
@@ -196,11 +197,11 @@ class SegmentList:
 
     @property
     def is_empty_above_zero(self) -> bool:
-        """It holds nothing, and begins above id 0: what the last batch in front of it was is not known here."""
+        """True if the log is empty and begins above id 0. The batch before its first id is then unknown here."""
         return 0 < self.first_ids[0] == self.last_id + 1
 
     def empty(self, first_id: int) -> None:
-        """Nothing of the log is here any more; a segment with this first id is to stand here next."""
+        """Drop all segments from the list. The caller must then create the segment with this first id."""
         if self.active is not None:
             self.active.close()
         for known in self.first_ids:
@@ -208,7 +209,7 @@ class SegmentList:
         self.first_ids, self.active, self.last_id, self.end = [first_id], None, first_id - 1, None
 
     def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
-        """A sealed segment becomes the last one. One that keeps no record may be unreadable."""
+        """Open a sealed segment for writing. If it is to keep no record and cannot be read, create it again."""
         expected = self._context.header(first_id)
         try:
             return Segment.open(self._disk, self._directory, expected=expected, next_id=None, write=True)
