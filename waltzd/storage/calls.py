@@ -152,7 +152,7 @@ class StorageCalls:
         call_on(self.streams_loop, queue.start)
 
     def refuse_new(self) -> None:
-        """No new calls; append streams end once their queued frames are done."""
+        """Refuse new calls, and end append streams once their queued frames are written."""
         self.is_draining = True
         call_on(self.streams_loop, self._dismiss, Draining("the storage is shutting down"))
 
@@ -230,12 +230,12 @@ class StorageCalls:
     # -- the replica protocol
 
     def status(self, number: int) -> ReplicaStatus:
-        """Where the replica stands. It promises nothing by that, and proves nothing."""
+        """Return the status of a replica. It changes no durable state."""
         return self._queue(number).partition.status()
 
     def quiet(self, numbers: Sequence[int]) -> list[int]:
-        """Those that are here and have no append stream at the moment. A server asks about another one that it takes for
-        dead."""
+        """Return the partitions with a replica here that have no append stream now. A server asks this about another server
+        that it suspects to be dead."""
         if len(numbers) > self._directory.control.header.partitions + 1:  # and the group log
             raise TooLarge(f"{len(numbers)} partitions were named; the cluster has fewer")
         found = {number: self._queues.get(number) for number in numbers}
@@ -282,7 +282,8 @@ class StorageCalls:
         return queue
 
     def readable(self, number: int, session: int | None, contact: Contact) -> AppendQueue:
-        """What has no session reads what is committed. What has one need not be of the latest contact."""
+        """Return the queue of a replica for a reader. A reader with a session must be of the current session, but need not
+        be of its latest contact."""
         return self._queue(number) if session is None else self._owned(number, session, replace(contact, number=0))
 
     async def set_low_mark(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
@@ -553,7 +554,7 @@ class StorageCalls:
     async def fetch_segment(
         self, number: int, session: int, first_id: int, *, contact: Contact = NOBODY
     ) -> AsyncGenerator[bytes, None]:
-        """A sealed segment as it is. The receiver proves its records."""
+        """Yield the bytes of a sealed segment file. The receiver verifies its records."""
         with self._reader():
             partition = self.readable(number, session, contact).partition
             file = self._disk.open(partition.sealed_path(first_id))
@@ -659,7 +660,7 @@ class StorageCalls:
         await self._write(self._directory.keep_reserve)
 
     async def unready(self) -> list[str]:
-        """Why it is of little use now; empty when it is ready."""
+        """Return the reasons why the storage is not ready; empty if it is ready."""
         return await self._run_reading(self._unready)
 
     def _unready(self) -> list[str]:
@@ -673,7 +674,7 @@ class StorageCalls:
         )
 
     async def troubles(self) -> dict[int, list[Trouble]]:
-        """By partition."""
+        """Return the troubles of each partition, by its number."""
         return await self._run_reading(self._troubles)
 
     def _troubles(self) -> dict[int, list[Trouble]]:

@@ -31,11 +31,11 @@ class Ports:
     streams_loop: asyncio.AbstractEventLoop | None
 
     async def knock(self) -> list[str]:
-        """Why a caller does not get in."""
+        """Return the reasons why a new caller would not be let in; empty if it would."""
         return [*await self.replicas.knock(), *await self.admin.knock()]
 
     async def stop(self, seconds: float) -> None:
-        """No new calls; running ones may go on for so long."""
+        """Refuse new calls; running calls may go on for `seconds`."""
         streams = on_loop(self.streams_loop, self.streams.stop(seconds))
         await asyncio.gather(self.replicas.stop(seconds), streams, self.admin.stop(seconds))
 

@@ -199,7 +199,7 @@ class StreamPort:
         await connection.send(Kind.STATUS, (packed_status(status),))
 
     async def stop(self, seconds: float) -> None:
-        """No new streams; the present ones may finish for so long."""
+        """Accept no new streams; running streams may go on for `seconds`."""
         if self._server is not None:
             self._server.close()
         serving = list(self._serving)

@@ -46,7 +46,7 @@ _ZEROS = bytes(1 << 16)
 
 
 def delete_directory(disk: Disk, home: str, path: str) -> None:
-    """Of a partition, with everything in it."""
+    """Delete the directory of a partition with its files, durably."""
     remove_with_files(disk, path)
     disk.flush_directory(home)
 
@@ -122,7 +122,7 @@ class Directory:
 
     @property
     def name(self) -> str:
-        """Of the storage; empty until it is known."""
+        """Name of the storage; empty until it is known."""
         return "" if self._identity is None else self._identity.name
 
     def _check_name(self, name: str, *, is_renamed: bool = False) -> None:

@@ -694,7 +694,7 @@ class Partition:
             raise
 
     def readable_to(self, session: int | None) -> int:
-        """The last id for a reader with or without a session."""
+        """Return the last id that a reader with or without a session may read."""
         return self.last_id if session is not None else min(self.last_id, self.visible_mark)
 
     @property
@@ -720,17 +720,17 @@ class Partition:
         return self._segments.sealed()
 
     def segment_of(self, id_: int) -> int:
-        """The first id of the segment that holds this id."""
+        """Return the first id of the segment that holds this id."""
         first_ids = self._segments.first_ids
         return first_ids[max(0, bisect_right(first_ids, id_) - 1)]
 
     def bytes_of(self, first_id: int) -> int:
-        """How large the file of a segment is; 0 for one that is missing."""
+        """Return the bytes of a segment file; 0 if it is missing."""
         path = self._context.path(first_id)
         return self._context.disk.size(path) if self._context.disk.exists(path) else 0
 
     def sealed_path(self, first_id: int) -> str:
-        """The data file of a sealed segment, to be sent as it is."""
+        """Return the path of a sealed segment file, for sending it unchanged."""
         if first_id < self.first_id:
             raise self._segments.trimmed(first_id)
         if first_id not in self._segments.first_ids[:-1]:

@@ -32,7 +32,7 @@ UNLINKED_AT_ONCE = 16
 
 
 def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
-    """The files of segments below the floor, the oldest first."""
+    """Return the names of files whose first id is below the floor, the oldest first."""
     found = [(first_id, name) for name in disk.names(directory) if (first_id := first_id_of(name)) is not None]
     return [name for first_id, name in sorted(found) if first_id < floor]
 
