@@ -99,7 +99,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if catalog is None or not covers(catalog, spans):
                 catalog = self._look()
             self._reconciled(begin, catalog)
-            check_timelines(behind, self._origin, catalog)
+            check_timelines(behind, self._origin, catalog, start=begin)
             left = readable(spans, catalog, fail_on_loss=self._selection.fails_on_loss)
             return [*tasks(self._origin, catalog, left, self._sizing)]
 

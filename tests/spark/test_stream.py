@@ -26,6 +26,7 @@ from tests.spark.batches import microseconds, mixed_log
 from tests.spark.growing import GrowingStorage
 from waltzd.errors import BadArgument, ForeignCluster, PositionUnknown, TransactionsGone, WaltzError
 from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.positions import Position
 
 RESTARTS = 20
 
@@ -53,6 +54,9 @@ class FakeLog:
         """A transaction each second."""
         span = catalog.spans[partition]
         return max(span.first, min(span.last + 1, -(-time // 1_000_000)))
+
+    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+        """It never forked."""
 
 
 @pytest.fixture

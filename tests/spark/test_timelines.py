@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import cast
 from uuid import UUID
@@ -14,19 +14,24 @@ from waltz_spark import stream
 from waltz_spark.export.export import check_history
 from waltz_spark.export.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
+from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import LiveOrigin
-from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.plan import Sizing
+from waltz_spark.table.columns import Projection
 from waltz_spark.table.position import NO_LIMIT, Position, advanced, between, end_of
+from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.test_directory_origin import log_of, promise, read_all, store
 from tests.spark.test_manifest import SHAPE, piece_of
 from tests.spark.test_stream import FakeLog, batch, reader_of, told
 from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import OtherTimeline, PositionUnknown
-from waltzd.format.layout import PROMISE_BYTES, PROMISE_NAME
+from waltzd.errors import ControlDamaged, OtherTimeline, PositionUnknown
+from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, IDENTITY_NAME, PROMISE_BYTES, PROMISE_NAME
+from waltzd.format.record import Run
 from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.testing import BlockingCluster
@@ -40,14 +45,27 @@ class ForkedLog(FakeLog):
     """An origin in memory whose partition 0 forks when a test says so."""
 
     lineage: Lineage = NEVER_FORKED
+    forks: frozenset[int] = frozenset({0})
+    """Partitions with this lineage; others never forked."""
+    checked: int = 0
+    """Number of calls of `check`."""
+    while_read: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the first records were read."""
 
     def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
         found = super().catalog(partitions)
-        timelines = {} if self.lineage.current == FIRST else {0: self.lineage.current}
+        timelines = {} if self.lineage.current == FIRST else dict.fromkeys(self.forks, self.lineage.current)
         return Catalog(key=found.key, spans=found.spans, extents=found.extents, timelines=timelines)
 
-    def check(self, partition: int, position: positions.Position) -> None:
-        self.lineage.check(position.timeline, position, what="the reader", partition=partition)
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+        for run in super().read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks):
+            yield run
+            self.while_read()
+
+    def check(self, partition: int, position: positions.Position, *, route: str = "") -> None:
+        self.checked += 1
+        lineage = self.lineage if partition in self.forks else NEVER_FORKED
+        lineage.check(position.timeline, position, what="the reader", partition=partition)
 
 
 @pytest.fixture
@@ -109,7 +127,8 @@ def test_a_query_above_the_fork_is_refused(log: ForkedLog, fails: str) -> None:
     with pytest.raises(OtherTimeline, match="the checkpoint has ids up to 6 of partition 0") as caught:
         reader.latestOffset(start, ReadAllAvailable())
     assert caught.value.number("fork") == FORK
-    assert 'new checkpoint and startingTxnIds {"0": 6}' in told(caught)
+    assert 'new checkpoint and startingTxnIds {"0": 6, "1": 0}' in told(caught), "the other partition goes on where it was"
+    assert "Not done: no batch was read, and the checkpoint was left as it is" in told(caught)
     with pytest.raises(OtherTimeline):
         reader.partitions(start, {**start, "next": {"0": 9, "1": 0}})
 
@@ -118,9 +137,47 @@ def test_a_batch_that_was_planned_above_the_fork_is_not_read_with_other_rows(log
     start = reader_of(startingTxnIds='{"0": 2, "1": -1}').initialOffset()
     end = reader_of().latestOffset(start, ReadAllAvailable())
     log.lineage, log.spans = FORKED, {0: Span(0, 19), 1: Span(0, 9)}
-    with pytest.raises(OtherTimeline, match="ids up to 9 of partition 0"):
+    with pytest.raises(OtherTimeline, match="ids up to 9 of partition 0") as caught:
         reader_of().partitions(start, end)
+    assert 'startingTxnIds {"0": 2, "1": 10}' in told(caught), "no row of the batch was processed"
     assert batch(reader_of(), start, {**end, "next": {"0": FORK + 1, "1": 0}}) == [(0, id_) for id_ in range(2, FORK + 1)]
+
+
+def test_the_advice_names_the_start_of_each_partition_that_forked(log: ForkedLog) -> None:
+    """A restore to a moment ends all logs at once: a start above any fork would leave transactions out."""
+    start = reader_of(startingTxnIds=f'{{"0": {FORK + 2}, "1": {FORK + 4}}}').initialOffset()
+    log.lineage, log.spans, log.forks = FORKED, {0: Span(0, 19), 1: Span(0, 19)}, frozenset({0, 1})
+    with pytest.raises(
+        OtherTimeline, match=r"of partition 0 .* ids of partition 1 are not all on the log either"
+    ) as caught:
+        reader_of().latestOffset(start, ReadAllAvailable())
+    assert 'startingTxnIds {"0": 6, "1": 6}' in told(caught)
+
+
+def test_a_batch_whose_log_is_ended_while_it_is_read_is_refused(log: ForkedLog) -> None:
+    """Once for each task, after its rows were read and before it is complete."""
+    start = reader_of(startingTxnIds='{"0": 2, "1": 3}').initialOffset()
+    reader = reader_of()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert len(batch(reader, start, end)) == 8 + 7
+    assert log.checked == 2, "one check for each of two tasks"
+
+    def end_log() -> None:
+        log.lineage = FORKED
+
+    log.while_read = end_log
+    reader = reader_of()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    message = "an operator ended the log while ids 2 to 9 of partition 0 were read: .* forked behind id 5"
+    with pytest.raises(OtherTimeline, match=message) as caught:
+        batch(reader, start, end)
+    assert caught.value.number("fork") == FORK
+    assert "Not done: the batch was not completed" in told(caught)
+    assert "Next: run a batch read again; restart a stream with its checkpoint" in told(caught)
+    log.lineage = NEVER_FORKED
+    reader = reader_of()
+    end = {**reader.latestOffset(start, ReadAllAvailable()), "next": {"0": FORK + 1, "1": 10}}
+    assert len(batch(reader, start, end)) == 4 + 7, "up to the fork the rows are the same"
 
 
 # -- manifests of an export ------------------------------------------------------------------------------------------------
@@ -149,7 +206,9 @@ def test_an_export_goes_on_up_to_the_fork_and_is_refused_above(log: ForkedLog) -
     with pytest.raises(OtherTimeline, match="the export /out has ids up to 6 of partition 0") as caught:
         check_history(log, log.catalog(), manifest_of(FORK + 1), "/out")
     assert caught.value.number("fork") == FORK
+    assert caught.value.detail_not_done == "nothing was exported, and the export was left as it is"
     assert "into another folder" in caught.value.detail_next_step
+    assert "with a new checkpoint" in caught.value.detail_next_step
     with pytest.raises(OtherTimeline, match="which this log never had"):
         check_history(log, log.catalog(), manifest_of(2, {0: UUID(int=78)}), "/out")
 
@@ -181,6 +240,23 @@ def test_of_several_directories_those_of_the_newest_timeline_are_read(caplog: py
     assert DirectoryOrigin(storages=("a",), disk=disk).catalog().timelines == {}
 
 
+def test_a_position_is_compared_although_one_directory_is_damaged() -> None:
+    """As the log is read although one is: the check after a read asks for no more than the read did."""
+    disk = SimDisk()
+    for name in ("a", "b"):
+        give_timelines(disk, store(disk, name, log_of(20, seed=2), [0], mark=19), 19, FORKED)
+    for name in (CONTROL_NAME, IDENTITY_NAME):
+        if disk.exists(f"a/{name}"):
+            disk.open(f"a/{name}", write=True).write(0, bytes(HEADER_BYTES))
+    origin = DirectoryOrigin(storages=("a", "b"), disk=disk)
+    assert origin.catalog([0]).timelines == {0: LATER}
+    origin.check(0, positions.Position(19, LATER))
+    with pytest.raises(OtherTimeline):
+        origin.check(0, positions.Position(FORK + 1))
+    with pytest.raises(ControlDamaged):
+        DirectoryOrigin(storages=("a",), disk=disk).check(0, positions.Position(FORK + 1))
+
+
 def test_what_an_archive_has_above_the_fork_is_not_given_beside_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     live = ForkedLog(spans={0: Span(0, 19)})
     pieces = [entry(first, last) for first, last in ((0, 3), (4, 8), (9, 12))]
@@ -207,6 +283,7 @@ def test_a_cluster_says_its_timeline_and_where_it_forked(monkeypatch: pytest.Mon
             for each in range(10):  # one by one: what was written together is kept together
                 client.append(b"%d" % each, partition=0)
         before = origin.catalog()
+        planned = tasks(origin, before, before.spans, Sizing())
         assert (before.spans, before.timelines) == ({0: Span(0, 9)}, {})
         timeline = cluster.rescue(0, FORK)
         cluster.wait_until_ready()
@@ -215,8 +292,15 @@ def test_a_cluster_says_its_timeline_and_where_it_forked(monkeypatch: pytest.Mon
             assert (catalog.spans, catalog.timelines) == ({0: Span(0, FORK)}, {0: timeline}), "the old mark is forgotten"
         with cluster.client() as client:
             client.append_many([b"another"] * 10, partition=0)
+        executor = Reading(LiveOrigin(coordinator="nobody:9"), Projection(SCHEMA))
+        with pytest.raises(OtherTimeline, match="while ids 0 to 9 of partition 0 were read"):
+            [*executor.batches(planned[0])]
         catalog = origin.catalog()
         assert catalog.spans == {0: Span(0, 15)}
+        assert (
+            sum(len(rows) for task in tasks(origin, catalog, catalog.spans, Sizing()) for rows in executor.batches(task))
+            == 16
+        )
         check_history(origin, catalog, manifest_of(FORK), "/out")
         with pytest.raises(OtherTimeline, match=f"forked behind id {FORK}") as caught:
             check_history(origin, catalog, manifest_of(FORK + 1), "/out")

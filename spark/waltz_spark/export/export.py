@@ -104,7 +104,9 @@ def check_history(origin: Origin, catalog: Catalog, before: Manifest | None, pla
     if before is not None:
         check_reached(
             origin, catalog, before.ends, what=f"the export {place}",
-            next_step=lambda _number, _fork: "export the log anew into another folder; this one keeps the old history",
+            not_done="nothing was exported, and the export was left as it is",
+            next_step=lambda _forks: "export the log anew into another folder, and begin a stream over the export there "
+            "with a new checkpoint; this folder keeps the old history",
         )  # fmt: skip
 
 

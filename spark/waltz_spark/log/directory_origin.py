@@ -191,10 +191,19 @@ class DirectoryOrigin:
             timelines={number: timeline for number, timeline in timelines.items() if timeline != FIRST},
         )
 
-    def check(self, partition: int, position: Position) -> None:
-        found = [each for storage in self.storages for each in self._replicas(storage, self._ledger(storage), {partition})]
-        lineage = _of_newest_timeline(found)[0].lineage if found else NEVER_FORKED
-        lineage.check(position.timeline, position, what="the reader", partition=partition)
+    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+        """Compare with the newest timeline among the directories; skip those that cannot be read, as the catalog does."""
+        found: list[Lineage] = []
+        problem = None
+        for storage in self.storages:
+            try:
+                found.append(self._lineage(storage, partition))
+            except _UNFIT as error:
+                problem = problem or error
+        if not found and problem is not None:
+            raise problem
+        newest = max(found, key=_rank, default=NEVER_FORKED)
+        newest.check(position.timeline, position, what="the reader", partition=partition)
 
     def header(self, extent: Extent) -> FileHeader | None:
         """Return the header of an extent's segment; None if it cannot be read, which the read of its records reports."""
@@ -264,8 +273,11 @@ class DirectoryOrigin:
                     yield SegmentPlace(replica.directory, extent.partition, replica.key), replica.span
 
     def _lineage(self, storage: str, partition: int) -> Lineage:
-        replicas = self._replicas(storage, self._ledger(storage), {partition})
-        return next((replica.lineage for replica in replicas), NEVER_FORKED)
+        ledger = self._ledger(storage)
+        if ledger is None or ledger.key is None:
+            return NEVER_FORKED
+        promise, _ = read_promise(self.disk, join(storage, str(partition)), partition, ledger.key, is_expected=False)
+        return NEVER_FORKED if promise is None else Lineage.decode(promise.timelines) or NEVER_FORKED
 
     def _key(self, storage: str) -> UUID | None:
         """Return the key of the cluster without reading the marks of all partitions, because it is needed for every
@@ -410,14 +422,14 @@ def _sound(replicas: Sequence[Replica]) -> list[Replica]:
     return sound
 
 
+def _rank(lineage: Lineage) -> tuple[int, int]:
+    """Return a sort key: the newer of two lineages of one log has the higher one."""
+    return lineage.number, lineage.later[-1].session if lineage.later else 0
+
+
 def _of_newest_timeline(replicas: Sequence[Replica]) -> list[Replica]:
     """Return the replicas that hold the newest timeline: records of older ones above a fork are not on the log any more."""
-
-    def rank(replica: Replica) -> tuple[int, int]:
-        later = replica.lineage.later
-        return replica.lineage.number, later[-1].session if later else 0
-
-    newest = max(replicas, key=rank).lineage
+    newest = max((replica.lineage for replica in replicas), key=_rank)
     for replica in replicas:
         if replica.lineage != newest:
             _log.warning(

@@ -55,8 +55,8 @@ class JoinedOrigin:
                 return Span(pieces[0].first, EMPTY if fork is None else fork)
         return Span(pieces[0].first, last)
 
-    def check(self, partition: int, position: Position) -> None:
-        self.live.check(partition, position)
+    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+        self.live.check(partition, position, route=route)
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         origin = self.archive if is_piece(extent) else self.live

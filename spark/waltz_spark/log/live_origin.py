@@ -217,11 +217,14 @@ class LiveOrigin:
         finally:
             await where.close()
 
-    def check(self, partition: int, position: Position) -> None:
-        wait_for(self._check(partition, position))
+    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+        wait_for(self._check(partition, position, route))
 
-    async def _check(self, partition: int, position: Position) -> None:
-        servers, _ = self._memory.addresses = self._memory.addresses or await self._addresses()
+    async def _check(self, partition: int, position: Position, route: str) -> None:
+        if route:
+            servers = Route.decode(route).servers
+        else:
+            servers, _ = self._memory.addresses = self._memory.addresses or await self._addresses()
         where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
         try:
             await where.open(self.seconds)
@@ -262,15 +265,17 @@ class LiveOrigin:
         finally:
             await where.close()
         memory.sealed |= await self._sealed({number: routes[number] for number in numbers if number not in memory.sealed})
+        places = {number: route.encode() for number, route in routes.items()}
         return Catalog(
             key=topology.cluster_key,
             spans={number: Span(0, int(marks[number])) for number in numbers},
             extents=tuple(
                 extent
                 for number in numbers
-                for extent in extents_of(number, int(marks[number]), memory.sealed[number], routes[number].encode())
+                for extent in extents_of(number, int(marks[number]), memory.sealed[number], places[number])
             ),
             timelines={number: mark.timeline for number, mark in marks.items() if mark.timeline != FIRST},
+            routes=places,
         )
 
     async def _mark(self, where: Routes, number: int) -> Position:

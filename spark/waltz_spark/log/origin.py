@@ -61,6 +61,8 @@ class Catalog:
     """Extents that cover the spans without overlap, in order of partition and id."""
     timelines: Mapping[int, UUID] = field(default_factory=dict)
     """Identity of the timeline that is read, for each partition whose log has forked."""
+    routes: Mapping[int, str] = field(default_factory=dict)
+    """Text for each partition by which `Origin.check` reaches its log from a task; empty for directories."""
 
     def position(self, partition: int, id_: int) -> Position:
         """Return this id as a position of the timeline that is read."""
@@ -88,13 +90,19 @@ class Origin(Protocol):
         none. Records of format 0 have no time, and come before all others."""
         ...
 
-    def check(self, partition: int, position: Position) -> None:
-        """Raise `OtherTimeline` if a position of another timeline is not on the log."""
+    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+        """Raise `OtherTimeline` if a position of another timeline is not on the log. Tasks pass the catalog's `route`."""
         ...
 
 
 def check_reached(
-    origin: Origin, catalog: Catalog, reached: Mapping[int, Position], *, what: str, next_step: Callable[[int, int], str]
+    origin: Origin,
+    catalog: Catalog,
+    reached: Mapping[int, Position],
+    *,
+    what: str,
+    not_done: str,
+    next_step: Callable[[Mapping[int, int]], str],
 ) -> None:
     """Raise `OtherTimeline` if a last id that was read is not on the log any more; ids up to the fork are.
 
@@ -103,8 +111,10 @@ def check_reached(
         catalog: What it has.
         reached: Last id that was read of each partition.
         what: The thing that stores the ids, for the message.
-        next_step: Function from a partition and the last shared id to the advice in the error.
+        not_done: What is not done if an id is refused, for the error.
+        next_step: Function from the last shared id of each refused partition to the advice in the error.
     """
+    refused: dict[int, OtherTimeline] = {}
     for number, position in sorted(reached.items()):
         if number not in catalog.spans or position == EMPTY:
             continue
@@ -113,8 +123,11 @@ def check_reached(
         try:
             origin.check(number, position)
         except OtherTimeline as error:
-            fork = error.number("fork")
-            message = f"{what} has ids up to {position} of partition {number} that are not on the log: {error.message}"
-            raise OtherTimeline(
-                message, next_step=next_step(number, EMPTY if fork is None else fork), **error.facts
-            ) from error
+            refused[number] = error
+    if refused:
+        number, first = next(iter(refused.items()))
+        message = f"{what} has ids up to {reached[number]} of partition {number} that are not on the log: {first.message}"
+        if others := ", ".join(str(other) for other in refused if other != number):
+            message += f". Its ids of partition {others} are not all on the log either"
+        forks = {each: EMPTY if (fork := one.number("fork")) is None else fork for each, one in refused.items()}
+        raise OtherTimeline(message, not_done=not_done, next_step=next_step(forks), **first.facts) from first

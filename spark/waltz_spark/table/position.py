@@ -7,6 +7,7 @@ a position with nothing read, and is read by the following batch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -94,14 +95,21 @@ def _moved(start: Position, catalog: Catalog, next_: Mapping[int, int]) -> Posit
     return Position(start.key, next_, {each: timeline for each, timeline in timelines.items() if timeline != FIRST})
 
 
-def check_timelines(position: Position, origin: Origin, catalog: Catalog) -> None:
-    """Raise `OtherTimeline` if ids before the position are not on the log any more."""
+def check_timelines(position: Position, origin: Origin, catalog: Catalog, *, start: Position | None = None) -> None:
+    """Raise `OtherTimeline` if ids before the position are not on the log any more. `start`: where a batch that ends at
+    the position begins; its rows are not processed yet, so the advice in the error does not go beyond it."""
+    processed = position if start is None else start
+
+    def advice(forks: Mapping[int, int]) -> str:
+        starts = {each: min(id_, forks.get(each, id_ - 1) + 1) for each, id_ in sorted(processed.next.items())}
+        return (
+            "undo what came from the transactions above the fork, then begin the query with a new checkpoint and "
+            f"startingTxnIds {json.dumps(starts)}"
+        )
+
     check_reached(
         origin, catalog, position.reached, what="the checkpoint",
-        next_step=lambda number, fork: (
-            "undo what came from the transactions above the fork, then begin the query with a new checkpoint and "
-            f'startingTxnIds {{"{number}": {fork + 1}}}'
-        ),
+        not_done="no batch was read, and the checkpoint was left as it is", next_step=advice,
     )  # fmt: skip
 
 

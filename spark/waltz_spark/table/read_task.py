@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -23,9 +24,11 @@ from waltz_spark.log.plan import Part, Sizing, Split, plan
 from waltz_spark.log.selection import FAIL_ON_DATA_LOSS, Selection
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
-from waltzd.errors import WaltzError
+from waltzd.errors import OtherTimeline, WaltzError
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import NO_TIME
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 _log = logging.getLogger("waltz.spark")
 READ_TOGETHER = 10_000
@@ -44,9 +47,12 @@ class KnowsSegments(Protocol):
 class Task(InputPartition):
     """A split, without the parts that filters exclude."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: Split, timeline: UUID = FIRST, route: str = "") -> None:
         super().__init__(None)
         self.split = split
+        self.timeline = timeline
+        """Timeline of the log when the read was planned."""
+        self.route = route
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,23 @@ class Reading:
                     batch = self.projection.batch(run, around, self.filters, groups)
                     if batch.num_rows:
                         yield batch
+            self._check_log(task)
+
+    def _check_log(self, task: Task) -> None:
+        """Raise `OtherTimeline` if ids that were read are not on the log any more. Spark completes no batch with a failed
+        task. Check once, after the last id: an operator may end the log at any time while it is read."""
+        number, span = task.split.partition, task.split.span
+        try:
+            self.origin.check(number, Position(span.last, task.timeline), route=task.route)
+        except OtherTimeline as error:
+            raise OtherTimeline(
+                f"an operator ended the log while ids {span.first} to {span.last} of partition {number} were read: "
+                f"{error.message}",
+                not_done="the batch was not completed, and a stream's checkpoint does not go past it",
+                next_step="run a batch read again; restart a stream with its checkpoint: it goes on if its batch ends at "
+                "or below the fork, and else names the startingTxnIds for a new checkpoint",
+                **error.facts,
+            ) from error
 
     def _rows(self, part: Part) -> Iterator[Grouped]:
         with_locks = self.projection.asks_for_locks
@@ -99,7 +122,11 @@ def tasks(
         if pieces:
             hulls[partition] = Span(pieces[0].first, pieces[-1].last)
     left = (_left(split, ids[split.partition]) for split in plan(catalog, hulls, sizing))
-    return [Task(split) for split in left if split is not None]
+    return [
+        Task(split, catalog.position(split.partition, split.span.last).timeline, catalog.routes.get(split.partition, ""))
+        for split in left
+        if split is not None
+    ]
 
 
 def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -> Ranges:
