@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
+from tests.unit.waltzd.sql import test_forks as forks
 from tests.unit.waltzd.sql.test_inbox import CLUSTER as INBOX_CLUSTER
 from tests.unit.waltzd.sql.test_inbox import MAILS, Delivery, inbox_of, rows_and_ranges, send, sent, with_old_pages
 from tests.unit.waltzd.sql.test_view import (
@@ -73,7 +74,7 @@ def engine(postgres: LocalPostgres) -> Engine:
         connection.execute(
             sa.text(
                 "DROP TABLE IF EXISTS waltz_views, waltz_positions, waltz_marks, waltz_dead_letters, rows, total, "
-                "waltz_inboxes, waltz_inbox_done, waltz_inbox_pruned, waltz_inbox_pages, mails"
+                "waltz_inboxes, waltz_inbox_done, waltz_inbox_pruned, waltz_inbox_pages, mails, events"
             )
         )
     return engine
@@ -463,3 +464,18 @@ def test_an_engine_that_reads_an_older_snapshot_is_refused_for_an_inbox(postgres
     assert not sa.inspect(engine).has_table(MAILS.name)
     with pytest.raises(NotTransactional):
         inbox_of(postgres.engine(isolation_level="AUTOCOMMIT")).handler_blocking(send)(Delivery(0))
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        forks.test_up_to_the_fork_a_view_goes_over_and_above_it_says_what_to_do,
+        forks.test_who_waits_for_what_was_given_up_is_told,
+        forks.test_a_process_that_was_fed_before_the_fork_neither_writes_above_it_nor_stands_in_the_way,
+        forks.test_a_table_of_an_earlier_version_gets_the_column,
+        forks.test_an_inbox_of_an_earlier_version_gets_its_columns,
+        functools.partial(forks.test_an_inbox_does_each_transaction_once_whatever_forks, seed=1),
+    ],
+)
+def test_a_log_that_an_operator_ends(engine: Engine, story: Callable[[Engine], None]) -> None:
+    story(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,7 @@ from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, V
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.sql import SqlInbox, SqlView, sqlite
+from waltzd.testing import BlockingCluster, LocalCluster
 
 CLUSTER = UUID(int=7)
 TABLES = sa.MetaData()
@@ -94,15 +95,24 @@ def test_up_to_the_fork_a_view_goes_over_and_above_it_says_what_to_do(engine: En
     view.apply_all(log.feed(20))
     position = view.read_position(0)
     assert (position, position.timeline, content(engine)) == (29, log.lineage.current, log.rows)
+    before = content(engine)
     log.fork(24)
     log.grow(20)
     with pytest.raises(OtherTimeline, match=r"'view' stands at id 29 .* behind id 24") as refused:
         view.apply_all(log.feed(30))
     assert "view.reset(0, 24" in " ".join(refused.value.lines())
     assert asyncio.run(view.failed(log.feed(30)[0], refused.value)) is Decision.PARK
-    assert view.read_position(0) == 29
     with pytest.raises(BadArgument):
         view.reset_blocking(0, 30)
+
+    def fail(connection: Connection) -> None:
+        cut(24)(connection)
+        raise LookupError("it cannot be told what to take back")
+
+    with pytest.raises(LookupError):
+        view.reset_blocking(0, 24, undo=fail)
+    assert (view.read_position(0), view.read_position(0).timeline) == (29, position.timeline)
+    assert content(engine) == before, "an undo that fails takes nothing back"
     view.reset_blocking(0, 24, undo=cut(24))
     view.apply_all(log.feed(25))
     assert content(engine) == log.rows
@@ -142,8 +152,7 @@ def test_a_process_that_was_fed_before_the_fork_neither_writes_above_it_nor_stan
     assert content(engine) == log.rows
 
 
-def test_a_table_of_an_earlier_version_gets_the_column(tmp_path: Path) -> None:
-    engine = sqlite(str(tmp_path / "old.db"))
+def test_a_table_of_an_earlier_version_gets_the_column(engine: Engine) -> None:
     view_of(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE waltz_positions DROP COLUMN timeline")
@@ -156,7 +165,6 @@ def test_a_table_of_an_earlier_version_gets_the_column(tmp_path: Path) -> None:
     log.grow(5)
     with pytest.raises(OtherTimeline):
         views[0].apply_all(log.feed(12))
-    engine.dispose()
 
 
 @pytest.mark.parametrize("seed", tiers(range(60), quick=4, short=20))
@@ -195,6 +203,74 @@ def test_whatever_forks_a_view_is_the_log_or_is_refused(tmp_path: Path, seed: in
         if position >= 0 and log.lineage.covers(position.timeline, position):
             assert content(engine) == log.rows[: position + 1]
     engine.dispose()
+
+
+# -- a cluster whose log is ended
+
+
+@pytest.mark.parametrize("reached", [3, 5, 9])
+def test_a_view_of_a_cluster_whose_log_is_ended_behind_id_5(engine: Engine, reached: int) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client(partitions=[0]) as client:
+            for id in range(reached + 1):  # one by one: what was written together is kept together
+                await client.append(b"%d" % id, partition=0)
+            view = SqlView(engine, insert, tables=TABLES)
+            async with cluster.client(view=view, partitions=[0]):
+                await view.wait(reached, partition=0)
+            for id in range(reached + 1, 10):
+                await client.append(b"%d" % id, partition=0)
+        timeline = await cluster.rescue(0, 5)
+        async with cluster.client(partitions=[0]) as client:
+            await client.append_many([b"another %d" % id for id in range(6, 12)], partition=0)
+        if reached > 5:
+            before, view = content(engine), SqlView(engine, insert, tables=TABLES)
+            async with cluster.client(view=view, partitions=[0]) as client:
+                with pytest.raises(OtherTimeline, match=f"stands at id {reached} .* behind id 5") as refused:
+                    await client.wait_stopped(timeout=30)
+                assert "set the view back to the fork" in refused.value.detail_next_step
+                assert refused.value.number("fork") == 5
+                assert (await view.position(0), content(engine)) == (reached, before)
+            await view.reset(0, 5, undo=cut(5))
+        view = SqlView(engine, insert, tables=TABLES)
+        async with cluster.client(view=view, partitions=[0]):
+            await view.wait(Position(11, timeline), partition=0, timeout=30)
+        assert content(engine) == [*(b"%d" % id for id in range(6)), *(b"another %d" % id for id in range(6, 12))]
+
+    LocalCluster().run(story)
+
+
+def test_an_inbox_of_a_group_whose_log_is_ended_behind_id_5(engine: Engine) -> None:
+    """The group has kept no acknowledgement, so it gives all ids out again, and the inbox tells the new ones apart."""
+    done: list[bytes] = []
+
+    def take(cluster: BlockingCluster, ids: Iterable[int]) -> None:
+        with cluster.client() as client, client.subscribe("mailer") as subscription:
+            for id, delivery in zip(ids, subscription, strict=False):
+                assert delivery.id == id
+                with inbox.once_blocking(delivery) as connection:
+                    if connection is not None:
+                        done.append(delivery.payload)
+
+    with BlockingCluster() as cluster:
+        inbox = SqlInbox(engine, "mailer")
+        with cluster.client() as client:
+            client.create_group("mailer", mode="queue", partitions=[0])
+            for id in range(10):
+                client.append(b"%d" % id, partition=0)
+        take(cluster, range(10))
+        cluster.rescue(0, 5)
+        with cluster.client() as client:
+            client.append_many([b"another %d" % id for id in range(6, 10)], partition=0)
+        with pytest.raises(OtherTimeline, match=r"'mailer' stands at id 6 .* behind id 5") as refused:
+            take(cluster, range(10))
+        assert f"inbox.forget(0, 6, timeline=UUID('{FIRST}'))" in refused.value.detail_next_step
+        before = [*done]
+        inbox.forget(0, 6, timeline=FIRST)
+        assert [inbox.is_done(0, id) for id in (5, 6, 9)] == [True, False, False]
+        take(cluster, range(10))
+        inbox.close_blocking()
+    assert before == [b"%d" % id for id in range(10)]
+    assert done[10:] == [b"another %d" % id for id in range(6, 10)]
 
 
 class Handed:
