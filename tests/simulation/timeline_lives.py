@@ -28,7 +28,7 @@ from tests.simulation.test_archive_timelines import stored
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, keeping
 from waltzctl.placement.backup import Source
-from waltzctl.placement.restore import Wish, carry_out
+from waltzctl.placement.restore import RestoreSpec, carry_out
 from waltzd.archive.cut_point import cut_at_marks, logs_in
 from waltzd.archive.listing import label_of, newest_manifests
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
@@ -203,9 +203,9 @@ class Life:
             storage.lose_disk(seed=self.seeds)
             await storage.start()
         self.store.faults = Faults()
-        wish = await self.restore_wish()
+        spec = await self.restore_spec()
         self.c.lose_coordinator()
-        done = await self.restored(wish)
+        done = await self.restored(spec)
         mark = done.cut.points[0].mark
         self.given_up |= set(self.acknowledged[mark + 1 :])
         del self.acknowledged[mark + 1 :]
@@ -216,7 +216,7 @@ class Life:
         await self.level()
         self.judge()
 
-    async def restore_wish(self) -> Wish:
+    async def restore_spec(self) -> RestoreSpec:
         """As `waltzctl cluster restore` makes it: the newest moment, an older one, or an older timeline that ended."""
         label = label_of(self.store, not_done="")
         log, older = logs_in(self.store, label, 1)[0], self.random.random() < 0.4
@@ -226,30 +226,30 @@ class Life:
         source = Source(place="there", label=label, logs={0: log}, newest=newest, store=self.store)
         marks = {0: self.random.randrange(-1, log.last + 1)} if older else {0: log.last}
         cut = source.within_newest(cut_at_marks(source.logs, marks))
-        return Wish(
+        return RestoreSpec(
             source=source, cut=cut, saved=newest, meta=await self.c.cluster.meta(),
             storages={name: storage.meta for name, storage in self.c.storages.items()},
             planned={0: tuple(self.c.storages)}, began="the first run", who="an operator",
         )  # fmt: skip
 
-    async def restored(self, wish: Wish) -> Wish:
+    async def restored(self, spec: RestoreSpec) -> RestoreSpec:
         """The command may be killed, and storages with it; the same command then goes on."""
         while self.random.random() < 0.5:
-            command = asyncio.create_task(self.run_restore(wish))
+            command = asyncio.create_task(self.run_restore(spec))
             for _ in range(self.random.randrange(1, 120)):
                 await asyncio.sleep(0)
             command.cancel()
             (found,) = await asyncio.gather(command, return_exceptions=True)
-            if isinstance(found, Wish):
+            if isinstance(found, RestoreSpec):
                 return found
             assert isinstance(found, asyncio.CancelledError), found
             if self.random.random() < 0.5:
                 await self.c.restart(self.random.choice(list(self.c.storages)))
-        return await self.run_restore(wish)
+        return await self.run_restore(spec)
 
-    async def run_restore(self, wish: Wish) -> Wish:
+    async def run_restore(self, spec: RestoreSpec) -> RestoreSpec:
         hands = lost_metadata.Hands(self.c, self.store)
-        return await carry_out(Cluster(self.c.tree.connect()), hands, wish, [], lambda *_: None)
+        return await carry_out(Cluster(self.c.tree.connect()), hands, spec, [], lambda *_: None)
 
     # -- what must hold
 

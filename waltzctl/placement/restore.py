@@ -153,23 +153,23 @@ def restore(
     async def prepare(cluster: Cluster) -> Change:
         source = await asyncio.to_thread(source_at, store, end.chosen)
         descriptions = await _descriptions(storages, tls)
-        wish = _wish(source, storages, descriptions, end, name=name, replicas=replicas, same_key=same_key)
-        living = await _living(wish, tls)
+        spec = _spec_for(source, storages, descriptions, end, name=name, replicas=replicas, same_key=same_key)
+        living = await _living(spec, tls)
         if same_key:
-            _check_gone(wish, living)
-        target = await look_at(cluster, wish.meta)
-        _check_target(target, wish)
-        _check_room(wish, descriptions)
-        return _change(wish, descriptions, living, target, end.words, current_user(tls), tls)
+            _check_gone(spec, living)
+        target = await look_at(cluster, spec.meta)
+        _check_target(target, spec)
+        _check_room(spec, descriptions)
+        return _change(spec, descriptions, living, target, end.words, current_user(tls), tls)
 
     return command.perform(prepare)
 
 
-# -- what is wished for ------------------------------------------------------------------------------------------------
+# -- the specification -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class RestoreSpec:
     """Specification of the restored cluster, decided before anything is done."""
 
     source: Source
@@ -250,7 +250,7 @@ async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) ->
     return found
 
 
-def _wish(
+def _spec_for(
     source: Source,
     storages: Mapping[str, StorageMeta],
     descriptions: Mapping[str, StorageDescription],
@@ -259,7 +259,7 @@ def _wish(
     name: str | None,
     replicas: int | None,
     same_key: bool,
-) -> Wish:
+) -> RestoreSpec:
     key, partitions = _common(descriptions)
     _check_key(source, key, same_key=same_key)
     source = of_size(source, partitions)
@@ -280,7 +280,7 @@ def _wish(
     else:
         meta = replace(saved.meta, name=name, key=key, format=max(saved.meta.format, written))
     planned = assign_replicas(len(source.logs), {one.name: one.group for one in storages.values()}, replicas)
-    return Wish(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
+    return RestoreSpec(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
 
 
 def _common(descriptions: Mapping[str, StorageDescription]) -> tuple[UUID, int]:
@@ -335,10 +335,10 @@ def _replicas(saved: SavedDocuments | None) -> int:
 # -- what stands against it --------------------------------------------------------------------------------------------
 
 
-async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
+async def _living(spec: RestoreSpec, tls: Tls | None) -> dict[str, str]:
     """Return the storages of the old cluster that answer, without the given new ones."""
-    newest = wish.source.newest
-    given = {one.admin_listen for one in wish.storages.values()}
+    newest = spec.source.newest
+    given = {one.admin_listen for one in spec.storages.values()}
     old = [] if newest is None else [one for one in newest.storages.values() if one.admin_listen not in given]
     found: dict[str, str] = {}
 
@@ -351,37 +351,37 @@ async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
         except WaltzError as error:
             found[storage.name] = f"may answer at {storage.admin_listen}: {error.message}"
         else:
-            if reported.cluster_key == wish.source.label.cluster:
+            if reported.cluster_key == spec.source.label.cluster:
                 found[storage.name] = f"answers at {storage.admin_listen}"
 
     await creation.each(old, ask)
     return dict(sorted(found.items()))
 
 
-def _check_gone(wish: Wish, living: Mapping[str, str]) -> None:
-    if wish.source.newest is None:
+def _check_gone(spec: RestoreSpec, living: Mapping[str, str]) -> None:
+    if spec.source.newest is None:
         raise OldClusterLives("the store has no documents, so nobody knows which storages the old cluster had")
     for name, how in living.items():
         raise OldClusterLives(f"the storage {name} of the old cluster {how}")
 
 
-def _check_target(target: Target, wish: Wish) -> None:
+def _check_target(target: Target, spec: RestoreSpec) -> None:
     if target.meta is not None:
         raise TargetNotEmpty(f"the coordinator holds the cluster {target.meta.name} at this root, which is whole")
 
 
-def _check_room(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> None:
+def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription]) -> None:
     for name, reported in descriptions.items():
         here = {one.partition: one for one in reported.assigned}
-        needed = wish.bytes_for(name)
+        needed = spec.bytes_for(name)
         for number, one in here.items():
-            order = wish.order(number) if number in wish.planned else None
-            if order is None or name not in wish.planned[number] or not _is_made(one.status, order):
+            order = spec.order(number) if number in spec.planned else None
+            if order is None or name not in spec.planned[number] or not _is_made(one.status, order):
                 raise TargetNotEmpty(
                     f"{name} has a replica of partition {number} already"
                     + ("" if one.status is None else f", up to id {one.status.last_id}")
                 )
-            needed -= wish._bytes(number)
+            needed -= spec._bytes(number)
         if needed > reported.free_bytes - reported.free_bytes_min:
             raise DiskFull(
                 f"{name}: {size(needed)} are needed for its replicas; {size(reported.free_bytes)} are free, and "
@@ -402,7 +402,7 @@ def _is_made(status: ReplicaStatus | None, order: RestoreOrder) -> bool:
 
 
 def _change(
-    wish: Wish,
+    spec: RestoreSpec,
     descriptions: Mapping[str, StorageDescription],
     living: Mapping[str, str],
     target: Target,
@@ -410,12 +410,12 @@ def _change(
     whose: str,
     tls: Tls | None,
 ) -> Change:
-    steps = _steps(wish, descriptions, target, words)
+    steps = _steps(spec, descriptions, target, words)
     unsafe = tuple(f"the storage {name} of the old cluster {how}" for name, how in living.items())
 
     async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
         started = time.monotonic()
-        done = await carry_out(cluster, RealDaemons(tls), replace(wish, began=_now(), who=whose), steps, say)
+        done = await carry_out(cluster, RealDaemons(tls), replace(spec, began=_now(), who=whose), steps, say)
         return {
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
@@ -423,14 +423,14 @@ def _change(
             "partitions": told(done.cut, done.source.logs),
         }
 
-    plan = Plan(verb=VERB, subject=wish.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
+    plan = Plan(verb=VERB, subject=spec.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
     return Change(plan=plan, do=do, is_recorded=False, interrupted=HALF)
 
 
-def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: Target, words: str) -> list[str]:
-    source, cut = wish.source, wish.cut
+def _steps(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], target: Target, words: str) -> list[str]:
+    source, cut = spec.source, spec.cut
     steps = [
-        f"make the cluster {wish.meta.name}, key {wish.meta.key}, of what {source.place} has of the cluster "
+        f"make the cluster {spec.meta.name}, key {spec.meta.key}, of what {source.place} has of the cluster "
         f"{source.label.cluster}, {words}" + (": goes on with what was begun" if target.begun is not None else ""),
         f"all partitions are cut at {format_time(cut.time)}" if cut.time is not None else "each partition ends by itself",
     ]
@@ -441,26 +441,26 @@ def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: T
             + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
             + (f", of {format_time(point.time)}" if point.time is not None else "")
             + _ahead(cut, source.logs[number], number)
-            + f"; it goes on under timeline {wish.lineage(number).number}"
+            + f"; it goes on under timeline {spec.lineage(number).number}"
             + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")
             + (f"; in front of the batch that goes on behind id {cut.given[number]}" if number in cut.given else "")
         )
-    for name in sorted(wish.storages):
-        numbers = [number for number, names in wish.planned.items() if name in names]
+    for name in sorted(spec.storages):
+        numbers = [number for number, names in spec.planned.items() if name in names]
         free = size(descriptions[name].free_bytes)
         steps.append(
-            f"{name} fetches {count(len(numbers), 'replica')}, {size(wish.bytes_for(name))}; {free} are free there"
+            f"{name} fetches {count(len(numbers), 'replica')}, {size(spec.bytes_for(name))}; {free} are free there"
         )
     steps.append(
-        f"settings, policy and names of applications: as saved at {wish.saved.moment}"
-        if wish.saved is not None
+        f"settings, policy and names of applications: as saved at {spec.saved.moment}"
+        if spec.saved is not None
         else "the store has no documents of the cluster: settings are those of a new one, and there is no policy"
     )
-    sessions = max(wish.session(number) for number in wish.planned)
+    sessions = max(spec.session(number) for number in spec.planned)
     steps.append(
         f"sessions go on above all that are known of, at most from {sessions} on; so do client ids and generations"
     )
-    if not wish.goes_on_archiving:
+    if not spec.goes_on_archiving:
         steps.append(f"{source.place} stays as it is and takes nothing of this cluster: give its storages another store")
     return steps
 
@@ -472,45 +472,47 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
     return f"; times of {wrong} behind id {cut.ahead[number]} stand ahead, so it is taken to its end"
 
 
-async def carry_out(cluster: Cluster, daemons: RestoringDaemons, wish: Wish, steps: Sequence[str], say: Say) -> Wish:
+async def carry_out(
+    cluster: Cluster, daemons: RestoringDaemons, spec: RestoreSpec, steps: Sequence[str], say: Say
+) -> RestoreSpec:
     """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
-    there = await look_at(cluster, wish.meta)
-    _check_target(there, wish)
-    began = wish.began
+    there = await look_at(cluster, spec.meta)
+    _check_target(there, spec)
+    began = spec.began
     if there.begun is None:
-        mark = Unfinished(key=wish.meta.key, unfinished=f"waltzctl {VERB}", began=began)
+        mark = Unfinished(key=spec.meta.key, unfinished=f"waltzctl {VERB}", began=began)
         await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
     else:
-        wish = replace(wish, began=there.begun.began)
-    statuses = await _fetch(daemons, wish, say)
-    there = await look_at(cluster, wish.meta)
+        spec = replace(spec, began=there.begun.began)
+    statuses = await _fetch(daemons, spec, say)
+    there = await look_at(cluster, spec.meta)
     entry = HistoryEntry(
-        began=began, ended=_now(), who=wish.who or "", verb=VERB, subject=wish.meta.name, reason=None, steps=tuple(steps),
+        began=began, ended=_now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None, steps=tuple(steps),
         outcome="done",
     )  # fmt: skip
-    await put_back(cluster, daemons, restoration(wish, statuses), there, entry, say)
-    return wish
+    await put_back(cluster, daemons, restoration(spec, statuses), there, entry, say)
+    return spec
 
 
-async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
+async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
     """Let all storages restore their replicas, each storage one replica at a time; return the status of each replica."""
-    found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in wish.planned}
+    found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in spec.planned}
     done: dict[tuple[str, int], int] = {}
-    total = sum(map(wish.bytes_for, wish.storages))
+    total = sum(map(spec.bytes_for, spec.storages))
 
     def tell() -> None:
         so_far = min(total, sum(done.values()))
         ready = sum(map(len, found.values()))
-        of_all = sum(map(len, wish.planned.values()))
+        of_all = sum(map(len, spec.planned.values()))
         say(f"{ready} of {of_all} replicas are there, {size(so_far)} of {size(total)}",
             Amount(done=so_far, total=total, unit="bytes"))  # fmt: skip
 
     async def one(storage: StorageMeta) -> None:
-        numbers = sorted(number for number, names in wish.planned.items() if storage.name in names)
+        numbers = sorted(number for number, names in spec.planned.items() if storage.name in names)
         number = -1
         try:
-            async for number, state in daemons.restore(wish.meta, storage, list(map(wish.order, numbers))):
-                done[storage.name, number] = state.bytes if state.bytes_total else wish._bytes(number)
+            async for number, state in daemons.restore(spec.meta, storage, list(map(spec.order, numbers))):
+                done[storage.name, number] = state.bytes if state.bytes_total else spec._bytes(number)
                 if state.status is not None:
                     found[number][storage.name] = state.status
                 tell()
@@ -523,21 +525,21 @@ async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, d
                 **error.facts,
             ) from error
 
-    await creation.each(list(wish.storages.values()), one)
+    await creation.each(list(spec.storages.values()), one)
     return found
 
 
-def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]]) -> Restoration:
+def restoration(spec: RestoreSpec, statuses: Mapping[int, Mapping[str, ReplicaStatus]]) -> Restoration:
     """Return the documents to restore: the saved ones, without those that describe where things were."""
     documents: dict[str, Document] = {
         path: document
-        for path, document in (wish.saved.documents if wish.saved is not None else {}).items()
+        for path, document in (spec.saved.documents if spec.saved is not None else {}).items()
         if path not in NOT_OF_THE_LOG and path.rpartition("/")[0] not in FOLDERS_NOT_OF_THE_LOG
     }
-    documents |= {f"{STORAGES}/{name}": storage for name, storage in wish.storages.items()}
-    documents[CLIENT_IDS] = _counter(wish)
-    if wish.goes_on_archiving:
-        for number, log in wish.source.logs.items():
+    documents |= {f"{STORAGES}/{name}": storage for name, storage in spec.storages.items()}
+    documents[CLIENT_IDS] = _counter(spec)
+    if spec.goes_on_archiving:
+        for number, log in spec.source.logs.items():
             manifest = log.manifest
             if manifest.number:
                 documents[archive_path(number)] = ArchiveMeta(
@@ -545,27 +547,27 @@ def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]])
                     timeline=manifest.timeline,
                 )  # fmt: skip
     return Restoration(
-        meta=wish.meta,
+        meta=spec.meta,
         verdicts=tuple(
             Proven(
                 partition=number,
-                meta=partition_meta(wish, number, statuses[number]),
+                meta=partition_meta(spec, number, statuses[number]),
                 roles=dict.fromkeys(sorted(names), Membership.MEMBER),
             )
-            for number, names in sorted(wish.planned.items())
+            for number, names in sorted(spec.planned.items())
         ),
-        generations=tuple(wish.generation(number) for number in sorted(wish.planned)),
+        generations=tuple(spec.generation(number) for number in sorted(spec.planned)),
         counted_by_clock=clock_generation(time.time()),
         documents=documents,
-        storages=wish.storages,
+        storages=spec.storages,
     )
 
 
-def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaStatus]) -> PartitionMeta:
+def partition_meta(spec: RestoreSpec, partition: int, statuses: Mapping[str, ReplicaStatus]) -> PartitionMeta:
     """Return the document of a partition as after an orderly end of the session in which its replicas are."""
-    mark, session = wish.cut.points[partition].mark, wish.session(partition)
+    mark, session = spec.cut.points[partition].mark, spec.session(partition)
     return PartitionMeta(
-        generation=wish.generation(partition),
+        generation=spec.generation(partition),
         session=session,
         opened=session,
         low_mark=mark,
@@ -576,17 +578,17 @@ def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaSta
         },
         decision=Decision(mark=mark, session=session),
         lease_ms=LEASE_MS_MAX,
-        timelines=wish.lineage(partition).later,
+        timelines=spec.lineage(partition).later,
     )
 
 
-def _counter(wish: Wish) -> Counter:
+def _counter(spec: RestoreSpec) -> Counter:
     """Return the counter of client ids, above every id given out. Tokens of the old cluster stay valid only if its key is
     kept."""
-    newest = wish.source.newest
+    newest = spec.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
     known = saved.next if isinstance(saved, Counter) else 1
-    is_known = isinstance(saved, Counter) and wish.is_same_key and saved.secret != NO_SECRET
+    is_known = isinstance(saved, Counter) and spec.is_same_key and saved.secret != NO_SECRET
     secret = saved.secret if is_known and isinstance(saved, Counter) else uuid4()
     return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)
 

@@ -14,7 +14,7 @@ from tests.simulation.faulty_store import FaultyStore
 from waltzctl.placement.backup import Source
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
-from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, of_size, partition_meta, restoration
+from waltzctl.placement.restore import SESSIONS_AHEAD, RestoreSpec, of_size, partition_meta, restoration
 from waltzctl.placement.restored_documents import Target
 from waltzd.archive.cut_point import CutPoint, cut_latest
 from waltzd.archive.manifest import Label
@@ -64,10 +64,10 @@ def source(*, session: int = 40) -> Source:
     return Source(place="there", label=Label(archive=ARCHIVE, cluster=OLD), logs=logs, newest=saved, store=store)
 
 
-def wish(*, key: UUID = NEW, session: int = 40) -> Wish:
+def spec(*, key: UUID = NEW, session: int = 40) -> RestoreSpec:
     found = source(session=session)
     assert found.newest is not None
-    return Wish(
+    return RestoreSpec(
         source=found,
         cut=cut_latest(found.logs, is_each=True),
         saved=found.newest,
@@ -77,7 +77,7 @@ def wish(*, key: UUID = NEW, session: int = 40) -> Wish:
     )
 
 
-def statuses(wanted: Wish, partition: int) -> dict[str, ReplicaStatus]:
+def statuses(wanted: RestoreSpec, partition: int) -> dict[str, ReplicaStatus]:
     """As storages answer that have carried out the order."""
     order = wanted.order(partition)
     return {
@@ -91,12 +91,12 @@ def statuses(wanted: Wish, partition: int) -> dict[str, ReplicaStatus]:
 
 
 def test_sessions_are_above_every_one_that_is_known_of() -> None:
-    assert [wish().session(number) for number in (0, 1)] == [40 + SESSIONS_AHEAD, 4 + SESSIONS_AHEAD]
-    assert wish(session=2).session(0) == 4 + SESSIONS_AHEAD
+    assert [spec().session(number) for number in (0, 1)] == [40 + SESSIONS_AHEAD, 4 + SESSIONS_AHEAD]
+    assert spec(session=2).session(0) == 4 + SESSIONS_AHEAD
 
 
 def test_what_says_where_things_were_is_left_out_and_the_rest_goes_on() -> None:
-    wanted = wish()
+    wanted = spec()
     found = restoration(wanted, {number: statuses(wanted, number) for number in (0, 1)})
     assert found.meta == ClusterMeta(name="orders", key=NEW, partitions=2, created="2026", format=1)
     assert set(found.documents) == {POLICY, CLIENT_IDS, *(f"{STORAGES}/{name}" for name in "abc")}
@@ -112,7 +112,7 @@ def test_what_says_where_things_were_is_left_out_and_the_rest_goes_on() -> None:
 
 
 def test_an_archive_is_gone_on_with_only_under_its_own_key() -> None:
-    same = wish(key=OLD)
+    same = spec(key=OLD)
     found = restoration(same, {number: statuses(same, number) for number in (0, 1)})
     assert {f"{ARCHIVES}/0", f"{ARCHIVES}/1"} <= set(found.documents)
     counter = found.documents[CLIENT_IDS]
@@ -131,12 +131,12 @@ def test_an_archive_is_gone_on_with_only_under_its_own_key() -> None:
     assert shorter.order(1).timelines == tuple(
         one.bare for one in partition_meta(shorter, 1, statuses(shorter, 1)).timelines
     )
-    assert not wish().goes_on_archiving
+    assert not spec().goes_on_archiving
 
 
 def test_the_first_owner_has_nothing_to_decide() -> None:
     """A majority of the storages is enough, as after an orderly end."""
-    wanted = wish()
+    wanted = spec()
     for number in (0, 1):
         reported = statuses(wanted, number)
         saved = partition_meta(wanted, number, reported)
@@ -173,7 +173,7 @@ def test_a_cluster_gets_its_groups_back(is_saved: bool) -> None:
     assert sorted(found.logs) == [0, 1, 2]
     assert found.newest is not None
     wanted = replace(
-        wish(),
+        spec(),
         source=found,
         cut=cut_latest(found.logs, is_each=True),
         saved=found.newest,
