@@ -145,13 +145,13 @@ def create(
     if not dry_run:
         check_operator(target.tls, "make a cluster")
     storages = tuple(map(storage_of, given))
-    wish = ClusterSpec(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
+    spec = ClusterSpec(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
 
     async def make(cluster: Cluster) -> Creation:
         with Waiting(progress) as line:
             return await create_cluster(
-                cluster.coordinator, wish, created=now, is_dry=dry_run, tls=target.tls, say=line.say, seconds=timeout
+                cluster.coordinator, spec, created=now, is_dry=dry_run, tls=target.tls, say=line.say, seconds=timeout
             )
 
     with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
@@ -196,7 +196,7 @@ def _silent(sentence: str, amount: Amount | None = None, /) -> None:
 
 async def create_cluster(
     coordinator: Coordinator,
-    wish: ClusterSpec,
+    spec: ClusterSpec,
     *,
     created: str,
     is_dry: bool = False,
@@ -206,28 +206,28 @@ async def create_cluster(
 ) -> Creation:
     """Create the cluster; with a dry run, check everything and write nothing. `created` is the date in the document.
     `seconds`: time for a storage to make one portion of its replicas (`waltzd.wire.storages.PORTION`)."""
-    groups = {storage.name: storage.group for storage in wish.storages}
-    planned = assign_replicas(wish.partitions + 1, groups, wish.replication)  # the last one is the group log
-    descriptions = await _describe_all(wish, tls)
-    key = _common_key(wish, descriptions)
+    groups = {storage.name: storage.group for storage in spec.storages}
+    planned = assign_replicas(spec.partitions + 1, groups, spec.replication)  # the last one is the group log
+    descriptions = await _describe_all(spec, tls)
+    key = _common_key(spec, descriptions)
     check_apart(descriptions)
-    await each(wish.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
-    there = await _look(coordinator, wish, key)
+    await each(spec.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
+    there = await _look(coordinator, spec, key)
     was_there, created_now = there is not None, dict[str, tuple[int, ...]]()
     if there is None:
         _check_emptiness(descriptions)
-        written = FORMAT if wish.format is None else wish.format
+        written = FORMAT if spec.format is None else spec.format
         check_formats(descriptions, written)
         _check_group_log(descriptions)
-        meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created, format=written)
-        there = meta, {storage.name: storage for storage in wish.storages}, planned
+        meta = ClusterMeta(name=spec.name, key=key, partitions=spec.partitions, created=created, format=written)
+        there = meta, {storage.name: storage for storage in spec.storages}, planned
         if not is_dry:
             sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
             if coordinator.has_credentials:
                 await coordinator.close_above()
-            await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
+            await Cluster.create(coordinator, meta, storages=spec.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
-        there = await _look(coordinator, wish, key) or there  # another operator may have been faster
+        there = await _look(coordinator, spec, key) or there  # another operator may have been faster
         created_now = await _create_replicas(key, there[1], there[2], descriptions, tls, say, seconds)
         if not was_there:
             await _remember(Cluster(coordinator), there[0], there[1], began=created, tls=tls)
@@ -275,7 +275,7 @@ async def each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awa
     return answers
 
 
-async def _describe_all(wish: ClusterSpec, tls: Tls | None) -> dict[str, StorageDescription]:
+async def _describe_all(spec: ClusterSpec, tls: Tls | None) -> dict[str, StorageDescription]:
     found: dict[str, StorageDescription] = {}
     silent: dict[str, CannotConnect] = {}
 
@@ -287,16 +287,16 @@ async def _describe_all(wish: ClusterSpec, tls: Tls | None) -> dict[str, Storage
         except CannotConnect as error:
             silent[storage.name] = error
 
-    await each(wish.storages, ask)
+    await each(spec.storages, ask)
     if silent:
-        first = next(storage for storage in wish.storages if storage.name in silent)
+        first = next(storage for storage in spec.storages if storage.name in silent)
         error = silent[first.name]
         proposed = tls.identity.key if tls is not None else uuid4()
-        key = wish.key or next((description.cluster_key for description in found.values()), proposed)
+        key = spec.key or next((description.cluster_key for description in found.values()), proposed)
         raise CannotConnect(
             f"{', '.join(sorted(silent))} cannot be reached; {first.name} at {first.admin_listen}: {error.message}",
             not_done="nothing was written",
-            next_step=f"start each storage with `cluster_key: {key}` and `partitions: {wish.partitions}` in its "
+            next_step=f"start each storage with `cluster_key: {key}` and `partitions: {spec.partitions}` in its "
             f"configuration{', and a certificate of that cluster' if tls is not None else ''}, then run this again",
         ) from error
     return found
@@ -347,9 +347,9 @@ async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, insta
             ) from error
 
 
-def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription]) -> UUID:
+def _common_key(spec: ClusterSpec, descriptions: Mapping[str, StorageDescription]) -> UUID:
     """Check that the storages were set up for one cluster."""
-    key = wish.key
+    key = spec.key
     for name, description in sorted(descriptions.items()):
         key = key or description.cluster_key
         if description.cluster_key != key:
@@ -358,9 +358,9 @@ def _common_key(wish: ClusterSpec, descriptions: Mapping[str, StorageDescription
                 not_done="nothing was written",
                 next_step="give every storage of the cluster the same `cluster_key`, in an empty directory",
             )
-        if description.partitions != wish.partitions:
+        if description.partitions != spec.partitions:
             raise BadArgument(
-                f"{name} was set up for a cluster of {description.partitions} partitions, not {wish.partitions}",
+                f"{name} was set up for a cluster of {description.partitions} partitions, not {spec.partitions}",
                 next_step=f"give --partitions {description.partitions}, or set the storage up anew",
             )
     assert key is not None
@@ -418,7 +418,7 @@ def is_fresh(found: PartitionDescription) -> bool:
 Documents = tuple[ClusterMeta, dict[str, StorageMeta], dict[int, tuple[str, ...]]]
 
 
-async def _look(coordinator: Coordinator, wish: ClusterSpec, key: UUID) -> Documents | None:
+async def _look(coordinator: Coordinator, spec: ClusterSpec, key: UUID) -> Documents | None:
     """Return the existing documents if they match the specification."""
     cluster = Cluster(coordinator)
     try:
@@ -430,16 +430,16 @@ async def _look(coordinator: Coordinator, wish: ClusterSpec, key: UUID) -> Docum
             f"there is a cluster at this root already: {meta.name}, key {meta.key}", next_step="choose another --root"
         )
     storages = await cluster.storages()
-    wanted = {storage.name: storage for storage in wish.storages}
-    for what, there, wished in (
-        ("name", meta.name, wish.name),
-        ("number of partitions", meta.partitions, wish.partitions),
-        ("format", meta.format, meta.format if wish.format is None else wish.format),
+    wanted = {storage.name: storage for storage in spec.storages}
+    for what, there, asked in (
+        ("name", meta.name, spec.name),
+        ("number of partitions", meta.partitions, spec.partitions),
+        ("format", meta.format, meta.format if spec.format is None else spec.format),
         ("storages", ", ".join(map(_spell, storages.values())), ", ".join(_spell(wanted[name]) for name in sorted(wanted))),
     ):
-        if there != wished:
+        if there != asked:
             raise AlreadyThere(
-                f"the {what} of cluster {meta.name}: {there}; asked for: {wished}",
+                f"the {what} of cluster {meta.name}: {there}; asked for: {asked}",
                 not_done="the cluster was not changed",
                 next_step="look with `waltzctl cluster describe`; give the values that it has, or another root and key",
             )
