@@ -536,7 +536,7 @@ class LocalCluster:
             def say(sentence: str, _amount: object = None, /) -> None:
                 self._say(sentence)
 
-            await create_cluster(coordinator, there or self._wish(), created=now, tls=self.tls, say=say, seconds=seconds)
+            await create_cluster(coordinator, there or self._spec(), created=now, tls=self.tls, say=say, seconds=seconds)
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
 
@@ -558,7 +558,7 @@ class LocalCluster:
         except NodeMissing:
             return None
         return replace(
-            self._wish(),
+            self._spec(),
             name=meta.name,
             key=meta.key,
             partitions=meta.partitions,
@@ -566,7 +566,7 @@ class LocalCluster:
             storages=tuple((await cluster.storages()).values()),
         )
 
-    def _wish(self) -> ClusterSpec:
+    def _spec(self) -> ClusterSpec:
         from waltzctl.placement.creation import ClusterSpec
 
         return ClusterSpec(

@@ -387,28 +387,28 @@ def preferred(
         found.check_partitions(numbers)
         if server is not None:
             found.server(server)
-        wishes = wishes_of(found.preferences, numbers, server)
-        after = found.planned(found.servers, wishes)
+        wanted = preferences_after(found.preferences, numbers, server)
+        after = found.planned(found.servers, wanted)
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            await _save_preferences(cluster, wishes, found.preferences_version)
+            await _save_preferences(cluster, wanted, found.preferences_version)
             unmet = {
                 number: why
                 for number in numbers
-                if server is not None and (why := unmet_wish(number, server, after, found.servers))
+                if server is not None and (why := unmet_preference(number, server, after, found.servers))
             }
             for number, why in unmet.items():
                 typer.echo(f"Partition {number} does not go to {server} now: {why}.", err=True)
             return {"moves": moves_json(found.assignment, after), "unmet": {str(n): why for n, why in unmet.items()}}
 
-        return Change(plan=preference_plan(found, wishes, after, numbers, server), do=do)
+        return Change(plan=preference_plan(found, wanted, after, numbers, server), do=do)
 
     return command.perform(prepare)
 
 
-async def _save_preferences(cluster: Cluster, wishes: Preferences, version: int) -> None:
+async def _save_preferences(cluster: Cluster, wanted: Preferences, version: int) -> None:
     try:
-        await cluster.save_preferences(wishes, version)
+        await cluster.save_preferences(wanted, version)
     except ChangedMeanwhile as error:
         raise ChangedMeanwhile(
             "another operator changed what is preferred meanwhile",
@@ -416,23 +416,23 @@ async def _save_preferences(cluster: Cluster, wishes: Preferences, version: int)
         ) from error
 
 
-def wishes_of(before: Preferences, numbers: Collection[int], server: str | None) -> Preferences:
+def preferences_after(before: Preferences, numbers: Collection[int], server: str | None) -> Preferences:
     kept = {number: name for number, name in before.partitions.items() if number not in numbers}
     return Preferences(partitions=kept if server is None else kept | dict.fromkeys(numbers, server))
 
 
 def preference_plan(
-    found: Owners, wishes: Preferences, after: Assignment, numbers: Collection[int], server: str | None
+    found: Owners, wanted: Preferences, after: Assignment, numbers: Collection[int], server: str | None
 ) -> Plan:
     steps: tuple[str, ...] = ()
-    if wishes != found.preferences:
+    if wanted != found.preferences:
         before = found.preferences.partitions
-        changed = [number for number in sorted(numbers) if wishes.partitions.get(number) != before.get(number)]
+        changed = [number for number in sorted(numbers) if wanted.partitions.get(number) != before.get(number)]
         steps = (f"prefer {server or 'no server'} for {spell_numbers(changed)}", *found.leader_moves(after))
     return Plan(verb="partition preferred", subject=spell(numbers), steps=steps)
 
 
-def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str, ServerMeta]) -> str:
+def unmet_preference(number: int, server: str, after: Assignment, servers: Mapping[str, ServerMeta]) -> str:
     """Return why a partition is not at its preferred server; empty if it is."""
     if after.owners[number].server == server:
         return ""
@@ -467,7 +467,7 @@ def preference_rows(found: Owners) -> list[dict[str, Any]]:
         names = by_servers.get(number, ()) if wanted is None else (wanted,)
         if not names:
             continue
-        why = "" if owner.server in names else unmet_wish(number, names[0], found.assignment, found.servers)
+        why = "" if owner.server in names else unmet_preference(number, names[0], found.assignment, found.servers)
         by = "server" if wanted is None else "operator"
         rows.append({"partition": number, "servers": list(names), "by": by, "owner": owner.server, "honoured": not why,
                      "why_not": why})  # fmt: skip
