@@ -232,7 +232,7 @@ def moment_of(cut: Cut) -> str | None:
     return None if cut.time is None else moment.iso(cut.time)
 
 
-def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
+def cut_rows(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
     """Return a row for each partition as JSON."""
     return [
         {

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4, uuid5
 from typer import Argument, Option
 
 from waltzctl.placement import creation
-from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
+from waltzctl.placement.backup import Ending, Source, bytes_up_to, cut_rows, moment_of, source_at
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.restored_documents import (
@@ -420,7 +420,7 @@ def _change(
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
             "seconds": round(time.monotonic() - started, 3),
-            "partitions": told(done.cut, done.source.logs),
+            "partitions": cut_rows(done.cut, done.source.logs),
         }
 
     plan = Plan(verb=VERB, subject=spec.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)

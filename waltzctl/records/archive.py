@@ -123,7 +123,7 @@ def status(
 
 
 def _marks(store: str, end: End, output: str) -> int:
-    from waltzctl.placement.backup import moment_of, source_at, told
+    from waltzctl.placement.backup import cut_rows, moment_of, source_at
     from waltzctl.show import archive
 
     if not end.is_said:
@@ -131,7 +131,7 @@ def _marks(store: str, end: End, output: str) -> int:
     end.check()
     source = source_at(store, end.chosen)
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
-    put(archive.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    put(archive.marks(source.store.place, cut, moment_of(cut), cut_rows(cut, source.logs)), output)
     return EXIT_OK
 
 

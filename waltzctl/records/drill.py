@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from typer import Argument, Option
 
-from waltzctl.placement.backup import Ending, bytes_up_to, moment_of, source_at, told
+from waltzctl.placement.backup import Ending, bytes_up_to, cut_rows, moment_of, source_at
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.archive import Drill, drilled
 from waltzctl.show.forms import AnyForm, put
@@ -60,7 +60,7 @@ def drill(
         )
     with Progress("restoring", progress) as course:
         found = practised(store, end, scratch, course.update)
-    put(drilled(found, moment_of(found.cut), told(found.cut, found.logs)), output)
+    put(drilled(found, moment_of(found.cut), cut_rows(found.cut, found.logs)), output)
     return EXIT_OK if found.is_right else EXIT_FINDINGS
 
 
