@@ -26,7 +26,7 @@ from waltzd.wire.tls import Tls
 CALL_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
 """Seconds between two snapshots: what a server reports is in no document that could be watched."""
-Said = Mapping[str, ServerDescription | WaltzError]
+Reports = Mapping[str, ServerDescription | WaltzError]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ class Handover:
                 return f"partition {number} belongs to {owner or 'nobody'} by now, no more to {name}"
         return ""
 
-    def waits(self, assignment: Assignment, reported: Said) -> dict[int, str]:
+    def waits(self, assignment: Assignment, reported: Reports) -> dict[int, str]:
         """Return a sentence for each partition that has not arrived."""
         found = {number: self._wait(number, assignment, reported) for number in self.numbers}
         return {number: wait for number, wait in found.items() if wait}
 
-    def _wait(self, number: int, assignment: Assignment, reported: Said) -> str:
+    def _wait(self, number: int, assignment: Assignment, reported: Reports) -> str:
         owner = assignment.owners[number]
         if owner.server is None:
             return "no server owns it"
