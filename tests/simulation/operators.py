@@ -17,7 +17,7 @@ from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.placement.mover import MoveOptions, carry_out, completion, placement_state, take_out
 from waltzctl.placement.replica_moves import MovePlan
 from waltzctl.placement.rescue import carry_out as finish_rescue
-from waltzctl.placement.rescue import seen, with_archive
+from waltzctl.placement.rescue import read_scene, with_archive
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
@@ -129,7 +129,7 @@ class _Tool:
         """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""
         found = await self.take_snapshot()
         for number, timelines in list(wanted.items()):
-            scene, _ = await seen(self._cluster, found, number)
+            scene, _ = await read_scene(self._cluster, found, number)
             if scene.lineage.number > timelines or found.partitions[number].is_open:
                 wanted.pop(number, None)
             elif kept in scene.statuses and not scene.by_itself and not scene.refusal:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.cell import KEY, Cell, cell, story
 from waltzctl.placement.mover import completion
-from waltzctl.placement.rescue import carry_out, seen, with_archive
+from waltzctl.placement.rescue import carry_out, read_scene, with_archive
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.cluster.cluster import partition_path
@@ -73,7 +73,7 @@ class Hands:
 
     async def scene(self, *, without_archive: bool = True) -> Scene:
         snapshot = await self.take_snapshot()
-        found, _ = await seen(self.cell.cluster, snapshot, 0)
+        found, _ = await read_scene(self.cell.cluster, snapshot, 0)
         return (
             found
             if without_archive

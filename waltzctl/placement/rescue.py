@@ -96,7 +96,7 @@ def rescue(
                 not_done="nothing was changed",
                 next_step="`waltzctl status` shows how it is",
             )
-        scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
+        scenes = {number: (await read_scene(cluster, now.found, number))[0] for number in closed}
         if not without_archive:
             daemons, there = (
                 RealDaemons(cluster, command.target.tls),
@@ -139,7 +139,7 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
 
-async def seen(cluster: Cluster, found: ClusterSnapshot, number: int) -> tuple[Scene, int]:
+async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> tuple[Scene, int]:
     """Read the scene of a partition, and the version of its document."""
     path = partition_path(number)
     node = await cluster.coordinator.get(path)
@@ -179,7 +179,7 @@ async def carry_out(
     for _ in range(ATTEMPTS_MAX):
         found = await storages.take_snapshot()
         roles, roles_version = await cluster.replica_set(number)
-        scene, version = await seen(cluster, found, number)
+        scene, version = await read_scene(cluster, found, number)
         _check(agreed, scene)
         there = {view.meta.name: view.meta for view in found.storages}
         names = sorted(scene.statuses)
