@@ -71,7 +71,7 @@ Metas = Mapping[int, PartitionMeta | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SelectedStorage:
     """Storage selected by its name or its address."""
 
     place: StorageName
@@ -115,7 +115,7 @@ class Place:
         return there[name].admin_listen, target.tls
 
 
-Placed = Annotated[Place, From(Place)]
+AnyStorage = Annotated[SelectedStorage, From(SelectedStorage)]
 
 
 async def _itself(_client: AdminClient, description: StorageDescription) -> StorageDescription:
@@ -137,7 +137,7 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def describe(*, place: Placed, output: AnyForm = "table") -> int:
+def describe(*, place: AnyStorage, output: AnyForm = "table") -> int:
     """Show a running storage: its cluster, its partitions with their marks, and its counters since the start. STORAGE is
     its name, or its admin address.
 
@@ -152,7 +152,7 @@ def describe(*, place: Placed, output: AnyForm = "table") -> int:
 
 def verify(
     *,
-    place: Placed,
+    place: AnyStorage,
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
     output: AnyForm = "table",
 ) -> int:
@@ -248,7 +248,7 @@ def cleaning(now: PlacementState, name: str, found: Sequence[SetAside]) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hand(Place):
+class StorageChange(SelectedStorage):
     """Change of one storage by hand: by name with a plan and a confirmation, by address immediately."""
 
     confirmation: ConfirmOptions
@@ -298,13 +298,13 @@ class Hand(Place):
         return errors[0].exit_code if len(errors) == len(results) else EXIT_PARTIAL
 
 
-ByHand = Annotated[Hand, From(Hand)]
+AnyChange = Annotated[StorageChange, From(StorageChange)]
 Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
 
 
 def availability(
     *,
-    on: ByHand,
+    on: AnyChange,
     numbers: Numbers,
     online: Annotated[bool | None, Option("--online/--offline", help="New state; one of the two is required.")] = None,
 ) -> int:
