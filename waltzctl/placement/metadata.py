@@ -209,7 +209,7 @@ async def loading(
         )
         if not target.is_empty:
             steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
-        steps += _told(wanted, target)
+        steps += _partition_steps(wanted, target)
         steps.append(f"generations go on above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
         running = [view.meta.name for view in found.servers if view.reported is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
@@ -441,7 +441,7 @@ async def rebuilding(
     steps = [
         f"make the documents of {meta.name}, key {meta.key}, {meta.partitions} partitions, format {wanted.meta.format}, "
         f"from what {', '.join(sorted(storages))} hold",
-        *_told(wanted, target),
+        *_partition_steps(wanted, target),
         "lost: policy (every application may do everything until one is set), preferences, moves, history, names of "
         "applications",
     ]
@@ -501,7 +501,7 @@ async def _from_storages(
 # -- of both -----------------------------------------------------------------------------------------------------------
 
 
-def _told(wanted: Restoration, target: Target) -> list[str]:
+def _partition_steps(wanted: Restoration, target: Target) -> list[str]:
     """Describe the decision for each partition, as steps."""
     kept = [one.partition for one in wanted.proven if one.scene is None]
     steps = [f"{spell(kept)}: as in the documents, no storage knows of a later session"] if kept else []

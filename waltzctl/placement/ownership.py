@@ -156,10 +156,10 @@ def drain(
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             await _announce(found, server, tls, is_draining=True)
             if after is None:
-                return _told([], None)
+                return _result([], None)
             wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
             seconds = await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None
-            return _told(moves_json(found.assignment, after), seconds)
+            return _result(moves_json(found.assignment, after), seconds)
 
         return Change(plan=made, do=do, is_planned_again=True)
 
@@ -178,7 +178,7 @@ def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepar
             await _announce(found, server, tls, is_draining=False)
             before = {move["partition"]: found.assignment.owners[move["partition"]].generation for move in moves}
             wanted = Handover(numbers=tuple(before), to={}, before=before)
-            return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
+            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
         return Change(plan=made, do=do)
 
@@ -228,7 +228,7 @@ async def _announce(found: Owners, server: str, tls: Tls | None, *, is_draining:
         await admin.drain(is_draining)
 
 
-def _told(moves: list[dict[str, Any]], seconds: float | None) -> dict[str, Any]:
+def _result(moves: list[dict[str, Any]], seconds: float | None) -> dict[str, Any]:
     return {"moves": moves, "seconds": None if seconds is None else round(seconds, 3)}
 
 
@@ -289,7 +289,7 @@ def transfer(
             to = {move["partition"]: move["to"] for move in moves}
             wanted = Handover(numbers=tuple(to), to=to)
             tls = command.target.tls
-            return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
+            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
         return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
 
