@@ -105,7 +105,7 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
     ]
 
 
-def spell(numbers: Collection[int]) -> str:
+def compact_list(numbers: Collection[int]) -> str:
     """Format partitions as one word, like `0-3,7`."""
     return spell_numbers(sorted(numbers)).replace(" ", "")
 
@@ -307,13 +307,13 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     after = transferred(found.assignment, found.servers, found.preferences, numbers, to)
     against = obstacles(after, found.servers, found.preferences, numbers, to)
     if against:
-        spelled = spell(numbers)
+        listed = compact_list(numbers)
         if all(after.owners[number].server == to for number in numbers):
-            first = f"say that they should be there for good, `waltzctl partition preferred {spelled} --server {to}`"
+            first = f"say that they should be there for good, `waltzctl partition preferred {listed} --server {to}`"
         else:
             first = "name fewer partitions, as servers own equally many"
         raise WouldNotLast(
-            f"partition transfer {spelled} to {to}: {'; '.join(against)}",
+            f"partition transfer {listed} to {to}: {'; '.join(against)}",
             next_step=f"{first}; a preference that an operator set goes away with `waltzctl partition preferred PARTITIONS "
             "--clear`",
         )
@@ -326,7 +326,7 @@ def transfer_plan(before: Assignment, after: Assignment, numbers: Collection[int
     asked = Assignment(owners=tuple(now if number in numbers else was for number, (was, now) in both))
     steps = [f"move {part}" for part in moved(before, asked)]
     steps += [f"move {part}, so that servers own equally many" for part in moved(asked, after)]
-    return Plan(verb="partition transfer", subject=spell(numbers), steps=tuple(steps))
+    return Plan(verb="partition transfer", subject=compact_list(numbers), steps=tuple(steps))
 
 
 async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
@@ -429,7 +429,7 @@ def preference_plan(
         before = found.preferences.partitions
         changed = [number for number in sorted(numbers) if wanted.partitions.get(number) != before.get(number)]
         steps = (f"prefer {server or 'no server'} for {spell_numbers(changed)}", *found.leader_moves(after))
-    return Plan(verb="partition preferred", subject=spell(numbers), steps=steps)
+    return Plan(verb="partition preferred", subject=compact_list(numbers), steps=steps)
 
 
 def unmet_preference(number: int, server: str, after: Assignment, servers: Mapping[str, ServerMeta]) -> str:
