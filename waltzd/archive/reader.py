@@ -403,12 +403,12 @@ class ArchiveReader:
         """Return the highest id before the first transaction whose time is `time` or later, among the ids up to `last_id`.
         Transactions of format 0 have no time and count as earlier than any."""
         archive = self._archive(partition, known)
-        entries = archive.manifest(known.number, known.sha256).entries
-        while (at := bisect_left(entries, time, key=lambda entry: self._last_time(archive, entry))) < len(entries):
+        entries = _up_to(last_id, archive.manifest(known.number, known.sha256).entries)
+        while (at := bisect_left(entries, time, key=lambda one: self._last_time(archive, one, last_id))) < len(entries):
             found = entries[at]
             if found.level == 0:
                 break
-            entries = self._chunk(archive, found).entries
+            entries = _up_to(last_id, self._chunk(archive, found).entries)
         else:
             return last_id
         for _ in range(ATTEMPTS):
@@ -427,9 +427,9 @@ class ArchiveReader:
             self._keep(self._times, piece.sha256, found, TIMES_MAX)
         return found
 
-    def _last_time(self, archive: PartitionArchive, entry: Entry) -> int:
+    def _last_time(self, archive: PartitionArchive, entry: Entry, last_id: int) -> int:
         while entry.level:
-            entry = self._chunk(archive, entry).entries[-1]
+            entry = _up_to(last_id, self._chunk(archive, entry).entries)[-1]
         return self.times_of(archive.partition, entry)[1]
 
     def _read_times(self, partition: int, piece: Entry) -> tuple[int, int]:
@@ -467,6 +467,11 @@ class ArchiveReader:
             kept.move_to_end(key)
             while len(kept) > most:
                 kept.popitem(last=False)
+
+
+def _up_to(last_id: int, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries that hold ids up to `last_id`. Storages have later ids, whose segments the store may lack."""
+    return entries[: bisect_right(entries, last_id, key=lambda entry: entry.first)]
 
 
 def _holder(entries: Sequence[Entry], id_: int) -> Entry:

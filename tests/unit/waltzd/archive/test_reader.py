@@ -252,6 +252,18 @@ def test_a_time_is_found_as_in_the_log() -> None:
     assert old.reader().find_time(0, old.known, 1, 40) == 40
 
 
+def test_a_time_is_found_without_segments_above_the_last_id() -> None:
+    """Storages have the ids above it, so an object that is lost there must not keep a reader from an earlier time."""
+    found = archive()
+    last_id = found.reader().entry(0, found.known, 90).last
+    for name in [name for name in found.store.objects if "/segment/" in name]:
+        if int(name.partition("/segment/")[2].split("-")[0]) > last_id:
+            del found.store.objects[name]
+    for time in (0, *(time for time in found.times if time > 0), TIME * 2):
+        expected = next((id_ - 1 for id_, at in enumerate(found.times) if at >= time and at >= 0), found.known.last_id)
+        assert found.reader().find_time(0, found.known, time, last_id) == min(expected, last_id)
+
+
 def test_what_is_at_hand_takes_no_question() -> None:
     found = archive()
     reader = found.reader()
