@@ -26,9 +26,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     with running(monkeypatch) as found:
         found.put(
             3,
-            place(
-                0, floor=89, target=95, open=2, parked=2, is_at_work=True, in_flight=2, members=(member(),), delivered=12
-            ),
+            place(0, floor=89, reach=95, open=2, parked=2, is_at_work=True, in_flight=2, members=(member(),), delivered=12),
             place(1, floor=5, stopped="id 6: no such address"),
             partitions="0-1",
         )

@@ -127,7 +127,7 @@ def test_a_storage_that_does_not_answer_keeps_nobody_waiting(own: LocalCluster, 
     assert found["milliseconds"] < 1000 * PATIENCE_SECONDS
     reason = next(reason for reason in found["reasons"] if reason["key"] == "silent storage-2")
     assert "storage storage-2 does not answer at 127.0.0.1:" in reason["sentence"]
-    assert reason["next_step"] == "its process runs: see what it says with `waltzctl logs --daemon storage-2`"
+    assert reason["next_step"] == "its process runs: read its log with `waltzctl logs --daemon storage-2`"
 
 
 def test_a_server_that_runs_and_is_in_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

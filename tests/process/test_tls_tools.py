@@ -197,7 +197,7 @@ def test_looking_with_a_certificate(
     assert (code, found["open documents"]["grade"]) == (10, "FAIL")
     assert "waltzctl cluster set --secure" in found["open documents"]["fix"]
     assert (found["certificates"]["grade"], found["certificates"]["finding"]) == (
-        "PASS", "the first one ends in 365 days"
+        "PASS", "the first certificate expires in 365 days"
     )  # fmt: skip
     code, out, _ = waltzctl("events", "-o", "json", *options(secured.operator))
     assert code == 0
