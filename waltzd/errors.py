@@ -317,7 +317,7 @@ class NotOpened(WaltzError, code="W2010", status="FAILED_PRECONDITION"):
 class SessionTooFar(WaltzError, code="W2041", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
     """A caller opened a session far above every session that this replica knows. Sessions are counted one by one, so
     such a number is a mistake or an attack, and obeying it would lock out every real owner. Not done: nothing was
-    changed; the sessions that were promised before go on. Next: find out who opened it; a partition whose sessions
+    changed; the sessions that were promised before go on. Next: find out which server opened it; a partition whose sessions
     really are that far needs `waltzctl partition rescue`."""
 
 
@@ -440,10 +440,10 @@ class NotPermitted(WaltzError, code="W2024", exit_code=EXIT_NOT_AUTHORISED, stat
 
 
 class NotGranted(WaltzError, code="W2036", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
-    """No grant of the cluster's policy allows this to the name in the caller's certificate (`anonymous` without
-    certificates). A mount that loses a right ends with this error after the outcomes that were decided by then; its
-    other requests in flight are in the log or not. Not done: nothing was read or written. Next: an operator grants it
-    with `waltzctl policy set FILE`; `waltzctl policy explain NAME PARTITION` says why not."""
+    """The policy of the cluster has no grant that allows the call to the name in the caller's certificate (`anonymous`
+    without certificates). A mount that loses a right ends with this error after the outcomes that were decided
+    by then; its other requests in flight are in the log or not. Not done: nothing was read or written. Next: an
+    operator grants it with `waltzctl policy set FILE`; `waltzctl policy explain NAME PARTITION` says why not."""
 
 
 class PolicyUnreadable(WaltzError, code="W2037", retry=Retry.LATER, status="UNAVAILABLE"):
@@ -681,7 +681,7 @@ class DaemonSilent(WaltzError, code="W2095", exit_code=EXIT_TIMEOUT, retry=Retry
 
 
 class PartitionsClosed(WaltzError, code="W2096", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """Not all partitions were open in time. The message names them, and what each one waits for. Not done: the
+    """Some partitions were not open in time. The message names them, and what each one waits for. Not done: the
     partitions that the message names take no transactions yet. Next: wait; if it lasts, look at the storages and
     servers that the message names."""
 
@@ -756,7 +756,7 @@ class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
 
 
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """No server of the cluster is running, so its partitions have no owner: nothing can be read or appended. Committed
+    """The cluster has no running server, so its partitions have no owner: nothing can be read or appended. Committed
     transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;
     `waltzctl status` shows what else is wrong."""
 
@@ -849,7 +849,7 @@ class ObjectAbsent(WaltzError, code="W2262", exit_code=EXIT_NOT_FOUND):
 class ObjectExists(WaltzError, code="W2263", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
     """The store of the archive holds another object under this name than the writer expected: a second writer was
     first. Nothing was overwritten. Archiving reads that object and continues from it. Not done: nothing was written.
-    Next: nothing, if another storage did the same work; otherwise find out who else writes to this store."""
+    Next: nothing, if another storage did the same work; otherwise find out which other program writes to this store."""
 
 
 class ArchiveDamaged(WaltzError, code="W2264", exit_code=EXIT_FINDINGS):
@@ -861,8 +861,8 @@ class ArchiveDamaged(WaltzError, code="W2264", exit_code=EXIT_FINDINGS):
 
 class UnsignedArchive(ArchiveDamaged, code="W2285", exit_code=EXIT_FINDINGS):
     """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. The key of
-    this archive is not in its store: somebody else wrote the object, or it is older than the key. Not done: nothing was
-    written, and nothing of it was used. Next: check who can write to the store, and that every storage has the same
+    this archive is not in its store: another program wrote the object, or it is older than the key. Not done: nothing was
+    written, and nothing of it was used. Next: check which programs may write to the store, and that every storage has the same
     `archive_key`; of an archive that is older than its key, verify it, then `waltzctl archive sign`; until then
     `archive_unsigned: accepted`."""
 

@@ -177,7 +177,8 @@ class Archiver:
         return tail.add(session=session, since=known.last_id + 1, last=last_id, moment=moment, read=read)
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
-        """The number under which the documents of the cluster are in the archive. `archive`: which one it is, if known."""
+        """Save the documents of the cluster in the archive and return their number. `archive`: identity of the
+        archive, if known."""
         store = self._open()
         if len(text) > METADATA_BYTES_MAX:
             raise TooLarge(f"metadata of {len(text)} bytes; an archive takes {METADATA_BYTES_MAX}")
@@ -292,14 +293,14 @@ class Archiver:
         return _said(begin) if begin.number else Archived(timeline=lineage.current)
 
     def _ancestors(self, store: Store, archive: PartitionArchive, known: Archived, lineage: Lineage) -> Iterator[Manifest]:
-        """The newest manifest of each timeline that the log had before."""
+        """Yield the newest manifest of each earlier timeline of the log."""
         for identity in (FIRST, *(one.identity for one in lineage.later[:-1])):
             of_it = PartitionArchive(store, archive.label, archive.partition, identity)
             if of_it.begin() is not None:
                 yield self._newest(of_it, known if known.timeline == identity else None)
 
     def _newest(self, archive: PartitionArchive, known: Archived | None = None) -> Manifest:
-        """A list may lag, so what it says is only where to begin."""
+        """Return the newest manifest. A listing of the store may lag, so it only says where to begin."""
         home = folder_of(archive.partition, archive.timeline)
         number = highest_numbers(archive.store.list(f"{home}/manifest")).get((archive.partition, archive.timeline), 0)
         found = archive.manifest_at(number) if number else archive.start()
@@ -331,9 +332,10 @@ class Archiver:
     async def proven(
         self, queue: AppendQueue, session: int, floor: int, known: Archived | None
     ) -> tuple[int, tuple[int, ...], str]:
-        """What the archive can stand in for below a floor: the first id for which that is not proven; the first ids of the
-        segments in front of it that are damaged here, so that they can be compared with nothing; and why it is not the
-        floor. Each segment here is compared with the manifest, and the objects have to be there."""
+        """Find out up to where the archive holds what is below a floor. Return the first id for which that is not
+        proven, the first ids of the segments below it that are damaged here and cannot be compared, and the reason
+        why the first id is not the floor. Each segment here is compared with the manifest, and its object has to
+        exist."""
         partition = queue.partition
         first_id = partition.first_id
         if known is None or known.number <= 0 or self._store is None:
@@ -373,7 +375,8 @@ class Archiver:
     def _is_same(
         self, archive: PartitionArchive, partition: Partition, session: int, piece: Entry, first_id: int, last_id: int
     ) -> bool:
-        """Whether a piece has the bytes that this replica has of the ids from `first_id` to `last_id`."""
+        """Return whether a segment in the archive has the bytes that this replica has for the ids from `first_id` to
+        `last_id`."""
         if (piece.first, piece.last) in partition.sealed_segments():
             mine, data = self._piece(partition, piece.first, piece.last)
             if mine.sha256 == piece.sha256:
@@ -417,7 +420,7 @@ class Archiver:
         return self._label
 
     def _read(self, partition: Partition, first_id: int, last_id: int) -> tuple[memoryview, int]:
-        """The segment and its index, one behind the other, and where the segment ends."""
+        """Return the segment followed by its index, and the offset at which the segment ends."""
         data = self._disk.open(partition.sealed_path(first_id))
         index = opened(self._disk, join(partition.directory, index_name(first_id)))
         size, records = data.size(), last_id - first_id + 1
@@ -437,7 +440,7 @@ class ArchivedSource:
 
     archive: PartitionArchive
     manifest: Manifest | None
-    """None where the store has nothing of this timeline."""
+    """Newest manifest of the timeline; None if the store has none."""
     parts: tuple[SlotRecords, ...]
 
     @property
@@ -452,7 +455,7 @@ class ArchivedSource:
         return pieces + sum(len(part.data) for part in self.parts if part.slot.last > last_id)
 
     def content(self, id_: int) -> Content:
-        """The records of the segment or slot with this id, proven by the hash of the object."""
+        """Return the records of the segment or slot with this id, proven by the hash of the object."""
         assert self.manifest is not None
         if id_ > self.manifest.last:
             return next(part for part in self.parts if part.slot.last >= id_).content()
@@ -480,7 +483,7 @@ def _check(known: Archived, partition: Partition, lineage: Lineage) -> None:
 
 
 def _keep(kept: OrderedDict[int, T], partition: int, one: T) -> None:
-    """As the newest of a bounded number."""
+    """Insert an entry as the newest, and drop the oldest above `ARCHIVES_MAX`."""
     kept[partition] = one
     if len(kept) > ARCHIVES_MAX:
         kept.popitem(last=False)

@@ -70,7 +70,7 @@ from waltzd.wire.tasks import call_on
 T = TypeVar("T")
 ANSWER_BYTES_MAX = 64 << 20
 ANSWER_SECONDS_MAX = 5.0
-"""Of one digest: so a call has an end however long the log is and however slow the disk."""
+"""Seconds after which a digest ends early, however long the log and however slow the disk."""
 APPENDERS_MAX = 16
 """Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
 of them, with those that a broken connection has not ended yet."""
@@ -112,7 +112,7 @@ class StorageCalls:
         self._policy = InlineFlushPolicy(run_here, clock)
         self.streams_loop = streams_loop
         self._readers: dict[object, None] = {}
-        """Those of either loop."""
+        """Readers of both event loops."""
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changing = asyncio.Lock()
         """Held by each change of the directory, and by work that allows none meanwhile."""
@@ -308,8 +308,8 @@ class StorageCalls:
         needs_none: bool = False,
         contact: Contact = NOBODY,
     ) -> ReplicaStatus:
-        """Let the log begin at this floor, as far as the archive is proven to have what is below, or the log needs no
-        archive. Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
+        """Raise the start of the log to this floor, as far as the archive is proven to hold what is below, or the log
+        needs no archive. Readers with an open segment continue; later readers get `Trimmed`."""
         queue = self._owned(number, session, contact)
         partition, proven, damaged, why = queue.partition, floor, tuple[int, ...](), ""
         if not needs_none and floor > partition.first_id:
@@ -428,7 +428,7 @@ class StorageCalls:
         *,
         contact: Contact = NOBODY,
     ) -> AsyncGenerator[Content, None]:
-        """The same for another replica: whole batches where the log has them."""
+        """Read for another replica: whole batches where the log has batches."""
 
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
             return partition.read_whole(first_id, last_id, size, session=session)
@@ -486,7 +486,7 @@ class StorageCalls:
             return await self._answer(queue, lambda: queue.partition.find_time(time, session=session))
 
     async def _answer(self, queue: AppendQueue, read: Callable[..., T], *arguments: Any) -> T:
-        """What a reader of the replica gives, once a segment that it met wrong bytes in was examined."""
+        """Return what `read` returns. If it meets wrong bytes, examine the segment and read once more."""
         partition = queue.partition
         try:
             return await self._run_reading(read, *arguments)
@@ -517,8 +517,9 @@ class StorageCalls:
             )
 
     async def digest(self, number: int, first_id: int, last_id: int) -> Digest:
-        """A hash of committed records. It ends after so many bytes or seconds, or in front of a damaged or uncommitted id,
-        and says how far it came: the caller goes on from there. It is refused when it cannot even begin.
+        """Return a hash of committed records. It ends after a bounded number of bytes or seconds, or before a damaged
+        or uncommitted id, and names the last id that it covers, from which the caller continues. Raise if it cannot
+        cover any id.
 
         Each piece is read and hashed in a turn of its own, so that other readers come between."""
         queue = self._queue(number)
@@ -598,7 +599,8 @@ class StorageCalls:
         return await self._change(change)
 
     async def _check_left(self, number: int) -> None:
-        """An owner that was told to leave closes its stream a moment later."""
+        """Wait a moment until the owner, which was told to leave, closes its append stream; raise `Unsafe` if it does
+        not."""
         queue = self._queues.get(number)
         waiting = asyncio.get_running_loop().time() + LEAVE_SECONDS
         while queue is not None and any(stream.is_of(queue) for stream in list(self._streams)):
@@ -714,7 +716,7 @@ class StorageCalls:
         )
 
     def _aside(self) -> tuple[SetAside, ...]:
-        """Of one that is new since the last look, it is known from now on."""
+        """Return the directories that are set aside, with the time since each was first seen by this process."""
         now, there = monotonic_ns(), self._directory.aside()
         self._aside_since = {one.name: self._aside_since.get(one.name, now) for one in there}
         return tuple(replace(one, kept_ms=(now - self._aside_since[one.name]) // 1_000_000) for one in there)

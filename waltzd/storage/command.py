@@ -106,7 +106,8 @@ def _name(config: StorageConfig, tls: Tls | None) -> str:
 
 
 def end_at_once(error: BaseException) -> NoReturn:
-    """The state of the disk, or of this program, is unknown: log it, and end before anything else is acknowledged."""
+    """Log an error after which the state of the disk or of this program is unknown, and end the process before
+    anything else is acknowledged."""
     if not isinstance(error, FlushFailed):
         log.critical("a mistake in Waltz itself. Ending with exit code %d.", EXIT_BUG, exc_info=error)
         logging.shutdown()
@@ -205,7 +206,7 @@ async def _serve(
 async def _watch(
     config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready, tls: Tls | None
 ) -> HttpPort | None:
-    """The port for health and metrics, if one is configured; its modules are loaded only then."""
+    """Return the port for health and metrics, or None if none is configured; its modules are loaded only if one is."""
     if config.http_listen is None:
         return None
     from waltzd.daemon import metrics
@@ -228,7 +229,7 @@ def _story(calls: StorageCalls) -> str:
 
 
 async def _keep_reserve(calls: StorageCalls) -> None:
-    """A reserve that cannot be kept is a worry for the next start, no reason to end this process."""
+    """Keep the reserve; log a failure, which matters for the next start only."""
     try:
         await calls.keep_reserve()
     except WaltzError as error:

@@ -63,7 +63,7 @@ class Home(Protocol):
 
 
 def pieces_up_to(content: Content, last_id: int) -> list[Piece]:
-    """A run, or whole batches, as far as they do not go on behind this id."""
+    """Return a run, or whole batches, without what ends after this id."""
     if isinstance(content, Run):
         return [content if content.last_id <= last_id else content.part(0, last_id + 1 - content.first_id)]
     return [batch for batch in content if batch.last_id <= last_id]
@@ -87,7 +87,7 @@ class Restorer:
         self._underway: set[int] = set()
 
     async def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
-        """How far it is, again and again; the last one has the status."""
+        """Restore a replica, and yield the progress; the last item has the status."""
         number, home = order.partition, self._home
         if order.completes:
             async with aclosing(self._complete(order)) as states:
@@ -128,8 +128,9 @@ class Restorer:
         yield Restoring(bytes=done, bytes_total=total, kept=kept, status=home.status(number))
 
     async def _complete(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
-        """Let a replica that an operator has fenced take what is behind its certain end from the archive of its timeline. A
-        part that it holds already has to be the same; what it is not certain of, and differs, is cut first."""
+        """Complete a replica that an operator has fenced: take what is after its certain end from the archive of its
+        timeline. Records that it holds already have to be equal to those of the archive; uncertain records that
+        differ are cut first."""
         home, number, session = self._home, order.partition, order.session
         queue = home.readable(number, None, NOBODY)
         partition = queue.partition
@@ -176,7 +177,8 @@ class Restorer:
         return step.result()
 
     def _same(self, order: RestoreOrder) -> ReplicaStatus:
-        """Of the replica that is here, where it is the one that was ordered."""
+        """Return the status of the replica that is here, if it is the one that was ordered; else raise
+        `TargetNotEmpty`."""
         status = self._home.status(order.partition)
         is_it = (status.session, status.promised_session) == (order.session, order.session)
         is_it = is_it and Lineage(status.timelines) == Lineage(order.timelines)
@@ -214,7 +216,7 @@ class Restorer:
             )
 
     async def _make(self, order: RestoreOrder, log: ArchivedLog, on_bytes: Callable[[int], None]) -> int:
-        """How many segments an earlier attempt had left."""
+        """Make the replica; return the number of segments that an earlier attempt had left."""
         number, directory = order.partition, self._home.directory
         folder = folder_for(directory.path, number)
         key = directory.control.header.key

@@ -46,7 +46,7 @@ class Sealed:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """How far a round is. Times are milliseconds since 1970."""
+    """Progress of a round. Times are milliseconds since 1970."""
 
     began_ms: int = 0
     """Start of this round; 0 before the first one."""

@@ -46,7 +46,7 @@ def _contact(target: wire.Target) -> Contact:
 
 
 def _optional_session(target: wire.Target, origin: Origin) -> int | None:
-    """A reader with a session sees records that are not committed yet, so only a server may say one."""
+    """Return the session of a read. With a session a reader sees uncommitted records, so only a server may name one."""
     if not target.HasField("session"):
         return None
     caller = origin.identity
@@ -60,13 +60,13 @@ class _Service(Host):
         self._calls = calls
 
     def admit(self, key: UUID | None, origin: Origin) -> None:
-        """The call is meant for this cluster, this storage and this process."""
+        """Raise unless the call is meant for this cluster, this storage and this process."""
         if key is not None:
             self._calls.check_key(key)
         self._calls.directory.check_meant(origin.storage, origin.instance)
 
     async def _learn_name(self, origin: Origin) -> None:
-        """The first caller that puts a storage to work says its name; its directory remembers that."""
+        """Take the name that the first caller gives to this storage; its directory keeps the name."""
         if origin.storage and not self._calls.directory.name:
             await self._calls.take_name(origin.storage)
 
@@ -179,7 +179,7 @@ class ReplicaService(_Service):
 
 
 def _inflated(data: bytes) -> bytes:
-    """A text that was compressed, as long as it may be and no longer."""
+    """Inflate a text of bounded size."""
     inflating = zlib.decompressobj()
     try:
         text = inflating.decompress(data, METADATA_BYTES_MAX + 1)

@@ -66,7 +66,7 @@ class _FramedLink:
 
 @asynccontextmanager
 async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
-    """A caller that is still there is told why it is refused."""
+    """Send the error to a caller that is refused, if it is still connected."""
     try:
         yield
     except CannotConnect:
@@ -77,7 +77,7 @@ async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
 
 
 def _told(deed: AuditRecord, kind: Kind, hello: Hello) -> AuditRecord:
-    """What a stream is for, by its first frame."""
+    """Return the audit record of a stream, completed from its first frame."""
     what = {Kind.HELLO: "Replica/Append", Kind.INSTALL: "Replica/Install"}.get(kind, "Replica/FetchSegment")
     return replace(deed, what=what, partitions=str(hello.partition), about=f"session={hello.session}")
 
@@ -158,12 +158,13 @@ class StreamPort:
             connection.close()
 
     def _end(self, deed: AuditRecord, code: str | None) -> None:
-        """Of a stream that was refused, or was lost: one that never said what it wanted, and went, is nothing to tell."""
+        """Record the end of a stream that was refused or lost; a connection that ended before its first frame is not
+        recorded."""
         if code is not None or deed.what.endswith("/end"):
             self._auditor.note(replace(deed, code=code))
 
     async def _call(self, connection: Connection) -> tuple[Kind, Hello] | None:
-        """The first frame; None when it does not come. Nothing is waited for from a caller whose role has no streams."""
+        """Return the first frame; None if it does not come. A caller whose role has no streams is refused at once."""
         if self._tls is not None:
             caller = connection.identity
             if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:

@@ -72,7 +72,8 @@ class SegmentTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What a segment of format 1 states about the segment before, and what the next segment must state about it."""
+    """Statements of a segment of format 1 about the segment before it, and what the next segment has to state about
+    it."""
 
     before: int = 0
     """Checksum of the head before the first batch, as the first batch states it."""

@@ -74,7 +74,7 @@ class ControlFile:
         self._file = file
         self.header = header
         self._infos = infos
-        """Of the partitions, and of the group log where it is known here."""
+        """Records of the partitions, followed by that of the group log if this storage has one."""
         self._groups: File | None = None
         """With the record of the group log, as its only one."""
 
@@ -134,7 +134,7 @@ class ControlFile:
         return self.header.partitions
 
     def make_record(self, partition: int) -> None:
-        """Of the group log, the first time that it is to be here; all others have one from the beginning."""
+        """Create the record of the group log if it is missing; partitions have a record from the start."""
         if partition == self.group_log and len(self._infos) == self.group_log:
             self._make_groups()
 
@@ -173,7 +173,7 @@ class ControlFile:
             )
 
     def info(self, partition: int) -> ControlStruct:
-        """The current struct; raises when the number is out of range or the record is damaged."""
+        """Return the current struct. Raise if the number is out of range or the record is damaged."""
         return self._info(partition).current
 
     def _info(self, partition: int) -> ControlInfo:
@@ -195,12 +195,14 @@ class ControlFile:
         ]
 
     def is_assigned(self, partition: int) -> bool:
-        """Raises as `info`; the group log may have no record yet."""
+        """Return whether this storage has a replica of the partition. Raise as `info` does; the group log may have no
+        record yet."""
         is_unknown = partition == self.group_log == len(self._infos)
         return not is_unknown and self.info(partition).is_assigned
 
     def start_session(self, partition: int, *, session: int, low_mark: int, local_low_mark: int) -> None:
-        """The session begins: its owner has decided that everything up to `low_mark` is committed. Marks only rise."""
+        """Record that a session has begun, whose owner has decided that everything up to `low_mark` is committed.
+        Marks only rise."""
         now = self.info(partition)
         for name, old, new in (
             ("session", now.session, session),
@@ -212,13 +214,13 @@ class ControlFile:
         self._write(partition, replace(now, session=session, low_mark=low_mark, local_low_mark=local_low_mark))
 
     def lower_marks(self, partition: int, fork: int) -> None:
-        """The log ended at a fork, and goes on under another timeline: marks above it belong to the old one."""
+        """Lower the marks to a fork: what is above it belongs to the timeline that ended there."""
         now = self.info(partition)
         low_mark, local = min(now.low_mark, fork), min(now.local_low_mark, fork)
         self._write(partition, replace(now, low_mark=low_mark, local_low_mark=local))
 
     def restore(self, partition: int, *, session: int, mark: int) -> None:
-        """A replica is here that was made from an archive: as at the end of a session that closed at this mark."""
+        """Record a replica that was made from an archive, as at the end of a session that closed at this mark."""
         flags = FLAG_ASSIGNED | FLAG_AVAILABLE
         now = self.info(partition)
         self._write(partition, replace(now, session=session, low_mark=mark, local_low_mark=mark, flags=flags))
@@ -231,7 +233,7 @@ class ControlFile:
         self._write_slot(partition, 1 - info.current_slot, replace(new, sequence=info.current.sequence + 1))
 
     def _place(self, partition: int) -> tuple[File, int]:
-        """The file with the record of a partition, and which of its records that is."""
+        """Return the file with the record of a partition, and the number of the record in this file."""
         if partition != self.group_log:
             return self._file, partition
         assert self._groups is not None
@@ -311,7 +313,8 @@ def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
 
 
 def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identity | None:
-    """The identity file, if there is one; refused when it disagrees with the control file."""
+    """Return the identity in the identity file; None if there is no such file. Raise if it disagrees with the control
+    file."""
     path = join(directory, IDENTITY_NAME)
     if not disk.exists(path):
         return None
@@ -324,7 +327,7 @@ def check_identity(disk: Disk, directory: str, header: ControlHeader) -> Identit
 
 
 def check_blank(path: str, entries: list[Entry]) -> None:
-    """No control file: fine in an empty directory, never beside anything that could be data."""
+    """Raise `ControlDamaged` if a directory without a control file holds anything that could be data."""
     for entry in entries:
         name = entry.name
         stem = name.split(".")[0]
@@ -349,8 +352,8 @@ class Ledger:
 
 
 def read_ledger(disk: Disk, directory: str, control: File | None = None) -> Ledger:
-    """Both files all the way through, with everything that is wrong. A caller that holds the lock gives its open control
-    file, because closing another one would release the lock."""
+    """Read control file and identity file to their ends, with all findings. A caller that holds the lock passes its
+    open control file, because closing another handle would release the lock."""
     ledger, path, limit = Ledger(), join(directory, CONTROL_NAME), control_bytes(PARTITIONS_MAX) + 1
     identity, header = None, None
     if disk.exists(join(directory, IDENTITY_NAME)):

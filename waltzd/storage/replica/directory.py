@@ -64,7 +64,7 @@ class Directory:
         self._refused: dict[int, WaltzError] = {}
         self._identity: Identity | None = None
         self.instance = uuid4()
-        """Of the process that holds the directory."""
+        """Identity of the process that holds the directory."""
 
     @staticmethod
     def open(
@@ -204,7 +204,8 @@ class Directory:
         return {number: self._refused.get(number) for number in sorted({*self._partitions, *self._refused})}
 
     def create_partition(self, number: int) -> Partition:
-        """An empty replica. Files that are left in the directory of an unassigned partition are set aside, never reused."""
+        """Create an empty replica. Files that are left in the directory of an unassigned partition are set aside,
+        never reused."""
         self.control.make_record(number)
         info = self.control.info(number)
         if info.is_assigned:
@@ -227,8 +228,8 @@ class Directory:
         return partition
 
     def ensure_partition(self, number: int) -> Partition | None:
-        """An empty replica where there is none, or where no segment is left of an earlier one: a new disk. None where a
-        replica is here, also a damaged one: that is for an operator to decide."""
+        """Create an empty replica if there is none, or if no segment of an earlier one is left: a new disk. Return
+        None if a replica exists, even a damaged one, about which an operator has to decide."""
         self.control.make_record(number)
         is_assigned = self.control.info(number).is_assigned
         if is_assigned and not (number in self._refused and self._is_blank(number)):
@@ -299,7 +300,8 @@ class Directory:
     # -- being there
 
     def check_in_place(self) -> None:
-        """Raises when the directory, or that of a partition, went away. Never called while partitions change."""
+        """Raise `DirectoryGone` if the directory, or that of a partition, is gone. Must not be called while partitions
+        change."""
         is_here = self.control.is_in_place
         lost = [partition for partition in self.partitions() if not (is_here and partition.is_in_place)]
         if lost or not is_here:

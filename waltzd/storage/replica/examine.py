@@ -52,7 +52,7 @@ class DamageReport:
 
     @property
     def is_only_short(self) -> bool:
-        """Whether all records here are sound, and only the end of the log is missing, which appends bring back."""
+        """True if all records here are sound and only the end of the log is missing, which appends restore."""
         return self.short is not None and not self._in_files
 
     def error(self, findings: Sequence[Finding] = ()) -> PartitionDamaged:
@@ -173,7 +173,7 @@ def _rest_finding(context: ReplicaContext, path: str, found: Survey) -> Finding:
 
 @dataclass(frozen=True)
 class PrecedingEnd:
-    """What is known of the segment before a segment of format 1."""
+    """End of the segment before a segment of format 1, as far as it is known."""
 
     end: End | None = None
     """End of its last batch; None if unknown."""

@@ -68,9 +68,10 @@ from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 T = TypeVar("T")
 NO_TAIL = (-1, "")
 TAIL_BYTES = 1 << 20
-"""Of the last records, read at once."""
+"""Bytes of the last records that are read at once."""
 HASH_BYTES_MIN = 64 << 10
-"""So much is hashed beside the next append: less costs less than a turn on another thread."""
+"""Largest number of bytes that are hashed beside the next append: hashing them costs less than a switch to another
+thread."""
 
 
 class Partition:
@@ -169,8 +170,8 @@ class Partition:
         )
 
     def _look_at_tail(self) -> None:
-        """Hash the last records, where they are of format 0, for the next status: owners compare replicas by that. What
-        cannot be read is left out, and found by whoever reads it."""
+        """Hash the last records, if they are of format 0, for the next status, by which owners compare replicas.
+        Records that cannot be read are left out; the next reader finds the damage."""
         last_id = self.last_id
         if self._segments.end is not None or last_id < 0 or self._tail[0] == last_id or self._damage:
             return
@@ -215,7 +216,7 @@ class Partition:
         self._fence.check_secret(session, contact)
 
     def check_session(self, session: int, contact: int = 0) -> None:
-        """The session must be exactly the promised one, and the contact the latest."""
+        """Raise unless the session is the promised one and the contact the latest one."""
         self._check_alive()
         self._fence.check(session, contact)
 
@@ -230,7 +231,7 @@ class Partition:
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """A failed flush or write inside ends the replica before any call can see its state."""
+        """Stop serving the replica after a failed flush or write, before any call can see its state."""
         try:
             yield
         except PathMissing as error:
@@ -321,7 +322,7 @@ class Partition:
             self._segments.active.hash_flushed()
 
     def _only_new(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Records of format 0 may stand in front of batches, never behind them."""
+        """Return the records that are not stored yet. Records of format 0 may stand before batches, never after them."""
         runs = [piece for piece in pieces if isinstance(piece, Run)]
         batches = [piece for piece in pieces if isinstance(piece, Batch)]
         are_in_order = [*runs, *batches] == list(pieces)
@@ -365,8 +366,9 @@ class Partition:
     # -- marks
 
     def set_low_mark(self, session: int, low_mark: int, contact: int = 0) -> ReplicaStatus:
-        """The session begins: everything up to `low_mark` is decided, and this replica holds nothing above it. Committed
-        records above it are the exception: the replica had begun this session before, and lost the control struct."""
+        """Begin the session: everything up to `low_mark` is decided, and this replica holds nothing above it.
+        Committed records above it are an exception: the replica had begun this session before, and lost the control
+        struct."""
         self.check_session(session, contact)
         active, settled = self._check_sound(), self._promise.value.settled
         if low_mark < settled:
@@ -457,7 +459,7 @@ class Partition:
 
     @property
     def _cut_floor(self) -> int:
-        """Nothing up to here is ever cut."""
+        """Return the highest id that may never be cut."""
         return max(self._context.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
 
     def _cut(self, mark: int) -> None:
@@ -535,8 +537,8 @@ class Partition:
         return self._healing.begin(first_id, file_bytes=file_bytes, cut_floor=floor, begun_at=begun_at)
 
     def check_installation(self, session: int, installation: Installation) -> None:
-        """A file belongs to the moment in which it was begun. Once the replica was opened again, was cut, or has begun the
-        session, its owner has decided without the file, which may hold records that were given up."""
+        """Raise unless a segment file that arrives still fits the replica. After another opening, a cut or the
+        beginning of the session, the owner has decided without the file, which may hold records that were given up."""
         contact, *moment = installation.begun_at
         self.check_session(session, contact)
         if (*moment,) != self._moment(session):
@@ -579,8 +581,8 @@ class Partition:
         )
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int, *, session: int) -> Content:
-        """The same for another replica: whole batches where the log has them, from the beginning of one on. The last one
-        may end behind `last_id`."""
+        """Read for another replica: whole batches, from the beginning of a batch on, where the log has batches. The
+        last batch may end after `last_id`."""
 
         def read(segment: Segment, last_here: int) -> Content:
             if isinstance(segment, BatchSegment):
@@ -590,8 +592,8 @@ class Partition:
         return self._read(first_id, last_id, session, read)
 
     def read_locks(self, last_id: int, bytes_max: int, *, session: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends: as many of the last batches as fit, at least one.
-        None where the log has no batch there."""
+        """Return the locks of transactions up to `last_id`, where a batch ends: of as many of the last batches as fit,
+        and of at least one; None if the log has no batch there."""
         self.check_session(session)
         if not -1 <= last_id <= self.last_id:
             raise BeyondLog(f"partition {self.number}: id {last_id} is not here", last_id=self.last_id)
@@ -618,7 +620,7 @@ class Partition:
         return LockHistory(found[0][0].first_id, join_locks([locks for _, locks in found]))
 
     def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
-        """Of each batch, backwards, up to records of format 0."""
+        """Yield the locks of each batch, backwards, down to records of format 0."""
         while last_id >= self.first_id:
             segment, _ = self._segments.segment_with(last_id)
             if not isinstance(segment, BatchSegment):
@@ -627,15 +629,15 @@ class Partition:
             last_id = segment.first_id - 1
 
     def find_time(self, time: int, *, session: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later. Those of format 0 have none, and
-        count as earlier than any."""
+        """Return the highest id before the first transaction whose time is `time` or later. Transactions of format 0
+        have no time and count as earlier than any."""
         self.check_session(session)
         last_id, first_ids = self.last_id, self._segments.first_ids
         if last_id < 0:
             return last_id
 
         def is_later(position: int) -> bool:
-            """It begins at that time, or later."""
+            """Return whether the segment at this position begins at that time or later."""
             first_id = first_ids[position]
             if first_id > last_id:
                 return True
@@ -682,7 +684,7 @@ class Partition:
 
     @contextmanager
     def _uncut(self) -> Iterator[None]:
-        """A reader that meets the traces of a cut has found no damage."""
+        """Raise `Trimmed` or `BeyondLog` in place of `Suspect` if a reader meets the traces of a trim or a cut."""
         cuts = self.cuts
         try:
             yield
@@ -703,8 +705,8 @@ class Partition:
         return max(self.committed, min(self._context.info.low_mark, self.last_id))
 
     def decided_to(self, session: int, committed: int) -> int:
-        """The last id here of those that are committed, when the owner of this session says up to which id they are: before
-        its session begins, what this replica holds may still be cut."""
+        """Return the last committed id here, given up to which id the owner of this session has committed. Before its
+        session begins, what this replica holds may still be cut."""
         return min(committed, self.readable_to(session if self._context.info.session == session else None))
 
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
@@ -740,7 +742,7 @@ class Partition:
         return path
 
     def examine(self, first_id: int) -> None:
-        """A read met wrong bytes in this segment: find out which, and make its index right."""
+        """Examine a segment in which a read met wrong bytes, and repair its index."""
         if first_id < self.first_id:
             return
         with self._fatal():

@@ -50,7 +50,7 @@ from waltzd.storage.replica.control import ControlFile, write_new_file
 
 
 def floor_of(info: ControlStruct | None, promise: Promise | None) -> int:
-    """The highest id that a replica is known to have had on its disk."""
+    """Return the highest id that a replica is known to have had on its disk."""
     marks = () if promise is None else (promise.committed, promise.durable)
     return max(NO_MARK if info is None else info.local_low_mark, *marks, NO_MARK)
 
@@ -67,7 +67,7 @@ def lineage_of(promise: Promise) -> Lineage:
 def read_promise(
     disk: Disk, directory: str, partition: int | None, key: UUID | None, *, is_expected: bool
 ) -> tuple[Promise | None, list[Finding]]:
-    """The promise of a partition directory, and everything that is wrong with its file."""
+    """Return the promise of a partition directory, and all findings about its file."""
     path = join(directory, PROMISE_NAME)
     if not disk.exists(path):
         detail = "the promise file is missing, and the storage's identity file says that there is one"
@@ -80,7 +80,7 @@ def read_promise(
 
 
 def _fresh_inode(disk: Disk, directory: str) -> Inode:
-    """Of the file that `write_new_file` will fill and rename."""
+    """Return the inode of the file that `write_new_file` will fill and rename."""
     path = join(directory, PROMISE_NAME + NEW_SUFFIX)
     disk.create(path).close()
     return disk.inode(path)
@@ -96,7 +96,7 @@ class PromiseFile:
 
     @staticmethod
     def create(disk: Disk, directory: str, promise: Promise) -> None:
-        """The first promise of a replica. The caller flushes the directory."""
+        """Create the first promise of a replica. The caller flushes the directory."""
         inode = _fresh_inode(disk, directory)
         promise = replace(promise, inode=inode.number, inode_generation=inode.generation)
         write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
@@ -112,7 +112,7 @@ class PromiseFile:
 
     @property
     def is_copy(self) -> bool:
-        """These bytes were written to another file: the directory was copied or restored."""
+        """True if these bytes were written to another file: the directory was copied or restored."""
         return not self._inode.is_same(Inode(self.value.inode, self.value.inode_generation))
 
     @property
@@ -123,7 +123,7 @@ class PromiseFile:
             return False
 
     def promise(self, *, session: int, committed: int) -> None:
-        """In both slots: damage of one must not bring a lower session back."""
+        """Promise a session in both slots: damage of one slot must not bring a lower session back."""
         self.change(session=session, committed=committed, settled=committed)
         self.change()
 
@@ -141,8 +141,8 @@ class PromiseFile:
             self._file.write(new.slot_offset, new.encode())
 
     def make_anew(self, **fields: Any) -> None:
-        """The promise with these changes, in both slots of a new file that replaces this one. On a full disk this file is
-        changed instead, so that a storage can start and stop there."""
+        """Replace the file by a new one with these changes in both slots. On a full disk this file is changed instead,
+        so that a storage can start and stop there."""
         try:
             self._write_beside(fields)
         except DiskFull:
@@ -171,11 +171,11 @@ class PromiseFile:
 
 
 SESSIONS_MAX = 1_000_000
-"""How far above the promised session one may be that is opened: a replica that was away for years is not so far behind."""
+"""Largest distance of an opened session above the promised one; a replica that was away for years stays below it."""
 FIRST_SESSION_MAX = 1 << 40
 """For a replica that has promised nothing yet: more sessions than there are seconds in thirty thousand years."""
 CALLERS_MAX = 8
-"""Of one session. More is an accident: the contact of the one that came first ends."""
+"""Largest number of callers in one session. More callers are an accident, and the contact of the first one ends."""
 _CONTACTS = 1 << 20
 _NO_CALLER = -1
 """The caller until the first opening since the process started."""
@@ -200,7 +200,7 @@ class Fence:
         self._contacts: dict[int, int] = {_NO_CALLER: self.contact}
         """The contact of each caller in this session; two callers are two names that lead to one storage."""
         self._secret: bytes | None = None
-        """Of the owner of the promised session; None until it opens."""
+        """Secret of the owner of the promised session; None until the owner opens it."""
 
     def open(self, session: int, *, committed: int, caller: int, secret: bytes, by_operator: bool = False) -> int:
         """Promise durably to refuse every lower session, and begin a new contact. An operator may take back a promise to a
@@ -234,7 +234,7 @@ class Fence:
         return self._secret is not None and hmac.compare_digest(self._secret, secret)
 
     def check_secret(self, session: int, contact: Contact) -> None:
-        """Refuses whoever did not open the promised session."""
+        """Refuse a caller that did not open the promised session."""
         self.check(session, contact.number)
         if not self._is_shown(contact.secret):
             raise NotOpened(

@@ -303,8 +303,8 @@ class Healing:
 
     @property
     def _is_cut_short(self) -> bool:
-        """Whether the log ends too early within a segment of format 1. The missing records belong into that segment,
-        because the owner decides where a segment ends."""
+        """Return whether the log ends too early within a segment of format 1. The missing records belong into that
+        segment, because the owner decides where a segment ends."""
         active = self._segments.active
         is_begun = isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id
         return self._damage.short is not None and is_begun

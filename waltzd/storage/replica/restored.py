@@ -17,7 +17,7 @@ from waltzd.storage.replica.promise import PromiseFile
 
 
 def folder_for(home: str, number: int) -> str:
-    """Where a partition is put together. What is found there is proven and kept."""
+    """Return the directory in which a partition is restored. Files that are found there are proven and kept."""
     return join(home, f"{number}{NEW_SUFFIX}")
 
 
@@ -33,7 +33,7 @@ def give_name(
     segments: int,
     timelines: bytes = b"",
 ) -> None:
-    """The replica counts when this returns."""
+    """Give a restored replica its name and its record; the replica counts when this returns."""
     control.make_record(number)
     if control.info(number).is_assigned:
         raise TargetNotEmpty(f"partition {number} has a replica in {home} already")

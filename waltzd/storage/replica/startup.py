@@ -70,21 +70,21 @@ from waltzd.storage.replica.trimmer import names_below
 
 
 def create_partition_files(context: ReplicaContext) -> None:
-    """An empty replica, durable before the control file says that it is assigned."""
+    """Create an empty replica, durable before the control file records that it is assigned."""
     context.disk.make_directory(context.directory)
     Segment.create(context.disk, context.directory, context.header(0)).close()
     _create_promise(context, session=NO_MARK, committed=NO_MARK)
 
 
 def adopt_partition(context: ReplicaContext) -> None:
-    """A replica of the original: its sessions and marks become its first promise."""
+    """Adopt a replica of the original: its session and marks become the first promise."""
     if context.disk.exists(context.directory) and not context.disk.exists(join(context.directory, PROMISE_NAME)):
         info = context.info
         _create_promise(context, session=info.session, committed=min(info.low_mark, info.local_low_mark))
 
 
 def _create_promise(context: ReplicaContext, *, session: int, committed: int) -> None:
-    """A new incarnation."""
+    """Create the promise of a new incarnation."""
     promise = Promise(
         key=context.key, partition=context.number, incarnation=context.disk.fresh_id(), session=session, committed=committed
     )
@@ -93,7 +93,7 @@ def _create_promise(context: ReplicaContext, *, session: int, committed: int) ->
 
 
 def open_partition(context: ReplicaContext) -> Partition:
-    """Raises when nothing of the replica can be served; damage in its data is no reason to raise."""
+    """Open a replica. Raise if nothing of it can be served; damage in its data is no reason to raise."""
     number, directory = context.number, context.directory
     if not context.disk.exists(directory):
         raise PartitionDamaged(f"partition {number} is assigned to this storage, but its directory {directory} is missing")
@@ -165,7 +165,7 @@ class _Opening:
         self._context.say(f"{why}; the replica is a new one from now on, incarnation {new}, was {old}")
 
     def _short(self, last: _Found, first_id: int) -> Finding | None:
-        """The ids that are missing behind the last segment."""
+        """Return the finding about ids that are missing after the last segment; None if none are."""
         newest = self._promise.value.newest
         next_id = last.segment.next_id if last.segment else first_id
         if first_id < newest or (last.segment is None and not last.findings):
@@ -225,7 +225,8 @@ class _Opening:
         return self._judge(segment, found, start_id)
 
     def _is_unused(self, first_id: int) -> bool:
-        """A file without a whole header can only be the rest of a creation: no owner was told that it exists."""
+        """Return whether a file without a whole header can only be left by an unfinished creation, of which no owner
+        was told."""
         promise = self._promise.value
         is_first = first_id == promise.floor and promise.durable == first_id - 1
         return self._floor < first_id and (promise.newest < first_id or is_first)
@@ -302,7 +303,7 @@ class _Opening:
         return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
     def _settle(self, segment: Segment, segments: int) -> None:
-        """The disk has everything that the cache shows, and the promise will say so."""
+        """Flush everything that the cache shows, and record that in the promise."""
         promise = self._promise.value
         if not promise.is_clean:
             # Names too: a process that was killed may have left some that only the cache knows.

@@ -21,7 +21,7 @@ ReadStored = Callable[[int, int, int], Run]
 
 
 def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadStored) -> list[Run]:
-    """The runs without the records that are stored, or came earlier among these runs, with the same bytes."""
+    """Return the runs without the records that are stored, or came earlier among these runs, with the same bytes."""
     next_id = last_id + 1
     fresh: list[Run] = []
     for run in runs:
@@ -54,8 +54,8 @@ def only_new(runs: Sequence[Run], *, partition: int, last_id: int, stored: ReadS
 def only_new_batches(
     batches: Sequence[Batch], *, partition: int, place: tuple[int, End | None], stored: Callable[[int], Batch | None]
 ) -> list[Batch]:
-    """The batches that are not stored and did not come earlier among these; those that did are the same. `place`: the last
-    id in front of them, and the end of the batch there."""
+    """Return the batches that are neither stored nor repeated among these; a repeated batch has to have equal bytes.
+    `place`: the last id before them, and the end of the batch there."""
     last_id, end = place
     next_id, before = last_id + 1, end or End()
     fresh: dict[int, Batch] = {}
@@ -101,7 +101,7 @@ class Writer:
         """Up to here the next start trusts index and marks."""
 
     def write(self, pieces: Sequence[Piece], *, committed: int) -> None:
-        """The records are on the disk when this returns. `DiskFull`: those of the last segment are not there any more."""
+        """Write records and flush them. After `DiskFull` the records of the last segment are removed again."""
         active = self._segments.active
         assert active is not None
         try:
@@ -121,7 +121,7 @@ class Writer:
             ) from error
 
     def _write(self, active: Segment, run: Run, committed: int) -> Segment:
-        """A record goes to the next segment when the one in front of it ended above the threshold."""
+        """Write a run. A record goes to the next segment if the record before it ended above the threshold."""
         if isinstance(active, BatchSegment):  # an empty one, as batches go on with batches
             active = self._roll(self._context.header(active.next_id), committed)
         while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
@@ -138,8 +138,8 @@ class Writer:
         return active
 
     def _write_batch(self, active: Segment, batch: Batch, committed: int) -> Segment:
-        """A batch goes to the next segment when the one in front of it was the last, or is of format 0. The header says the
-        time of the first batch, so an empty segment is made anew."""
+        """Write a batch. It goes to the next segment if the batch before it was the last of its segment, or is of
+        format 0. The header states the time of the first batch, so an empty segment is created anew."""
         if not isinstance(active, BatchSegment) or active.is_full or active.next_id == active.first_id:
             active = self._roll(self._context.batch_header(batch.first_id, batch.head.time), committed)
         assert isinstance(active, BatchSegment)
