@@ -860,11 +860,11 @@ class ArchiveDamaged(WaltzError, code="W2264", exit_code=EXIT_FINDINGS):
 
 
 class UnsignedArchive(ArchiveDamaged, code="W2285", exit_code=EXIT_FINDINGS):
-    """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. The key of
-    this archive is not in its store: another program wrote the object, or it is older than the key. Not done: nothing was
-    written, and nothing of it was used. Next: check which programs may write to the store, and that every storage has the same
-    `archive_key`; of an archive that is older than its key, verify it, then `waltzctl archive sign`; until then
-    `archive_unsigned: accepted`."""
+    """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. The
+    key of this archive is not in its store: another program wrote the object, or it is older than the key. Not
+    done: nothing was written, and nothing of it was used. Next: check which programs may write to the store,
+    and that every storage has the same `archive_key`; of an archive that is older than its key, verify it, then
+    `waltzctl archive sign`; until then `archive_unsigned: accepted`."""
 
 
 class ForeignArchive(WaltzError, code="W2265", exit_code=EXIT_CONFLICT):
