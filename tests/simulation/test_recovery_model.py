@@ -141,7 +141,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "one level replica is enough to open": (Recovery, "has_level_majority", property(one_is_enough)),
     "those who are assigned now vote": (Recovery, "decide", assigned_ones_vote),
     "whatever a replica holds is the log": (Recovery, "trusted", everything_is_lineage),
-    "a source gives whatever it holds": (Recovery, "give", whatever_it_holds),
+    "a source gives whatever it holds": (Recovery, "sources_for", whatever_it_holds),
     "whoever is torn knows its end": (Recovery, "knows_its_end", the_torn_hold_what_is_sound),
     "who forgot its session is cut before its vote is taken away": (Recovery, "has_joined", lambda self, name: False),
     "whom a storage had promised itself to does not matter": (Recovery, "_contradiction", promises_do_not_matter),
