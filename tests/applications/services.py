@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PARTITIONS = 3
 BOOKING, SHOP, INDEXER = ("booking-1", "booking-2"), ("shop-1", "shop-2"), "indexer"
 PATIENCE_SECONDS = 60
-DEAD_LETTER = re.compile(r"put aside as a dead letter[^\n]*\nTraceback .*?\n\S*EventUnreadable: [^\n]*", re.DOTALL)
+DEAD_LETTER = re.compile(r"written as a dead letter[^\n]*\nTraceback .*?\n\S*EventUnreadable: [^\n]*", re.DOTALL)
 
 
 class Services:

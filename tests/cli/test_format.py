@@ -67,7 +67,7 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     old = told.rows("get", 0, 0)[0]
     assert (old["time"], old["time_us"], old["group"], old["locks"]) == (None, None, 0, None)
     assert told("txn", "get", 0, 0).out.splitlines()[0].split() == ["id", "header", "client", "size", "payload"]
-    refused(told("txn", "get", 0, "--since", "1h"), 5, "W2029", "writes format 0, which says nothing of time")
+    refused(told("txn", "get", 0, "--since", "1h"), 5, "W2029", "writes format 0, which has no times")
     refused(told("txn", "append", 0, "--group", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
     assert told.json("cluster", "describe")["format"] == 0
 

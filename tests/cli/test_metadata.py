@@ -146,7 +146,7 @@ def test_nobody_who_could_know_is_no_there_are_none(cluster: LocalCluster, waltz
     cluster.remember()
     try:
         until(lambda: "W2132" in waltzctl("client", "list", *where).err, "ZooKeeper has lost the servers")
-        for words in (("group", "list"), ("client", "list"), ("client", "describe", "x")):
+        for words in (("group", "list"), ("client", "list"), ("client", "list", "x")):
             refused(waltzctl(*words, *where), 10, "it is not known which")
     finally:
         for name in cluster.blueprint.server_names:

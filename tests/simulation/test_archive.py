@@ -212,7 +212,7 @@ async def test_an_object_that_goes_is_missed_within_a_day_and_so_is_a_whole_stor
         assert sum("the archive lacks what was archived" in line for line in c.log) == 1
         store.put_new(gone, whole.data)
         await c.until(lambda: (found := owned.describe().archive_check) is not None and found.missing == "", seconds=3600)
-        assert any("has again what it lacked" in line for line in c.log)
+        assert any("has the missing objects again" in line for line in c.log)
         await asyncio.sleep(60)
         store.objects.clear()
         await asyncio.sleep(ROUND_SECONDS + 60)
