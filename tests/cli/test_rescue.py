@@ -129,9 +129,7 @@ def test_the_log_goes_on_under_timeline_2_and_an_old_copy_is_set_aside(
         assert (timeline["number"], timeline["fork"], timeline["cause"]) == (2, marks[partition], "partition rescue")
         assert min(id_ for number, id_ in after if number == partition) > marks[partition]
     told = waltzctl("status", *place)
-    assert (told.code, "an operator ended the log of partitions 0-1" in " ".join(told.out.split())) == (0, True), (
-        told.out
-    )
+    assert (told.code, "an operator ended the log of partitions 0-1" in " ".join(told.out.split())) == (0, True), told.out
     told = waltzctl("partition", "describe", "0", *place)
     assert "timeline 2: begun by partition rescue at" in told.out, told.out
     told = waltzctl("txn", "get", "0", "0", *place)
