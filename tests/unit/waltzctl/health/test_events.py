@@ -130,6 +130,6 @@ def test_lengths_of_time(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-5m", "1w", "1h30m", "9999999s"])
-def test_no_lengths_of_time(text: str) -> None:
-    with pytest.raises(BadArgument, match="no length of time"):
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(BadArgument, match="is not a duration"):
         duration(text)
