@@ -342,7 +342,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     assert code != 0
     assert "give the credentials of the cluster" in said
     code, said = tool("history", "--coordinator-credentials", file)
-    assert (code, "cluster secure" in said) == (0, True)
+    assert (code, "cluster set" in said) == (0, True)
     accepted.stop()
     again = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused").start()
     assert "W2039" not in again.log
