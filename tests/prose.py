@@ -34,7 +34,7 @@ PERSON = re.compile(r"\b(?:whoever|nobody|somebody|everybody|anybody|who)\b", re
 POINTING = re.compile(r"\b(?:that one|the others?|the same|likewise)\b(?! \w+)", re.IGNORECASE)
 PATTERNS = {"quantity without a number": QUANTITY, "a word for people": PERSON, "pronoun without noun": POINTING}
 CODE = re.compile(r"`[^`]*`")
-SPOKEN = frozenset({"docstring", "attribute", "help"})
+SPOKEN = frozenset({"module", "docstring", "attribute", "help"})
 """Kinds of text that `broken_rule` judges."""
 
 

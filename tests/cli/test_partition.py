@@ -205,7 +205,7 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
             if any(":" in word for word in typed):
                 continue  # by an address: those are in test_storage
             if "--secure" in typed:
-                continue  # needs a closed coordinator: that is in test_up_tls
+                continue  # needs a closed coordinator: tests/process/test_closed_coordinator.py runs it
             told = tool(*typed)
             if "--keep-local" in typed:  # nothing is archived here
                 assert (told.code, "nothing of the cluster" in told.err) == (5, True), told

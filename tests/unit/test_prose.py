@@ -24,6 +24,7 @@ def rule(kind: str, words: str) -> str:
         ("attribute", "Storage of whoever asked."),
         ("help", "Let nobody in."),
         ("attribute", "Name of the storage, or of the other."),
+        ("module", "Replicas. Whoever owns the log may write."),
     ],
 )
 def test_a_text_that_breaks_a_rule_is_found(kind: str, words: str) -> None:

@@ -1,1 +1,1 @@
-"""Which storages hold what, and which servers own it: planned, changed, moved."""
+"""Placement: plans and changes of which storages hold replicas and which servers own partitions."""

@@ -1,8 +1,8 @@
 """A command that changes a cluster, from end to end: read the state, plan, ask, apply, record in the history.
 
 `--dry-run` shows the same plan that is applied. A plan that would harm a partition is refused unless `--override` names the
-subject and `--reason` is given. The history in the coordinator (`waltzctl history`) records who changed what and why, also
-for a change that failed or was interrupted.
+subject and `--reason` is given. The history in the coordinator (`waltzctl history`) records the operator, the change and
+the reason, also of a change that failed or was interrupted.
 
 No event loop and no connection is open while the command asks: Ctrl-C must end it at once, and a person may take long to
 answer. A plan carries the versions of the documents that it was made from, or is made again before it is applied, so that a

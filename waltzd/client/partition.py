@@ -2,7 +2,7 @@
 
 `waltzd.client.mount` and `waltzd.client.outbox` decide; this module runs the tasks, from `activate` to `deactivate`:
 
-  _live ─┬─ _keep          one mount after the other, with growing pauses
+  _live ─┬─ _keep          mounts in sequence, with growing pauses
          │   └─ MountConnection ─┬─ _read     outcomes and feed, also while the application takes none of it
          │                       └─ _write    what may be sent, as soon as the message before has left
          │   Routes.replaced  another server reports that the partition has moved

@@ -1,8 +1,8 @@
 """Member of a consumer group in one partition: finds the owner, joins, receives deliveries, and sends acknowledgements.
 
 When the stream is lost, the member joins again under the same name. The owner delivers again what it delivered on the
-lost stream, so what no caller has taken yet is dropped here. Unanswered acknowledgements are sent again if the epoch is
-still the same, because the owner then knows which ones it has received. In another epoch all of them are void.
+lost stream, so what no caller has taken yet is dropped here. Unanswered acknowledgements are sent again if the epoch has
+not changed, because the owner then knows which ones it has received. In another epoch all of them are void.
 
 An answer has the number of ids that were too late, not the ids. So if some were too late, each id is asked for by
 itself, which is safe for acknowledgements that may be repeated. Those that may not are sent for one delivery at a time.

@@ -1,7 +1,8 @@
 """Submits: a command builds a transaction, the transaction is sent and, if that may help, built and sent again.
 
-The caller of `submit` may be cancelled at any moment. What was sent by then is decided all the same, and the functions
-of the command are called as if the caller had stayed."""
+The caller of `submit` may be cancelled at any moment. A transaction that was sent by then is decided nevertheless, and the
+functions of the command are called as if the caller had stayed.
+"""
 
 from __future__ import annotations
 

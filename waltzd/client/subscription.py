@@ -1,7 +1,7 @@
 """A subscription: one member of a consumer group, in all of its partitions, as an application iterates over it.
 
 Each partition has a `PartitionConsumer`, which holds at most the deliveries that the member asked for. Deliveries are
-handed out in turns, one partition after the other. A delivery that cannot be decoded is rejected here, with the reason.
+handed out round-robin over the partitions. A delivery that cannot be decoded is rejected here, with the reason.
 
 The `ack_wait` of a delivery starts when it arrives. So queued deliveries are extended while the application takes
 deliveries or waits for one. If the application hangs, they go to other members."""

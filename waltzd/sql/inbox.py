@@ -1,4 +1,4 @@
-"""Which deliveries the members of a consumer group have handled in a SQL database, so that none is handled twice there.
+"""Inbox of a consumer group: the deliveries that were handled in a SQL database, so that none is handled twice there.
 
 A delivery is handled in one database transaction, whose first statement inserts its partition and id. So exactly the
 handled deliveries have a row, and one that is delivered again finds its id: after a crash, a lost acknowledgement, a

@@ -1,11 +1,11 @@
-"""What a storage uploads: sealed segments with the manifests that name them, tails, and the documents of the cluster.
+"""Uploads to an archive: sealed segments with their manifests, the unsealed tail, and the documents of the cluster.
 
-The owner of a partition says how far the archive reaches, as the coordinator knows it; the storage proves the segment
-behind that, has it in the store, and answers how far the archive reaches then. What is committed behind all sealed segments
-is the tail, of which some is uploaded every few seconds. Only committed records leave.
+The owner of a partition sends the end of the archive that the coordinator knows. The storage proves the next segment,
+uploads it, and answers with the new end. The tail is what is committed after all sealed segments; some of it is uploaded
+every few seconds. Only committed records are uploaded.
 
-One of these is on its way at a time, in the order in which they were asked for, on a thread of its own: so a slow store
-takes no appender's and no reader's turn, and no more than one segment's memory, twice.
+One upload runs at a time, in the order of the requests, on a thread of its own. So a slow store takes no turn of an
+appender or a reader, and memory for no more than one segment, twice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The storage daemon without its network: every call that a server or an operator can make, as an awaitable.
+"""Storage daemon without its network: every call that a server or an operator can make, as an awaitable.
 
 The daemon has three kinds of work. A change of a replica takes its turn in the `AppendQueue` of that replica. Reads,
 digests and verification run beside the queues on threads of their own, a piece at a time, and never take an appender's
-turn. Changes of the directory (a replica is made or removed) come one at a time. All that writes runs to its end, also when
-its caller gives up: the thread goes on all the same, and two may never write to the same files.
+turn. Changes of the directory (a replica is created or removed) come one at a time. Work that writes runs to its end even
+if its caller gives up: a thread cannot be stopped, and two threads may never write to one file.
 
-A flush that fails ends the process, from wherever it is noticed: `on_fatal` never returns in a daemon.
+A flush that fails ends the process, wherever the failure is detected: `on_fatal` never returns in a daemon.
 """
 
 from __future__ import annotations

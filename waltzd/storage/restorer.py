@@ -1,8 +1,8 @@
-"""What a storage makes out of an archive: replicas, one at a time, on threads of its own.
+"""Restores from an archive: makes replicas, one at a time, on threads of its own.
 
-The tool says what (`RestoreOrder`): the store and the archive in it, a manifest, the last id, and the session at whose end
-the replica shall stand. The storage fetches and proves by itself, so no byte of a segment passes the tool. An order that
-was carried out is answered at once; one that was interrupted goes on behind what is there and proven.
+The tool sends an order (`RestoreOrder`): the store and the archive in it, a manifest, the last id, and the session at whose
+end the replica shall stand. The storage fetches and proves the segments by itself, so no byte of a segment passes the tool.
+An order that was carried out is answered at once; an interrupted order continues after the segments that are proven.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The port of streams: connections to calls, errors to the last frame. It decides nothing.
+"""Port for streams: maps connections to calls, and errors to the last frame. It makes no decision.
 
-A connection is one stream: of records that are appended, or of one segment file, in or out. Its first frame, within some
-seconds, says who calls, and is checked like every other call; with certificates only servers are let in.
+A connection is one stream: of records that are appended, or of one segment file, in or out. Its first frame has to come
+within some seconds, names the caller, and is checked like every other call. With certificates only servers are admitted.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WaltzError) 
 
 
 def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | None = None) -> WaltzError:
-    """Return the error of the other side, or that it could not be reached. gRPC reports neither `who` did not answer
-    nor within how many `seconds`, so both are given."""
+    """Return the error of the other side, or that it could not be reached. gRPC reports neither the name
+    of the other side (`who`) nor the timeout (`seconds`), so the caller passes both."""
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_KEY:
             assert isinstance(value, bytes)

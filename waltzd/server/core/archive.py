@@ -1,4 +1,4 @@
-"""Which replica uploads the next segment of a partition and when, and when archived objects are looked for again.
+"""Choice of the replica that uploads the next segment, and of the times for uploads and for checks of old objects.
 
 The replicas take turns, and a failed upload waits longer each time. Appends and reads never depend on an upload. So there
 is one upload at a time, and a replica that fails is asked again after all other replicas. Pure: the shell is

@@ -45,7 +45,7 @@ The document itself may be an older one that an operator put back, or a forged o
 before a storage sees it. So a storage that knows a later session than the document proves that the document is wrong, and
 nothing is decided (`refusal`). A document may also be confirmed by none of its storages (`is_confirmed`): it contains no
 log, or names storages without the partition. Then all storages of the cluster are asked before any is fenced, since the
-log may be on the others.
+log may be on storages that the document does not name.
 
 Changes of the document when a session opens, while it is open and when it ends are in `waltzd.server.core.membership`.
 Stories of recovery are in `tests/golden/recovery/`. Pure.

@@ -1,9 +1,8 @@
-"""Damage in one replica: a wrong index is rebuilt from the data, damaged data is reported and never changed.
+"""Damage in one replica: a wrong index is rebuilt from the data; damaged data is reported and never changed.
 
 `examine_segment` reads a whole segment and returns its findings. `DamageReport` keeps the findings of a replica: the ids in
-them are refused, the rest is served, and the replica is healed from the others. Two kinds stand in it: damage in files,
-which includes a segment that is missing between others, and `short`, a log that ends before an id that this replica once
-had.
+them are refused, all other ids are served, and the replica is healed from the other replicas. The report has two kinds:
+damage in files, which includes a missing segment, and `short`, a log that ends before an id that this replica once had.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
-"""One replica of one partition: a log that does what the owner of the highest session says.
+"""Replica of one partition: a log that obeys the owner with the highest session.
 
-A partition has several replicas and one owner at a time, who holds a *session*, a number that only rises. An owner may be
-replaced while its last calls are still on their way, so a replica never asks who is the owner: it compares sessions.
+A partition has several replicas and one owner at a time. The owner holds a *session*, a number that only rises. An owner
+may be replaced while its last calls are in flight, so a replica never asks which server is the owner: it compares sessions.
 
-- *Fencing.* `open_session` promises durably that every lower session is refused, before it answers. From then on the
-  replica holds still for the new owner, who reads how far it is and decides with a majority which end the log has.
+- *Fencing.* `open_session` promises durably to refuse every lower session, before it answers. From then on the log does
+  not change, while the new owner reads how far each replica is, and decides with a majority where the log ends.
 - *Settling.* Until its session begins, the owner may `truncate` above that end, or install segment files. `set_low_mark`
-  begins the session: everything up to the mark is decided, the replica holds nothing above it, and nothing is cut any more.
-- *Appending.* The log has no gaps and a record is never rewritten: the same bytes under a known id are fine, which makes a
-  repeated append idempotent; other bytes are another history and refused. The owner counts an id as committed when a
-  majority has it on disk, and says so with the next append; that mark is believed only from the session that has begun.
+  begins the session: everything up to the mark is decided, the replica holds nothing above it, and nothing more is cut.
+- *Appending.* The log has no gaps, and a record is never rewritten. Equal bytes under a known id are accepted, which makes
+  a repeated append idempotent; other bytes belong to another history and are refused. The owner counts an id as committed
+  when a majority has it on disk, and sends that mark with the next append. The mark is believed only from the session that
+  has begun.
 
 Rule 1: a call returns only when its effect is on the disk. Marks in memory move after the flush, never before.
-Rule 2: a replica vouches only for bytes that it has proven. Damage is kept as findings; the ids in it are refused, the rest
-is served, nothing is cut, and the replica says that it is not sound.
-Rule 3: only `open_session` raises the session; every other call must carry exactly the promised one.
-Rule 4: below the *floor* (the ids that it once had on disk) a loss is damage; below the *cut floor* (the ids that are known
-to be committed) nothing is cut, whoever asks.
+Rule 2: a replica vouches only for bytes that it has proven. Damage is kept as findings: the ids in it are refused, all
+other ids are served, nothing is cut, and the replica reports that it is not sound.
+Rule 3: only `open_session` raises the session; every other call must carry exactly the promised session.
+Rule 4: below the *floor* (the ids that the replica once had on disk) a loss is damage. Below the *cut floor* (the ids that
+are known to be committed) nothing is cut for any caller.
 
-The calls that change something come one at a time (the service has one queue for each partition). `read` may run beside
-them: the bytes that it reads are immutable, and `cuts` tells it when a truncation came between. A failed flush ends the
-replica: the disk may hold less than the cache shows, and a second flush could succeed all the same. Opening is in
-`waltzd.storage.replica.startup`, segment files and damage in `repair`.
+Calls that change the replica come one at a time: the daemon has one queue for each partition. `read` may run beside them,
+because the bytes that it reads are immutable, and `cuts` shows whether a truncation came between. A failed flush ends the
+replica: the disk may hold less than the cache shows, and a second flush could report success. Opening a replica is in
+`waltzd.storage.replica.startup`, segment files and damage are in `repair`.
 """
 
 from __future__ import annotations

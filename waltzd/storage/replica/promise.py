@@ -1,15 +1,16 @@
-"""The promise file of one replica: the session that it is bound to and its marks, on the disk before they are answered.
+"""Promise file of one replica: its promised session and its marks, on the disk before they are answered.
 
-Two slots take turns, each in a page of its own. A change is a whole slot: written, flushed, and only then true. The file
-remembers its own inode, and is made anew at each opening and each orderly end: a copy that is put back finds that it is
-another file, also when it was written over the very file that it was taken from.
+Two slots take turns, each in a page of its own. A change writes a whole slot and flushes it before it counts. The file
+stores its own inode, and is created anew at each opening and each orderly end. So a copy that was put back detects that it
+is another file, even if it was written over the file that it was taken from.
 
-`Fence` lets one caller through: the owner of the promised session, in its latest *contact*. A contact begins with each
-opening of the replica and ends the same caller's earlier one. An owner opens again when it gave up waiting for something,
-and decides by the answer; so nothing that an earlier contact began may still take effect.
+`Fence` admits one caller: the owner of the promised session, in its latest *contact*. A contact begins with each opening of
+the replica, and ends the earlier contact of the same caller. An owner opens the replica again after a timeout, and decides
+by the answer; so nothing that an earlier contact began may take effect later.
 
-Everybody can read the number of a session. So the first opening of a session says a *secret*, and whoever does not show the
-same one may neither open that session again nor use it. It is in memory only: after a restart the owner opens again.
+The number of a session is no secret. So the first opening of a session sets a *secret*, and a caller that does not show
+this secret can neither open the session again nor use it. The secret is in memory only: after a restart the owner opens
+again.
 """
 
 from __future__ import annotations

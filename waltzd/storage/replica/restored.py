@@ -1,9 +1,9 @@
-"""A replica that was made from an archive: from a folder of proven segments to one that counts.
+"""Replica made from an archive: from a folder of proven segments to a replica that counts.
 
-The promise is written in the folder, then the folder takes the place of the replica, and the control file says last that
-there is one. Before that it is nobody's: a crash leaves a folder that the next attempt goes on with, or one that is set
-aside. The replica is a new incarnation, and stands as at the orderly end of a session that closed at its last id. That
-session is above every one that the cluster is known to have had, so whoever owned the log before is refused.
+The promise is written in the folder, then the folder gets the name of the replica, and the control file records it
+last. After a crash before that, the folder is continued by the next attempt, or set aside. The replica is a new
+incarnation in the state after an orderly end of a session that closed at its last id. That session is above every
+session that the cluster is known to have had, so earlier owners of the log are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of an append is new, and writing it: from one segment to the next, with one flush."""
+"""Appends to one replica: which records are new, and writing them over the end of a segment, with one flush."""
 
 from __future__ import annotations
 
