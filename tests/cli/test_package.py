@@ -109,6 +109,7 @@ def python(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if version not in there or (request.param == "oldest" and max(there) == OLDEST):
         pytest.skip(f"this machine has these Pythons: {sorted(there)}")
     run([there[version], "-m", "venv", "--without-pip", tmp_path / "empty"], tmp_path)
+    run([there[version], "-m", "venv", tmp_path / "installer"], tmp_path)
     return tmp_path / "empty" / "bin" / "python"
 
 
@@ -120,8 +121,10 @@ def install(python: Path, what: str) -> None:
         f"{one.name}=={one.version}" + (f" ; {one.marker}" if one.marker else "") for some in lock.values() for one in some
     ]
     constraints.write_text("\n".join(ours), encoding="utf-8")
+    # The pip of this interpreter may not run on a later one, so the installer is of the same version.
+    installer = str(python.parents[2] / "installer/bin/python")
     pip = [
-        sys.executable,
+        installer,
         "-m",
         "pip",
         "--python",
