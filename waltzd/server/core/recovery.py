@@ -630,8 +630,8 @@ class Recovery:
         """Return the replicas that hold more of the log than `above`, the longest first."""
         found = [
             (-self.trusted(other), other)
-            for other in self.names
-            if other != name and self.trusted(other) > above and self.statuses[other].floor <= above + 1
+            for other, status in self.statuses.items()
+            if other != name and self.trusted(other) > above and status.floor <= above + 1
         ]
         return tuple(other for _, other in sorted(found))
 

@@ -11,6 +11,7 @@ import pytest
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind
 from waltzd.format.batch import End
+from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
 from waltzd.server.core.membership import diverging, joining
@@ -259,3 +260,13 @@ def test_a_trim_floor_is_believed_up_to_the_mark_at_which_the_session_began(floo
     core.opened("A", holds("A", 9, floor=floor))
     core.opened("B", holds("B", 9))
     assert core.floor == believed
+
+
+def test_a_damaged_member_that_holds_nothing_waits_while_others_are_silent() -> None:
+    """Its damage begins at id 0, so every other member holds more than it, also those that have not answered."""
+    found = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x", first_id=0, last_id=2)
+    core = Recovery(meta(low_mark=-1), dict.fromkeys("ABC", Membership.MEMBER))
+    core.opened("A", holds("A", -1, low_mark=-1, findings=(found,), damaged_segments=(0,)))
+    core.silent("B")
+    core.opened("C", holds("C", 4, low_mark=-1))
+    assert isinstance(core.next_for("A"), Wait)
