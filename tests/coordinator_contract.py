@@ -45,16 +45,14 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.errors import (
-    BadArgument,
+from waltzd.errors import BadArgument, CannotConnect, TooLarge
+from waltzd.errors.operations import (
     BadMetadata,
-    CannotConnect,
     ChangedMeanwhile,
     CoordinatorRefused,
     NameInUse,
     NodeExists,
     NodeMissing,
-    TooLarge,
     Unsafe,
 )
 from waltzd.protocol.document import decode, encode

@@ -19,7 +19,8 @@ from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT
 from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd.client import loop
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY
 
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")

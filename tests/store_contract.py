@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.waltzd.archive.test_unsealed_writer import Room
 from waltzd.archive.store import Store, read_object
-from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused
+from waltzd.errors.operations import ObjectAbsent, ObjectExists, StoreRefused
 
 
 class StoreContract:

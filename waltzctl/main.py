@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, WaltzError, not_installed
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from waltzd.errors.operations import not_installed
 
 try:
     import typer

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Annotated
 
-from waltzd.errors import BadArgument, WaltzError, not_installed
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import not_installed
 from waltzd.protocol.address import parse_address
 
 try:

@@ -18,7 +18,8 @@ from waltzd.archive.local import LocalStore
 from waltzd.archive.manifest import Entry
 from waltzd.archive.verification import check_piece, survey
 from waltzd.disk.real import RealDisk
-from waltzd.errors import ForeignArchive, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ForeignArchive
 from waltzd.format.finding import Code
 from waltzd.format.layout import HEADER_BYTES, segment_name
 from waltzd.storage.offline.verify import Options, verify

@@ -23,7 +23,7 @@ from tests.process.cluster import Cluster
 from waltzctl.local_cluster.java import java_command, write_settings
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import Blueprint, draw
-from waltzd.errors import DaemonEnded
+from waltzd.errors.operations import DaemonEnded
 from waltzd.protocol.address import Address
 from waltzd.wire.storages import AdminClient, ReplicaClient
 

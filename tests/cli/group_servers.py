@@ -23,7 +23,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, MadeGroup
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotOwner, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, WaltzError
+from waltzd.errors.operations import NotOwner
 from waltzd.protocol.batches import PartitionLocation, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
 from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPartitionStatus, Mode, ParkedList, ParkedTransaction

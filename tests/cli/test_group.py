@@ -13,7 +13,8 @@ from tests.cli.example import examples
 from tests.cli.group_servers import Servers, member, place, running
 from tests.cli.outcome import as_json, refused
 from waltzd.cluster.groups import GroupStart
-from waltzd.errors import BadArgument, NotOwner, NotReady
+from waltzd.errors import BadArgument, NotReady
+from waltzd.errors.operations import NotOwner
 from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 
 Tool = Callable[..., Any]

@@ -28,7 +28,7 @@ from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd import BlockingClient
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.metadata import read
-from waltzd.errors import PartitionDamaged
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import PROMISE_NAME, PROMISE_SLOT_SPACING
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus

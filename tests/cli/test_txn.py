@@ -22,7 +22,7 @@ from waltzctl.shell.cluster_target import resolve, using
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import FORMAT
-from waltzd.errors import NodeMissing
+from waltzd.errors.operations import NodeMissing
 from waltzd.protocol.batches import Registration
 from waltzd.protocol.locks import write_lock
 from waltzd.wire.servers import ServerClient

@@ -42,7 +42,7 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import DaemonEnded, DirectoryHeld, PortInUse
+from waltzd.errors.operations import DaemonEnded, DirectoryHeld, PortInUse
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120

@@ -22,7 +22,7 @@ from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.documents import Counter
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import ZooKeeperCredentials
-from waltzd.errors import CoordinatorRefused
+from waltzd.errors.operations import CoordinatorRefused
 from waltzd.protocol.document import decode
 
 Tool = Callable[..., Any]

@@ -32,7 +32,8 @@ from tests.simulation.sample import (
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import ControlDamaged, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ControlDamaged
 from waltzd.format.finding import Code
 from waltzd.format.layout import (
     CONTROL_NAME,

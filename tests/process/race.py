@@ -20,7 +20,8 @@ from tests.checker.verdict import Verdict, judge
 from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.errors import CannotConnect, NeedsBatches, NotOwner, NotReady, SessionEnded, WaltzError
+from waltzd.errors import CannotConnect, NeedsBatches, NotReady, WaltzError
+from waltzd.errors.operations import NotOwner, SessionEnded
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected

@@ -20,7 +20,8 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.errors import Superseded, TooManyCallers
+from waltzd.errors import Superseded
+from waltzd.errors.operations import TooManyCallers
 from waltzd.protocol.batches import FeedMode, MountRequest, Refused
 from waltzd.protocol.descriptions import ClientList
 from waltzd.protocol.locks import Committed

@@ -36,7 +36,9 @@ from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls, Verify, ZooKeeperCredentials
-from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect, CoordinatorRefused
+from waltzd.errors import CannotConnect
+from waltzd.errors.exit_codes import EXIT_UNSAFE, EXIT_USAGE
+from waltzd.errors.operations import CoordinatorRefused
 
 KEY = uuid4()
 OLD, NEW = "waltz:the-old-password", "waltz:the-new-password"

@@ -19,7 +19,8 @@ import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
 from waltzd.client import loop
-from waltzd.errors import EXIT_DISK_FAULT, CannotConnect, DiskFull, WaltzError
+from waltzd.errors import CannotConnect, DiskFull, WaltzError
+from waltzd.errors.exit_codes import EXIT_DISK_FAULT
 from waltzd.format.record import Run, encode_payloads
 from waltzd.wire.storages import ReplicaClient
 

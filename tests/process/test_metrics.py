@@ -32,7 +32,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon.expiry import DAY_SECONDS
-from waltzd.errors import NotPermitted, PortInUse
+from waltzd.errors import NotPermitted
+from waltzd.errors.operations import PortInUse
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Rejected, write_lock
 from waltzd.protocol.role import Role, dns_name

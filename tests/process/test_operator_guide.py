@@ -13,7 +13,7 @@ import pytest
 
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import run
-from waltzd.errors import NoLocalCluster
+from waltzd.errors.operations import NoLocalCluster
 
 GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"
 

@@ -24,7 +24,8 @@ from waltzd.cluster.cluster import NO_VERSION, POLICY, Cluster
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta, Membership, PolicyDocument, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import NotGranted, PolicyUnreadable, WaltzError
+from waltzd.errors import NotGranted, WaltzError
+from waltzd.errors.operations import PolicyUnreadable
 from waltzd.protocol.batches import Committals, FeedMode, Mounted, MountRequest, Refused, ServerFrame
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Committed, Mode, lock_hash

@@ -18,21 +18,16 @@ import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzd.client import loop
-from waltzd.errors import (
-    BadArgument,
-    BadFrame,
+from waltzd.errors import BadArgument, BadFrame, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
+from waltzd.errors.operations import (
     Diverged,
     Draining,
-    ForeignCluster,
-    NoSuchPartition,
     NotNextId,
     NotOpened,
     PartitionDamaged,
     PartitionExists,
     PartitionOffline,
     StaleSession,
-    TooLarge,
-    WaltzError,
     WrongStorage,
 )
 from waltzd.format.finding import Code, Finding

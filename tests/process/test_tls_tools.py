@@ -27,7 +27,8 @@ from waltzctl import main
 from waltzctl.health import troubles
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.errors import BadArgument, CannotConnect, LogUnreadable
+from waltzd.errors import BadArgument, CannotConnect
+from waltzd.errors.operations import LogUnreadable
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.role import Role
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell import blueprint
-from waltzd.errors import NoLocalCluster
+from waltzd.errors.operations import NoLocalCluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 WAIT = 'until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do kill -0 "$service"; sleep 0.1; done'

@@ -16,7 +16,8 @@ import pytest
 from tests.process.daemon import Daemon
 from waltzd import Client, ClientSettings
 from waltzd.client import loop
-from waltzd.errors import CannotConnect, WaltzError, WrongPeer
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import WrongPeer
 from waltzd.protocol.address import Address
 from waltzd.wire.calls import DESCRIBE_SERVER
 from waltzd.wire.listener import create_server, listen

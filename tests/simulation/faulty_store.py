@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from waltzd.archive.store import Listed, is_object_name
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ObjectAbsent, ObjectExists, StoreUnavailable
+from waltzd.errors.operations import ObjectAbsent, ObjectExists, StoreUnavailable
 
 
 class Killed(BaseException):

@@ -20,7 +20,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, Membership, Ownership, ServerMeta, StorageMeta
 from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
-from waltzd.errors import CannotConnect, ChangedMeanwhile, Unsafe, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, Unsafe
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.server.session.owned import OwnedLog
 

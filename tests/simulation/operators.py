@@ -21,7 +21,8 @@ from waltzctl.placement.rescue import read_scene, with_archive
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
-from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import decode

@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BeyondLog, PartitionDamaged, WaltzError
+from waltzd.errors import BeyondLog, WaltzError
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.layout import PROMISE_NAME, index_name, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory

@@ -12,7 +12,7 @@ import numpy as np
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import StaleSession
+from waltzd.errors.operations import StaleSession
 from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority

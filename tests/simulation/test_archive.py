@@ -18,7 +18,7 @@ from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.archives import archived
 from waltzd.cluster.documents import ArchiveMeta
-from waltzd.errors import ForeignArchive, StoreUnavailable
+from waltzd.errors.operations import ForeignArchive, StoreUnavailable
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import Archived
 from waltzd.server.core.archive import FIRST_SECONDS, ROUND_SECONDS

@@ -26,7 +26,7 @@ from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import branch_flaws, check_piece, check_unsealed, survey
 from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
-from waltzd.errors import StoreUnavailable
+from waltzd.errors.operations import StoreUnavailable
 from waltzd.format.batch import End, encode_batch, parse_batches
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import encode_payloads, walk

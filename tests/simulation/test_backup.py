@@ -20,7 +20,8 @@ from waltzd.archive.unsealed import UnsealedIndex, read_unsealed, unsealed_index
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
-from waltzd.errors import CannotConnect, StoreUnavailable
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import StoreUnavailable
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import runs_of
 from waltzd.server.metadata import MetadataSaver

@@ -30,7 +30,8 @@ from tests.simulation.sample import (
     served,
 )
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BelowFloor, PartitionDamaged, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BelowFloor, PartitionDamaged
 from waltzd.format.finding import Code
 from waltzd.format.layout import HEADER_BYTES, index_offset, read_promise_file
 from waltzd.format.record import encode_payloads

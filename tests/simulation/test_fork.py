@@ -20,7 +20,8 @@ from tests.simulation.sample import (
     segment_path,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import OtherTimeline, StaleSession, WaltzError
+from waltzd.errors import OtherTimeline, WaltzError
+from waltzd.errors.operations import StaleSession
 from waltzd.format.layout import aside_build_name, aside_partition, is_aside_build
 from waltzd.format.scan import survey
 from waltzd.format.span import Span

@@ -20,13 +20,8 @@ from waltzd.cluster.cluster import CLIENT_IDS, CLIENT_IDS_AHEAD, Cluster, partit
 from waltzd.cluster.coordinator import Change, Set
 from waltzd.cluster.documents import Counter, Membership, ServerMeta, decode_root
 from waltzd.cluster.memory import MemoryCoordinator
-from waltzd.errors import (
-    CannotConnect,
-    MetadataUnfinished,
-    NameInUse,
-    NodeMissing,
-    Unsafe,
-)
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import MetadataUnfinished, NameInUse, NodeMissing, Unsafe
 from waltzd.protocol.document import decode, encode
 from waltzd.server.session.owned import OwnedLog
 

@@ -14,7 +14,8 @@ from tests.unit.timeless import run
 from waltzd.cluster.cluster import replicas_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Membership, StorageMeta
-from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import MetadataMissing, SessionEnded
 from waltzd.format.finding import Finding
 from waltzd.server.session.copier import SourceFailed
 

@@ -17,7 +17,8 @@ from waltzd.cluster.assignment import plan, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, NameInUse
 from waltzd.server import reconcile
 from waltzd.server.election import Election
 from waltzd.server.ownership import PartitionOwner

@@ -19,7 +19,8 @@ from tests.simulation.test_retention import SMALL, keeping, under_load
 from tests.simulation.test_retention import trimmed as trimmed_to
 from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, StoreUnavailable, Trimmed
+from waltzd.errors import NotReady, Trimmed
+from waltzd.errors.operations import ArchiveAway, ArchiveDamaged, OnlyInArchive, StoreUnavailable
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
 from waltzd.server.session.archive_fetcher import ArchiveFetcher

@@ -16,7 +16,8 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, S
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta
-from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import ChangedMeanwhile, StaleSession
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.protocol.timelines import Lineage
 

@@ -15,7 +15,8 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving, document, reached, written
 from waltzd.cluster.archives import archived, save_keep_local
 from waltzd.cluster.coordinator import Delete
-from waltzd.errors import ChangedMeanwhile, Trimmed
+from waltzd.errors import Trimmed
+from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.format.layout import index_offset, segment_ids
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.partition_leader import PartitionLeader
@@ -214,7 +215,7 @@ async def test_a_document_that_went_back_is_brought_forward() -> None:
 async def put_back(c: Cell, meta: object, version: int) -> bool:
     from waltzd.cluster.coordinator import Set
     from waltzd.cluster.documents import ArchiveMeta
-    from waltzd.errors import ChangedMeanwhile
+    from waltzd.errors.operations import ChangedMeanwhile
     from waltzd.protocol.document import encode
 
     assert isinstance(meta, ArchiveMeta)

@@ -44,16 +44,8 @@ from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
-from waltzd.errors import (
-    ArchiveAway,
-    ArchiveDamaged,
-    CannotConnect,
-    ControlDamaged,
-    NotOwner,
-    NotReady,
-    PartitionDamaged,
-    WaltzError,
-)
+from waltzd.errors import CannotConnect, NotReady, WaltzError
+from waltzd.errors.operations import ArchiveAway, ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs

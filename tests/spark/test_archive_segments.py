@@ -34,12 +34,7 @@ from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzd.archive import manifest
 from waltzd.archive.location import open_archive
-from waltzd.errors import (
-    ArchiveDamaged,
-    ForeignArchive,
-    StoreRefused,
-    StoreUnavailable,
-)
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, StoreRefused, StoreUnavailable
 from waltzd.format.record import NO_TIME
 
 NUMBERS = iter(range(1_000_000))

@@ -21,7 +21,7 @@ from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import Log, microseconds, mixed_log
 from waltzd.disk.real import RealDisk
-from waltzd.errors import PartitionDamaged
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.batch import HEAD_BYTES, batch_at, why_wrong
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import NO_TIME

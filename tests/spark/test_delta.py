@@ -32,7 +32,8 @@ from tests.spark import exporting as exporting_
 from tests.spark.exporting import KEY, Dying, Killed, export
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Tool
-from waltzd.errors import BadArgument, TableDiffers, TableFailed
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import TableDiffers, TableFailed
 
 FORM = form_of("delta", None)
 

@@ -25,7 +25,8 @@ from waltz_spark.export.destination import (
 )
 from waltz_spark.export.manifest import LOCK
 
-from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, StoreFailed, WaltzError
+from waltzd.errors import BadArgument, DiskFull, NoPermission, WaltzError
+from waltzd.errors.operations import ExportHeld, StoreFailed
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -25,7 +25,8 @@ from waltz_spark.log.groups import read_grouped
 
 from tests.spark.exporting import tasks
 from waltzctl.main import run
-from waltzd.errors import EXIT_OK, ExportUnfit
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import ExportUnfit
 
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
 GOLDEN = EXPORTS / "printed.json"

@@ -14,7 +14,7 @@ from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import encode, resealed
 
 from tests.spark.growing import Row, run_of
-from waltzd.errors import ExportDamaged
+from waltzd.errors.operations import ExportDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import Run, decode_record, encode_payloads, first_bad

@@ -7,7 +7,7 @@ import traceback
 from waltz_spark.engine.session import spark_error, summary
 from waltz_spark.table.read_task import explained_errors
 
-from waltzd.errors import SparkFailed
+from waltzd.errors.operations import SparkFailed
 
 
 def traceback_of(error: Exception, cause: Exception | None = None) -> str:

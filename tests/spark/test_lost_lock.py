@@ -16,7 +16,7 @@ from waltz_spark.export.export import Run
 from waltz_spark.export.manifest import LOCK, UNFINISHED
 from waltz_spark.log.origin import Span
 
-from waltzd.errors import StoreFailed
+from waltzd.errors.operations import StoreFailed
 
 
 def test_a_run_that_lost_its_lock_removes_nothing_of_the_run_that_has_it(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from waltz_spark.export.manifest import Manifest, Piece, Shape, decode, encode, path_of, totals_of
 from waltz_spark.log.origin import Span
 
-from waltzd.errors import ExportDamaged, ExportUnfit, UnknownVersion
+from waltzd.errors.operations import ExportDamaged, ExportUnfit, UnknownVersion
 
 SHAPE = Shape(format="parquet", compression="zstd:3", decoder="", decoder_fingerprint="", schema=(("txid", "int64"),))
 

@@ -12,7 +12,8 @@ from waltz_spark.export.options import SourceOptions, check_ends, check_no_overl
 from waltz_spark.log.decode import SCHEMA
 
 from waltzctl.shell.cluster_target import ClusterOptions
-from waltzd.errors import BadArgument, ExportGap
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ExportGap
 
 PLAIN = [pa.int32(), pa.uint8(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us", "UTC"), pa.date32()]
 

@@ -25,7 +25,8 @@ from waltz_spark.table.position import (
     weights,
 )
 
-from waltzd.errors import ForeignCluster, PositionUnknown, TransactionsGone
+from waltzd.errors import ForeignCluster
+from waltzd.errors.operations import PositionUnknown, TransactionsGone
 
 KEY, OTHER = UUID(int=1), UUID(int=2)
 LAGS = st.dictionaries(st.integers(0, 9), st.integers(1, 1000), min_size=1)

@@ -24,7 +24,7 @@ from waltz_spark.log.plan import Part, Split
 from tests.spark.exporting import Exporting
 from tests.spark.growing import GrowingStorage
 from waltzctl.shell.progress import duration
-from waltzd.errors import PartitionDamaged
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.layout import segment_name
 from waltzd.format.record import Run
 

@@ -22,7 +22,8 @@ from waltz_spark.engine.spark_choice import SparkChoice, chosen
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool
 from waltzctl.local_cluster.java import Java
-from waltzd.errors import BadArgument, PythonDiffers, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import PythonDiffers
 
 
 def choice(**given: object) -> SparkChoice:

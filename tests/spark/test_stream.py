@@ -24,7 +24,8 @@ from waltz_spark.table.columns import EVERY
 
 from tests.spark.batches import microseconds, mixed_log
 from tests.spark.growing import GrowingStorage
-from waltzd.errors import BadArgument, ForeignCluster, PositionUnknown, TransactionsGone, WaltzError
+from waltzd.errors import BadArgument, ForeignCluster, WaltzError
+from waltzd.errors.operations import PositionUnknown, TransactionsGone
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.positions import Position
 

@@ -29,7 +29,8 @@ from tests.spark.test_manifest import SHAPE, piece_of
 from tests.spark.test_stream import FakeLog, batch, reader_of, told
 from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import ControlDamaged, OtherTimeline, PositionUnknown
+from waltzd.errors import OtherTimeline
+from waltzd.errors.operations import ControlDamaged, PositionUnknown
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, IDENTITY_NAME, PROMISE_BYTES, PROMISE_NAME
 from waltzd.format.record import Run
 from waltzd.protocol import positions

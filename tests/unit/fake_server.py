@@ -23,11 +23,10 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NeedsBatches,
-    NotOwner,
     NotReady,
-    SessionEnded,
     WaltzError,
 )
+from waltzd.errors.operations import NotOwner, SessionEnded
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME, LockColumns, Run, encode_run, heads
 from waltzd.protocol.batches import (

@@ -15,7 +15,8 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import CannotConnect, NotOwner, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import NotOwner
 from waltzd.format.batch import Batch, End, Piece, encode_batch
 from waltzd.format.checksum import crc32
 from waltzd.format.record import LockColumns, Run, encode_payloads, join_runs

@@ -22,7 +22,8 @@ from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.placement.storage import switching
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.documents import Membership, StorageMeta
-from waltzd.errors import BadArgument, ChangedMeanwhile, NameInUse, NoSuchName, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ChangedMeanwhile, NameInUse, NoSuchName, Unsafe
 
 COMMANDS_MAX = 4
 STEPS = 220

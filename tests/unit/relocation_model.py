@@ -32,7 +32,8 @@ from waltzd.cluster.documents import (
     StorageMeta,
 )
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, StorageDescription
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, majority, reached

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sbom import ROOT, locked, named_by, needed, plain
-from waltzd.errors import BROUGHT
+from waltzd.errors.operations import BROUGHT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 pytestmark = pytest.mark.slow  # each starts a process that imports much

@@ -50,7 +50,7 @@ def error_codes() -> Iterator[str]:
     while pending:
         kind = pending.pop()
         pending += kind.__subclasses__()
-        if kind.__module__ == errors.__name__:
+        if kind.__module__.startswith(errors.__name__):
             yield f"{kind.code} {kind.__name__}: exit {kind.exit_code}, {kind.status}, retry {kind.retry.value}"
 
 

@@ -24,7 +24,9 @@ from waltzctl.snapshot.client_inventory import take_inventory
 from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster, channels_of, save_channels
-from waltzd.errors import EXIT_OK, BadArgument, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.channels import CHANNELS_MAX, Channels, Ranges, is_channel, named_in, no_channel, numbers_of
 from waltzd.protocol.policy import Policy
 

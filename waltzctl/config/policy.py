@@ -27,7 +27,9 @@ from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInvent
 from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, BadMetadata
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.channels import Channels, Ranges, is_channel, is_ranges, named_in
 from waltzd.protocol.policy import Policy, collisions
 from waltzd.protocol.role import Role

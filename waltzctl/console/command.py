@@ -21,7 +21,9 @@ from waltzctl.shell.interruption import NUMBERS
 from waltzctl.shell.options import Output
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.client import loop
-from waltzd.errors import EXIT_OK, BadArgument, ConsoleExposed, PortInUse
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import ConsoleExposed, PortInUse
 from waltzd.protocol.address import Address, parse_address
 
 HOST, PORT = "127.0.0.1", 8765

@@ -26,7 +26,8 @@ from waltzctl.show import records
 from waltzctl.show.records import Explained, Looked
 from waltzd import Client, Transaction
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
-from waltzd.errors import BadArgument, BeyondLog, NoServerUp, WaltzError
+from waltzd.errors import BadArgument, BeyondLog, WaltzError
+from waltzd.errors.operations import NoServerUp
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.locks import Lock, Mode
 

@@ -30,15 +30,9 @@ from waltzctl.console.session_auth import HEADERS, Session, SessionAuth
 from waltzctl.console.table import tone_of
 from waltzctl.console.watch import IDLE_SECONDS, Seen, Watch
 from waltzctl.show.terminal import printable
-from waltzd.errors import (
-    EXIT_CONFLICT,
-    EXIT_NOT_AUTHORISED,
-    EXIT_NOT_FOUND,
-    EXIT_USAGE,
-    ConsoleClosed,
-    NoSuchName,
-    WaltzError,
-)
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_CONFLICT, EXIT_NOT_AUTHORISED, EXIT_NOT_FOUND, EXIT_USAGE
+from waltzd.errors.operations import ConsoleClosed, NoSuchName
 
 HERE = Path(__file__).parent
 QUERY_MAX = 4096

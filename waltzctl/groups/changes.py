@@ -27,7 +27,8 @@ from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.groups import GroupMeta, GroupStart
-from waltzd.errors import BadArgument, NameInUse
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import NameInUse
 from waltzd.protocol.channels import Parts, is_parts, numbers_of
 from waltzd.protocol.groups import KeyedBy, Mode
 from waltzd.protocol.positions import Position

@@ -16,7 +16,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.groups import Groups, GroupView
 from waltzctl.snapshot.groups import groups as asked
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import EXIT_OK
+from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.wire.tls import Tls
 
 GroupName = Annotated[str, Argument(metavar="NAME")]

@@ -28,7 +28,8 @@ from waltzctl.snapshot.groups import GroupView
 from waltzd import Client
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import EXIT_OK, BadArgument, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.protocol.groups import Change, ParkedTransaction
 from waltzd.wire.servers import ServerAdminClient
 

@@ -16,7 +16,8 @@ from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupMeta, MadeGroup
-from waltzd.errors import NoServerUp, Retry, Unfinished, WaltzError, WrongPeer
+from waltzd.errors import Retry, WaltzError
+from waltzd.errors.operations import NoServerUp, Unfinished, WrongPeer
 from waltzd.protocol.groups import Change, Changed
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.tls import Tls

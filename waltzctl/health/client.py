@@ -19,7 +19,9 @@ from waltzctl.snapshot.client_inventory import ClientInventory
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClientMeta
-from waltzd.errors import EXIT_OK, Unfinished, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import Unfinished
 
 
 def list_(

@@ -27,7 +27,8 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
-from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
 from waltzd.protocol.descriptions import Events
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient

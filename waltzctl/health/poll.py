@@ -30,7 +30,8 @@ from waltzctl.snapshot.last_seen import LastSeen
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadMetadata, CoordinatorRefused, NodeMissing
 from waltzd.protocol.address import parse_address
 
 if TYPE_CHECKING:

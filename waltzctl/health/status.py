@@ -14,7 +14,8 @@ from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
 from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd.client import loop
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
 
 
 def status(

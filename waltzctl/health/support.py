@@ -40,7 +40,9 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, EXIT_PARTIAL, AlreadyThere, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
+from waltzd.errors.operations import AlreadyThere
 
 CALL_SECONDS = 5.0
 FOLDER = "waltz-support"

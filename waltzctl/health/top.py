@@ -18,7 +18,8 @@ from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import Screen
 from waltzd.client import loop
-from waltzd.errors import EXIT_OK, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_OK
 
 EVERY_SECONDS = 2.0
 

@@ -11,15 +11,8 @@ from waltzctl.shell.safety import margin
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
-from waltzd.errors import (
-    BadMetadata,
-    CannotConnect,
-    CoordinatorRefused,
-    ForeignCluster,
-    NodeMissing,
-    TlsMismatch,
-    WaltzError,
-)
+from waltzd.errors import CannotConnect, ForeignCluster, TlsMismatch, WaltzError
+from waltzd.errors.operations import BadMetadata, CoordinatorRefused, NodeMissing
 from waltzd.protocol.descriptions import DIVERGED
 from waltzd.protocol.quorum import majority
 

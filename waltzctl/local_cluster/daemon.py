@@ -23,7 +23,7 @@ from pathlib import Path
 
 from waltzctl.shell.blueprint import Life
 from waltzd.disk.real import translate
-from waltzd.errors import DaemonEnded, DaemonSilent
+from waltzd.errors.operations import DaemonEnded, DaemonSilent
 
 POLL_SECONDS = 0.03
 KILL_SECONDS = 10.0

@@ -24,7 +24,7 @@ from waltzctl.shell.blueprint import ARCHIVE_KEY, BLUEPRINT, CREDENTIALS, STATE
 from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
-from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
+from waltzd.errors.operations import AlreadyThere, DirectoryHeld, NoLocalCluster
 from waltzd.format.layout import (
     CONTROL_NAME,
     GROUPS_NAME,

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls
-from waltzd.errors import BadArgument, DirectoryHeld, NotInstalled, PortInUse
+from waltzd.errors import BadArgument, NotInstalled
+from waltzd.errors.operations import DirectoryHeld, PortInUse
 from waltzd.protocol.address import Address
 
 VERSION_MIN = 17

@@ -38,7 +38,8 @@ from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream
 from waltzctl.show.terminal import console, count, printable
 from waltzd.cluster.zookeeper_credentials import Verify
-from waltzd.errors import BROUGHT, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BROUGHT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

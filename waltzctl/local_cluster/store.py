@@ -11,7 +11,8 @@ from waltzd.archive.listing import label_at
 from waltzd.archive.location import directory_of, open_store
 from waltzd.archive.signature import new_key
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, ForeignArchive, StoreRefused, StoreUnavailable
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ForeignArchive, StoreRefused, StoreUnavailable
 
 SEGMENT_BYTES = 1 << 20
 """Segment size of a cluster with an archive: only full segments are archived, so a trial sees its first one after 1

@@ -21,7 +21,8 @@ from waltzd.archive.metadata import metadata_at, newest_metadata
 from waltzd.archive.store import Store
 from waltzd.cluster.metadata import SavedDocuments, read
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, ForeignArchive, ObjectAbsent
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ForeignArchive, ObjectAbsent
 from waltzd.format.layout import ID_MAX, NO_MARK
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 

@@ -21,7 +21,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import FormatUnknown, Unfinished, Unsafe
+from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
 
 TOLD_MAX = 3
 """Waiting partitions that are named in a timeout error."""

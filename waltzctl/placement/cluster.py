@@ -27,7 +27,9 @@ from waltzctl.snapshot.collector import snapshot_of, take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import read_documents, write
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, BadMetadata, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors.operations import AlreadyThere, BadMetadata, Unsafe
 from waltzd.format.layout import VERSIONS
 
 

@@ -17,7 +17,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
-from waltzd.errors import ChangedMeanwhile, GroupLogRefused, MetadataMissing, PartitionExists
+from waltzd.errors.operations import ChangedMeanwhile, GroupLogRefused, MetadataMissing, PartitionExists
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 

@@ -18,7 +18,8 @@ from waltzctl.snapshot.cluster_snapshot import OPEN
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
-from waltzd.errors import NotTakenOver, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import NotTakenOver
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls

@@ -23,7 +23,8 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import BadArgument, ForeignCluster, GroupLogRefused, NameInUse, Unsafe
+from waltzd.errors import BadArgument, ForeignCluster
+from waltzd.errors.operations import GroupLogRefused, NameInUse, Unsafe
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.tls import Tls

@@ -69,7 +69,9 @@ from waltzd.cluster.documents import (
 )
 from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, ForeignCluster, NameInUse, Unsafe
+from waltzd.errors import BadArgument, ForeignCluster
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import ChangedMeanwhile, NameInUse, Unsafe
 from waltzd.format.layout import BATCHES
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.document import Document

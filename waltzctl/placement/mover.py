@@ -26,7 +26,8 @@ from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
 from waltzd.daemon.settings import parse_size
-from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, Unfinished, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, Unfinished
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage

@@ -38,7 +38,9 @@ from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
 from waltzd.cluster.group_log import is_there
-from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, WouldNotLast
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import ChangedMeanwhile, WouldNotLast
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls
 

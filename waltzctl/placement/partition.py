@@ -18,7 +18,8 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.collector import snapshot_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:

@@ -26,7 +26,8 @@ from uuid import UUID
 from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
 from waltzd.cluster.document_check import contradiction
 from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import MetadataBehind, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import MetadataBehind
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority
 

@@ -25,7 +25,7 @@ from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaSets, StorageMeta
-from waltzd.errors import Unsafe
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.descriptions import StorageDescription
 
 Goals = Mapping[int, tuple[str, ...]]

@@ -27,7 +27,8 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import decode
 from waltzd.protocol.timelines import Lineage

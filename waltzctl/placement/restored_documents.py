@@ -53,7 +53,8 @@ from waltzd.cluster.documents import (
     unfinished,
 )
 from waltzd.cluster.metadata import kind_of
-from waltzd.errors import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.protocol.document import Document, decode, encode
 from waltzd.wire.storages import AdminClient

@@ -17,7 +17,8 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.archives import all_archived, save_keep_local
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import BadArgument, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import Unsafe
 from waltzd.format.layout import BATCHES
 from waltzd.protocol.retention import ALL, Keep, keep_of
 

@@ -46,13 +46,8 @@ from waltzctl.snapshot.collector import snapshot_of
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta
-from waltzd.errors import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    EXIT_PARTIAL,
-    ForeignCluster,
-    WaltzError,
-)
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL
 from waltzd.format.finding import Finding
 from waltzd.format.layout import aside_partition
 from waltzd.protocol.channels import named_in

@@ -30,16 +30,9 @@ from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
 from waltzd.disk.real import translate
-from waltzd.errors import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    AlreadyThere,
-    BadArgument,
-    BadMetadata,
-    StoreUnavailable,
-    Unsafe,
-    WaltzError,
-)
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors.operations import AlreadyThere, BadMetadata, StoreUnavailable, Unsafe
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Reaching

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
 from waltzctl.show.forms import put, put_again, screen_for
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Backups

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from waltzd.cluster.documents import Membership
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL
 from waltzd.format.digest import Digest
 from waltzd.format.record import Record
 

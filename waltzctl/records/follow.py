@@ -24,7 +24,7 @@ from waltzctl.snapshot.cluster_snapshot import timeline_sentence
 from waltzd import Client, ClientSettings, Transaction
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import BadMetadata, NoServerUp
+from waltzd.errors.operations import BadMetadata, NoServerUp
 from waltzd.protocol.timelines import Timeline
 from waltzd.wire.servers import ServerClient
 

@@ -17,7 +17,9 @@ from waltzctl.shell.progress import waiting_aloud
 from waltzctl.show import records
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.records import Looked
-from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import PartitionsClosed
 from waltzd.protocol.locks import Lock, Mode
 
 if TYPE_CHECKING:

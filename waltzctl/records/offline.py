@@ -25,7 +25,9 @@ from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show import storage
 from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import GuestDisk, RealDisk, translate
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NothingHere, NotRegularFile, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors.operations import NothingHere, NotRegularFile, Unsafe
 from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
 from waltzd.storage.offline.dump import dump
 from waltzd.storage.offline.reindex import IndexState, rebuild

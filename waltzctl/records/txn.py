@@ -20,7 +20,8 @@ from waltzctl.shell.options import OUTPUT, From, Misused, Output
 from waltzctl.show import records
 from waltzctl.show.forms import put
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
-from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
+from waltzd.errors import BadArgument, BeyondLog
+from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.format.layout import ID_MAX
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 from waltzd.cluster.documents import FORMAT
 from waltzd.disk.real import translate
-from waltzd.errors import NoLocalCluster, NotesDamaged, PortInUse
+from waltzd.errors.operations import NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.document import Document, Name, decode, encode, whole
 

@@ -34,7 +34,9 @@ from waltzctl.show.change import put_plan, put_question
 from waltzctl.show.terminal import is_line, printable
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
-from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import ChangedMeanwhile, NotConfirmed, Unsafe
 from waltzd.wire.tls import Tls
 
 NOTHING_BEGUN = "Interrupted. Nothing was changed."

@@ -32,18 +32,8 @@ from waltzctl.shell.options import CLUSTER, From, option_group
 from waltzctl.shell.progress import waiting_aloud
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, OFF, Verify, ZooKeeperCredentials, load_credentials
 from waltzd.disk.real import translate
-from waltzd.errors import (
-    BadArgument,
-    BadConfig,
-    CannotConnect,
-    NoClusterNamed,
-    NoSuchName,
-    NotesDamaged,
-    NotPermitted,
-    TlsMismatch,
-    WaltzError,
-    WrongPeer,
-)
+from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WaltzError
+from waltzd.errors.operations import NoClusterNamed, NoSuchName, NotesDamaged, WrongPeer
 from waltzd.protocol.address import is_name
 from waltzd.protocol.role import Role
 from waltzd.wire.tls import Tls, speaks_tls

@@ -32,7 +32,9 @@ from waltzctl.shell.cluster_target import (
 )
 from waltzctl.shell.options import Output
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
-from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import AlreadyThere
 
 
 def add(

@@ -1,4 +1,4 @@
-"""`waltzctl errors`: explain the error codes of `waltzd.errors`."""
+"""`waltzctl errors`: explain the error codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typer import Argument
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
-from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explain, tree
+from waltzd.errors import WaltzError, explain
+from waltzd.errors.exit_codes import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK
+from waltzd.errors.operations import tree
 
 ERRORS: Columns[type[WaltzError]] = (
     Column("code"),
@@ -21,8 +23,6 @@ ERRORS: Columns[type[WaltzError]] = (
     Column("next step", lambda cls: explain(cls)[2], is_wide=True),
     Column("", lambda cls: explain(cls)[0], json="explanation"),
 )
-
-
 EXIT_CODES = EXIT_MEANING | {EXIT_INTERRUPTED: "interrupted"}
 
 
@@ -54,7 +54,6 @@ def lookup(*, code: Annotated[str | None, Argument(metavar="[CODE]")] = None, ou
 
 def _list_all(output: str) -> int:
     errors = list(tree().values())
-
     page = [
         *(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {explain(cls)[1]}".rstrip() for cls in errors),
         "\nExit codes:",

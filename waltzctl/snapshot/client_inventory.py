@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
-from waltzd.errors import NoServerUp, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import NoServerUp
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls

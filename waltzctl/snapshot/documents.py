@@ -29,7 +29,8 @@ from waltzd.cluster.cluster import (
     replicas_path,
 )
 from waltzd.cluster.documents import Assignment, ClusterMeta, Moves, ReplicaSets, ServerMeta, StorageMeta
-from waltzd.errors import BadMetadata, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadMetadata
 
 PATHS = (ROOT, ASSIGNMENT, LEADER, MOVES, POLICY, CHANNELS, REPLICAS, EXPECTED, STORAGES, SERVERS)
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, HeaderDamaged, UnfitSegment
+from waltzd.errors.operations import ArchiveDamaged, HeaderDamaged, UnfitSegment
 from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
 from waltzd.format.footer import END_BYTES, Footer, FooterBuilder, footer_at, footer_bytes

@@ -27,7 +27,7 @@ from waltzd.archive.store import Store
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, CutImpossible, NoTimes
+from waltzd.errors.operations import ArchiveDamaged, CutImpossible, NoTimes
 from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.footer import END_BYTES, Footer, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION, FileHeader

@@ -14,7 +14,7 @@ from uuid import UUID
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, folder_of
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent
 from waltzd.protocol.timelines import FIRST
 
 TIMELINE = r"(?:timeline/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/)?"

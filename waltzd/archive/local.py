@@ -17,7 +17,7 @@ from pathlib import Path
 
 from waltzd.archive.store import Listed, is_object_name
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused, StoreUnavailable
+from waltzd.errors.operations import ObjectAbsent, ObjectExists, StoreRefused, StoreUnavailable
 
 _HIDDEN = ".new"
 """Directory of objects that are being written, and of the lock. No object name begins with a dot."""

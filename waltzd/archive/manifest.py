@@ -35,7 +35,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import ArchiveDamaged
+from waltzd.errors.operations import ArchiveDamaged
 from waltzd.format.checksum import joined_crc
 from waltzd.protocol.digest import DigestFormat, sha256_of
 from waltzd.protocol.document import ADDED, IS_SHA256, ROW, Crc, Document, Rule, Sha256, read, whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from waltzd.archive.store import Listed, Store, read_object
-from waltzd.errors import ObjectAbsent, ObjectExists
+from waltzd.errors.operations import ObjectAbsent, ObjectExists
 
 FOLDER = "metadata"
 METADATA_BYTES_MAX = 64 << 20

@@ -26,7 +26,8 @@ from waltzd.archive.manifest import Chunk, Entry, Label
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent
 from waltzd.format.batch import HEAD_BYTES, Batch, Head, records_of, sound_batches
 from waltzd.format.footer import Footer, read_footer
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset

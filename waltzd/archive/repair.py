@@ -18,7 +18,7 @@ from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Lab
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader
 from waltzd.protocol.timelines import FIRST
 

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from waltzd.archive.store import Listed, Store
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadConfig, ObjectExists, UnsignedArchive
+from waltzd.errors import BadConfig
+from waltzd.errors.operations import ObjectExists, UnsignedArchive
 
 VARIABLE = "WALTZ_ARCHIVE_KEY"
 """Environment variable of commands with the path of the key file."""

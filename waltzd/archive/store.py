@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import StoreRefused
+from waltzd.errors.operations import StoreRefused
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 NAME_LENGTH_MAX = 512

@@ -16,7 +16,7 @@ from waltzd.archive.store import Store, read_object
 from waltzd.archive.unsealed import SLOTS_MAX, Slot, UnsealedIndex, slot_name, unsealed_index_at, unsealed_index_name
 from waltzd.archive.upload import has
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.layout import BATCHES
 from waltzd.format.record import Run

@@ -26,7 +26,7 @@ from waltzd.archive.manifest import (
 )
 from waltzd.archive.store import Store, read_object
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.digest import sha256_of

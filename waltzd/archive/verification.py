@@ -19,7 +19,14 @@ from waltzd.archive.metadata import number_of
 from waltzd.archive.store import Listed, Store
 from waltzd.archive.unsealed import read_unsealed, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, ForeignArchive, HeaderDamaged, ObjectAbsent, UnfitSegment, UnknownVersion
+from waltzd.errors.operations import (
+    ArchiveDamaged,
+    ForeignArchive,
+    HeaderDamaged,
+    ObjectAbsent,
+    UnfitSegment,
+    UnknownVersion,
+)
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived

@@ -51,13 +51,13 @@ from waltzd.errors import (
     ForeignCluster,
     NoSuchPartition,
     NotGranted,
-    NotOwner,
     NotPermitted,
     OtherTimeline,
     Superseded,
     TooLarge,
     Trimmed,
 )
+from waltzd.errors.operations import NotOwner
 from waltzd.format.checksum import I64
 from waltzd.format.record import HeadArray
 from waltzd.protocol.batches import (

@@ -53,13 +53,13 @@ from waltzd.errors import (
     BeyondLog,
     CannotConnect,
     ClientClosed,
-    ClockAhead,
     NotApplied,
     NotMounted,
     NotSent,
     OtherTimeline,
     WaltzError,
 )
+from waltzd.errors.operations import ClockAhead
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode, HeadFeed, Registration
 from waltzd.protocol.positions import Position, timeline_of

@@ -26,14 +26,13 @@ from waltzd.errors import (
     ForeignCluster,
     NoGroupLog,
     NotGranted,
-    NotOwner,
     NotReady,
     Retry,
     TlsMismatch,
     Trimmed,
     WaltzError,
-    WrongPeer,
 )
+from waltzd.errors.operations import NotOwner, WrongPeer
 from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, ROOT, put
 from waltzd.cluster.coordinator import Change, Coordinator, Create, Set
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, decode_root
-from waltzd.errors import BadMetadata, ChangedMeanwhile
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.timelines import Lineage

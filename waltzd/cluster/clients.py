@@ -17,7 +17,7 @@ from dataclasses import replace
 from waltzd.cluster.cluster import CLIENTS, NO_VERSION, put
 from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Node
 from waltzd.cluster.documents import ClientMeta
-from waltzd.errors import BadMetadata, ChangedMeanwhile, NodeMissing, TooManyCallers
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NodeMissing, TooManyCallers
 from waltzd.protocol.document import decode, encode
 
 NAMES_MAX = 10_000

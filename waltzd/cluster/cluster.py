@@ -38,8 +38,8 @@ from waltzd.cluster.documents import (
     check_sets,
     decode_root,
 )
-from waltzd.errors import (
-    BadArgument,
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import (
     BadMetadata,
     ChangedMeanwhile,
     NameInUse,
@@ -47,7 +47,6 @@ from waltzd.errors import (
     NodeMissing,
     TooManyCallers,
     Unsafe,
-    WaltzError,
 )
 from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.document import Document, decode, encode

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import MetadataBehind, MetadataMissing
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
 

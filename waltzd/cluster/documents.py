@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import BadArgument, BadMetadata, MetadataUnfinished
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import BadMetadata, MetadataUnfinished
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import CHANNELS_MAX, Ranges, is_channel

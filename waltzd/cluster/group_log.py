@@ -13,7 +13,7 @@ from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, REPLICAS, STORAGES, Cluster, put, replicas_path
 from waltzd.cluster.coordinator import Change, Check, Set
 from waltzd.cluster.documents import Assignment, ClusterMeta, Membership, ReplicaSet
-from waltzd.errors import NodeMissing
+from waltzd.errors.operations import NodeMissing
 from waltzd.protocol.document import encode
 
 

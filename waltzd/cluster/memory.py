@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
-from waltzd.errors import CannotConnect, ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing
 
 
 @dataclass(frozen=True)

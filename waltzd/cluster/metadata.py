@@ -52,7 +52,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, UnknownVersion
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, UnknownVersion
 from waltzd.protocol.address import is_name
 from waltzd.protocol.document import Document, decode, encode
 

@@ -32,15 +32,8 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
 from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, UNREAD, CoordinatorTls, ZooKeeperCredentials, digest_of
-from waltzd.errors import (
-    BadArgument,
-    CannotConnect,
-    ChangedMeanwhile,
-    CoordinatorRefused,
-    NodeExists,
-    NodeMissing,
-    WaltzError,
-)
+from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, CoordinatorRefused, NodeExists, NodeMissing
 
 CALL_SECONDS = 10.0
 RECONNECT_SECONDS_MAX = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.errors import Diverged
+from waltzd.errors.operations import Diverged
 from waltzd.protocol.descriptions import DIVERGED, OwnedPartition
 
 LOOK_SECONDS = 2.0

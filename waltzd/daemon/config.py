@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from waltzd import errors
 from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
 from waltzd.daemon.settings import Bounds, document, sample, setting, spell_size
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, operations
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address, is_name, parse_address
@@ -523,6 +522,6 @@ FILES = {
             document(ServerConfig, "Server: configs/server.yml"),
         ]
     ),
-    "docs/errors.md": errors.page,
+    "docs/errors.md": operations.page,
 }
 """Files of this repository that `./dev generate` makes from the declarations, with their generators."""

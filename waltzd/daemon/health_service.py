@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from waltzd.daemon.readiness import Unready
-from waltzd.errors import Draining, TooManyCallers, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import Draining, TooManyCallers
 from waltzd.wire.grpc import Server, abort
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

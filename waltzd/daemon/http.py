@@ -22,7 +22,8 @@ from typing import TypeAlias
 
 from waltzd.daemon import metrics
 from waltzd.daemon.readiness import Unready
-from waltzd.errors import PortInUse, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.role import Role
 

@@ -14,16 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
 from waltzd.disk.seam import Buffer, Entry, Inode
-from waltzd.errors import (
-    DirectoryHeld,
-    DiskFull,
-    FlushFailed,
-    NoPermission,
-    NotRegularFile,
-    PathMissing,
-    ReadFailed,
-    WaltzError,
-)
+from waltzd.errors import DiskFull, FlushFailed, NoPermission, PathMissing, ReadFailed, WaltzError
+from waltzd.errors.operations import DirectoryHeld, NotRegularFile
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}

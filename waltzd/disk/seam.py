@@ -17,7 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
+from waltzd.errors import PathMissing, ReadFailed
+from waltzd.errors.operations import NotRegularFile
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

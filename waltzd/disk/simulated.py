@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from waltzd.disk.seam import Buffer, Entry, Inode
-from waltzd.errors import DirectoryHeld, DiskFull, FlushFailed, NotRegularFile, PathMissing, ReadFailed
+from waltzd.errors import DiskFull, FlushFailed, PathMissing, ReadFailed
+from waltzd.errors.operations import DirectoryHeld, NotRegularFile
 
 SECTOR_BYTES = 512
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import asdict, dataclass, field
 
-from waltzd.errors import (
-    ControlDamaged,
-    ForeignCluster,
-    HeaderDamaged,
-    NotRegularFile,
-    PartitionDamaged,
-    ReadFailed,
-    UnknownVersion,
-    WaltzError,
-)
+from waltzd.errors import ForeignCluster, ReadFailed, WaltzError
+from waltzd.errors.operations import ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, UnknownVersion
 
 
 class Code(enum.StrEnum):

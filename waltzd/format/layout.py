@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from waltzd.errors import ControlDamaged, HeaderDamaged, UnknownVersion
+from waltzd.errors.operations import ControlDamaged, HeaderDamaged, UnknownVersion
 from waltzd.format.checksum import single_byte_error
 from waltzd.format.finding import Code, Finding, Findings
 

@@ -14,7 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from waltzd.client.client import Client
-from waltzd.errors import BadArgument, not_installed
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import not_installed
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

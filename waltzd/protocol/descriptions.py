@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltzd.errors import ObjectAbsent, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ObjectAbsent
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.protocol.groups import GroupTotals

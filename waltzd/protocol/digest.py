@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from waltzd.errors import UnknownVersion, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import UnknownVersion
 from waltzd.protocol.document import parse
 
 

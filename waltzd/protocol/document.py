@@ -20,7 +20,8 @@ from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from waltzd.errors import BadMetadata, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadMetadata
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import Parts, Ranges, is_parts, is_ranges

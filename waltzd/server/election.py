@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
 from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster, Leadership
 from waltzd.cluster.documents import Assignment, Preferences, ServerMeta
-from waltzd.errors import BadMetadata
+from waltzd.errors.operations import BadMetadata
 from waltzd.server.failure_detector import FailureDetector
 from waltzd.server.reconcile import Reconciler
 

@@ -18,7 +18,8 @@ from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import ARCHIVES, Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.metadata import document_versions, read_documents, without_secret, write
-from waltzd.errors import NoArchive, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import NoArchive
 from waltzd.protocol.descriptions import MetadataBackup
 from waltzd.protocol.peers import ReplicaPort
 

@@ -13,7 +13,7 @@ import logging
 
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import PolicyDocument
-from waltzd.errors import BadMetadata
+from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.policy import Policy
 from waltzd.server.clients.authorizer import Authorizer

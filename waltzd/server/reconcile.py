@@ -11,7 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from waltzd.errors import CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, NameInUse, NodeMissing
 
 AGAIN_SECONDS = 1.0
 log = logging.getLogger("waltz.server")

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from waltzd.cluster.cluster import ROOT, SERVERS, Cluster, Registered
 from waltzd.cluster.documents import ServerMeta
-from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
+from waltzd.errors.operations import ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")

@@ -28,17 +28,14 @@ from waltzd.errors import (
     BadArgument,
     BeyondLog,
     Displaced,
-    Draining,
     FlushFailed,
     ForeignCluster,
     NoSuchPartition,
-    PartitionDamaged,
     ReadFailed,
     TooLarge,
-    TooManyCallers,
-    Unsafe,
     WaltzError,
 )
+from waltzd.errors.operations import Draining, PartitionDamaged, TooManyCallers, Unsafe
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NO_SESSION, VERSIONS

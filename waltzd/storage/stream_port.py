@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, NotPermitted, WaltzError
+from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.peers import RecordsFrame

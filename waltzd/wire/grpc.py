@@ -20,7 +20,8 @@ from uuid import UUID
 import grpc
 import grpc.aio
 
-from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError, WrongPeer, WrongStorage
+from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError
+from waltzd.errors.operations import WrongPeer, WrongStorage
 from waltzd.protocol import x509
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role, dns_name

@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc.aio
 
-from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongPeer
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError
+from waltzd.errors.operations import WrongPeer
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role
 from waltzd.wire.tls import Tls, certificate_at, speaks_tls

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from waltzd.errors import MasterUnreachable
+from waltzd.errors.operations import MasterUnreachable
 
 _STAYS = re.compile(r"waltzd/(?:server|testing)/|waltzd/storage/(?!__init__)\w+\.py")
 """Modules that are not sent: the daemons, except the code that reads files of storages."""

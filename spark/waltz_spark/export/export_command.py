@@ -28,7 +28,9 @@ from waltz_spark.export.options import (
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Shown, ShownProgress
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NotOurExport, Unfinished, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors.operations import NotOurExport, Unfinished
 
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waltz_spark.log.decode import RECORD, SCHEMA
-from waltzd.errors import BadArgument, ExportDamaged
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ExportDamaged
 
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
 """Size of a row group: it is held in memory until it is written, and readers skip as much by its statistics."""

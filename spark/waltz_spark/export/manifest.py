@@ -27,7 +27,7 @@ from typing import Any
 from uuid import UUID
 
 from waltz_spark.log.origin import Span
-from waltzd.errors import ExportDamaged, ExportUnfit
+from waltzd.errors.operations import ExportDamaged, ExportUnfit
 from waltzd.format.checksum import joined_crc
 from waltzd.protocol.digest import DigestFormat, sha256_of
 from waltzd.protocol.positions import Position

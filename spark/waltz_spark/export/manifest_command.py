@@ -12,7 +12,8 @@ from typer import Argument, Option
 from waltz_spark.export.options import SourceOptions
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.forms import AnyForm
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, ForeignCluster
+from waltzd.errors import BadArgument, ForeignCluster
+from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 
 if TYPE_CHECKING:
     from waltz_spark.export.manifest import Manifest, Piece

@@ -21,7 +21,8 @@ from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterOptions
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import option_group
-from waltzd.errors import BadArgument, ExportGap
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ExportGap
 from waltzd.protocol.channels import named_in
 
 if TYPE_CHECKING:

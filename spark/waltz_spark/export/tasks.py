@@ -44,7 +44,8 @@ from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import Origin, Span
 from waltz_spark.log.plan import Split
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
-from waltzd.errors import ExportDamaged, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ExportDamaged
 from waltzd.format.checksum import crc32
 
 if TYPE_CHECKING:

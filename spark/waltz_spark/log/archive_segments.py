@@ -26,7 +26,7 @@ from waltzd.archive.manifest import COLUMNS, Entry
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import File
-from waltzd.errors import (
+from waltzd.errors.operations import (
     ArchiveDamaged,
     HeaderDamaged,
     ObjectAbsent,

@@ -27,19 +27,15 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Segment, SegmentPlace, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
-from waltzd.errors import (
+from waltzd.errors import ForeignCluster, NoSuchPartition, PathMissing, ReadFailed, WaltzError
+from waltzd.errors.operations import (
     ControlDamaged,
-    ForeignCluster,
     HeaderDamaged,
     MarkUnknown,
-    NoSuchPartition,
     NothingHere,
     NotRegularFile,
     PartitionDamaged,
-    PathMissing,
-    ReadFailed,
     UnknownVersion,
-    WaltzError,
 )
 from waltzd.format.layout import (
     CONTROL_NAME,

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from waltz_spark.log.decode import BATCH_BYTES_MAX, MODES, NO_GROUP, RECORD
-from waltzd.errors import ExportDamaged, TooLarge
+from waltzd.errors import TooLarge
+from waltzd.errors.operations import ExportDamaged
 from waltzd.format.checksum import crc32, crc_of_rows, shift, suspect_blocks
 from waltzd.format.record import (
     HEAD,

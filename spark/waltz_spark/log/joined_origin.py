@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents, is_piece
 from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltzd.errors import ForeignArchive, OtherTimeline
+from waltzd.errors import OtherTimeline
+from waltzd.errors.operations import ForeignArchive
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
 from waltzd.protocol.positions import Position

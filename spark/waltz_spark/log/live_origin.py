@@ -32,16 +32,14 @@ from waltzd.errors import (
     BadFrame,
     BeyondLog,
     CannotConnect,
-    LogUnreadable,
     NeedsBatches,
-    NoServerUp,
     NoSuchPartition,
     NotReady,
-    OnlyInArchive,
     Retry,
     Trimmed,
     WaltzError,
 )
+from waltzd.errors.operations import LogUnreadable, NoServerUp, OnlyInArchive
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position

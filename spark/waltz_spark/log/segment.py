@@ -19,7 +19,8 @@ import numpy as np
 from waltz_spark.log.batch_segment import Batches, InvalidBatch
 from waltz_spark.log.origin import BATCH_BYTES, Extent, Span
 from waltzd.disk.seam import Disk, File, join, opened
-from waltzd.errors import HeaderDamaged, PartitionDamaged, Trimmed, WaltzError
+from waltzd.errors import Trimmed, WaltzError
+from waltzd.errors.operations import HeaderDamaged, PartitionDamaged
 from waltzd.format.index import read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, segment_ids, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs

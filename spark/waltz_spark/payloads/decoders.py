@@ -39,7 +39,7 @@ from waltz_spark.payloads.payload import (
     utf8,
 )
 from waltz_spark.table.columns import EVERY
-from waltzd.errors import BadDecoder
+from waltzd.errors.operations import BadDecoder
 
 
 def decoder_of(text: str) -> Decoder:

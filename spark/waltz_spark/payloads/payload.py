@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waltzd.disk.real import translate
-from waltzd.errors import BadDecoder
+from waltzd.errors.operations import BadDecoder
 
 ERROR_COLUMN = "_decode_error"
 PREFIX = "payload_"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
-from waltzd.errors import ForeignCluster, PositionUnknown, TransactionsGone
+from waltzd.errors import ForeignCluster
+from waltzd.errors.operations import PositionUnknown, TransactionsGone
 from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from types import UnionType
 from typing import Any
 
 import pytest
+
+from waltzd import errors
+from waltzd.errors.operations import tree
 
 PACKAGES = ("waltzd", "waltzd.sql", "waltzd.testing", "waltzd.serializers")
 PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
@@ -60,3 +64,12 @@ def test_fields_have_a_text_below_them_or_among_the_attributes(package: str, nam
         }  # they have docstrings of their own
         missing += [one for one in names if one not in methods and not is_told and f" {one}: " not in (value.__doc__ or "")]
     assert missing == []
+
+
+@pytest.mark.parametrize(("package", "name"), PUBLIC, ids=[f"{package}.{name}" for package, name in PUBLIC])
+def test_an_error_that_a_public_text_names_is_an_error_of_applications(package: str, name: str) -> None:
+    value = getattr(importlib.import_module(package), name)
+    texts = [(name, getattr(value, "__doc__", "")), *(members(value) if isinstance(value, type) else ())]
+    elsewhere = {cls.__name__ for cls in tree().values() if cls.__name__ not in errors.__all__}
+    named = {what: sorted(elsewhere & set(re.findall(r"\w+", text or ""))) for what, text in texts}
+    assert {what: found for what, found in named.items() if found} == {}, "move the class to `waltzd.errors`"

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Protocol
 
-from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
+from waltzd.errors import NotGranted
+from waltzd.errors.operations import GroupLogClosed, PolicyUnreadable
 from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, bits_of_ranges
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything, reading
 from waltzd.protocol.role import Identity, Role

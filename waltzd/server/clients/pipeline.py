@@ -31,11 +31,11 @@ from waltzd.errors import (
     Displaced,
     NeedsBatches,
     NotReady,
-    SessionEnded,
     Superseded,
     TooLarge,
     WaltzError,
 )
+from waltzd.errors.operations import SessionEnded
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
 from waltzd.format.layout import GROUP_SEGMENT_BYTES

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from waltzd.errors import Disconnected, TooManyCallers, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import Disconnected, TooManyCallers
 from waltzd.protocol.batches import AppendBatch, MountRequest
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientTotals, ClientUse
 from waltzd.protocol.locks import Mode

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from waltzd.errors import ClockAhead
+from waltzd.errors.operations import ClockAhead
 
 AHEAD_MAX = 60_000_000
 """Microseconds that a client's time may be ahead of the owner's clock. One wrong clock must not push the time of the

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from waltzd.errors import GroupStateDamaged
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.server.groups.intervals import Interval, Intervals
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from waltzd.cluster.groups import GroupMeta
-from waltzd.errors import GroupStateDamaged
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.address import is_name
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.locks import Lock, write_lock

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 
 from waltzd.archive.manifest import Entry
 from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedSegment, CachedSegmentDamaged
-from waltzd.errors import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 

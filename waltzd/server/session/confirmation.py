@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 
-from waltzd.errors import NotReady, SessionEnded, WaltzError
+from waltzd.errors import NotReady, WaltzError
+from waltzd.errors.operations import SessionEnded
 from waltzd.server.core.progress import is_bound
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.partition_leader import PartitionLeader

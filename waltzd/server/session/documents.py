@@ -19,15 +19,8 @@ from collections.abc import Callable, Mapping
 from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, partition_path, put, replicas_path
 from waltzd.cluster.coordinator import Check
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
-from waltzd.errors import (
-    BadArgument,
-    BadMetadata,
-    CannotConnect,
-    ChangedMeanwhile,
-    NodeMissing,
-    NotOwner,
-    WaltzError,
-)
+from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NodeMissing, NotOwner
 from waltzd.protocol.document import encode
 
 PAUSES = 20

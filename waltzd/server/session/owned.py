@@ -14,17 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from waltzd.cluster.archives import archived, shared_with
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import (
-    BadMetadata,
-    CannotConnect,
-    ChangedMeanwhile,
-    MetadataBehind,
-    MetadataMissing,
-    NotOwner,
-    NotReady,
-    SessionEnded,
-    WaltzError,
-)
+from waltzd.errors import CannotConnect, NotReady, WaltzError
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, MetadataBehind, MetadataMissing, NotOwner, SessionEnded
 from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY

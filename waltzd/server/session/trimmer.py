@@ -19,7 +19,8 @@ from dataclasses import replace
 from waltzd.cluster.archives import archived, of_timeline, said, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
-from waltzd.errors import ChangedMeanwhile, ObjectAbsent, Trimmed, WaltzError
+from waltzd.errors import Trimmed, WaltzError
+from waltzd.errors.operations import ChangedMeanwhile, ObjectAbsent
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.retention import Keep, keep_of

@@ -12,15 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from waltzd.errors import (
-    GroupBeyondLog,
-    GroupStateDamaged,
-    NeedsBatches,
-    NoSuchGroup,
-    NotReady,
-    OtherTimeline,
-    WaltzError,
-)
+from waltzd.errors import GroupBeyondLog, NeedsBatches, NoSuchGroup, NotReady, OtherTimeline, WaltzError
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.positions import Position
 from waltzd.server.groups.state import GroupState

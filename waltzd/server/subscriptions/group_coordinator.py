@@ -25,7 +25,6 @@ from waltzd.errors import (
     BadArgument,
     GroupExists,
     GroupLogAway,
-    GroupStateDamaged,
     NoGroupLog,
     NoSuchGroup,
     NoSuchPartition,
@@ -34,6 +33,7 @@ from waltzd.errors import (
     OtherTimeline,
     WaltzError,
 )
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.channels import Channels, bits_of, numbers_in
 from waltzd.protocol.groups import Change, Changed, GroupPartitionStatus, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock

@@ -16,7 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, opened
-from waltzd.errors import BadArgument, HeaderDamaged, UnknownVersion, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import HeaderDamaged, UnknownVersion
 from waltzd.format.batch import Batch, Head
 from waltzd.format.explain import BadRecord, explain
 from waltzd.format.footer import Footer

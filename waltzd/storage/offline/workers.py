@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from typing import TypeVar
 
 from waltzd.disk.seam import Disk
-from waltzd.errors import WorkerLost
+from waltzd.errors.operations import WorkerLost
 
 FEW_BYTES = 1 << 30
 """Bytes below which no workers are started: they are checked in half a second, before a worker would be ready."""

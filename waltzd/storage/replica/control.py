@@ -19,17 +19,8 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, Entry, File, join, read_whole
-from waltzd.errors import (
-    BadConfig,
-    ControlDamaged,
-    ForeignCluster,
-    MarkWentDown,
-    NoSuchPartition,
-    NotRegularFile,
-    PathMissing,
-    ReadFailed,
-    WaltzError,
-)
+from waltzd.errors import BadConfig, ForeignCluster, NoSuchPartition, PathMissing, ReadFailed, WaltzError
+from waltzd.errors.operations import ControlDamaged, MarkWentDown, NotRegularFile
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,

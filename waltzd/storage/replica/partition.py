@@ -36,18 +36,15 @@ from uuid import UUID
 from waltzd.errors import (
     BadArgument,
     BadFrame,
-    BelowFloor,
     BeyondLog,
-    DirectoryGone,
     DiskFull,
     FlushFailed,
-    NotOpened,
     OtherTimeline,
     PathMissing,
     Trimmed,
-    Unsafe,
     WaltzError,
 )
+from waltzd.errors.operations import BelowFloor, DirectoryGone, NotOpened, Unsafe
 from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding

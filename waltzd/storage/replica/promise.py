@@ -22,15 +22,12 @@ from typing import Any
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, File, Inode, join, read_whole
-from waltzd.errors import (
-    BadArgument,
-    DiskFull,
+from waltzd.errors import BadArgument, DiskFull, PathMissing, ReadFailed
+from waltzd.errors.operations import (
     NotOpened,
     NotRegularFile,
     PartitionDamaged,
     PartitionOffline,
-    PathMissing,
-    ReadFailed,
     SessionTooFar,
     StaleSession,
 )

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from waltzd.disk.seam import Buffer, File, join
-from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
+from waltzd.errors import TooLarge, WaltzError
+from waltzd.errors.operations import HeaderDamaged, NotNextId, UnfitSegment
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.footer import Footer, FooterBuilder, footer_at

@@ -9,7 +9,7 @@ session that the cluster is known to have had, so earlier owners of the log are 
 from __future__ import annotations
 
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import TargetNotEmpty
+from waltzd.errors.operations import TargetNotEmpty
 from waltzd.format.layout import NEW_SUFFIX, Promise
 from waltzd.storage.replica.aside import set_aside
 from waltzd.storage.replica.control import ControlFile

@@ -35,7 +35,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from waltzd.disk.seam import File, join
-from waltzd.errors import PartitionDamaged, PathMissing
+from waltzd.errors import PathMissing
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.finding import Finding
 from waltzd.format.layout import (
     HEADER_BYTES,

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from waltzctl.console.command import bound_socket
-from waltzd.errors import PortInUse
+from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
 
 

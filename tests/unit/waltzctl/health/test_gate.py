@@ -9,7 +9,8 @@ import pytest
 from tests.unit.snapshots import partition, storage, well
 from waltzctl.health.gate import cannot_spare, has_no_owner, obstacles
 from waltzd.cluster.documents import Membership
-from waltzd.errors import CannotConnect, NoSuchName
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import NoSuchName
 
 
 def test_a_majority_stays() -> None:

@@ -14,7 +14,8 @@ import pytest
 from tests.unit.snapshots import KEY, partition, server, silent, well
 from waltzctl.health.probe import PAYLOAD, Probing, probe_all
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError
+from waltzd.errors.operations import NotOwner
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (
     INTRODUCTION,

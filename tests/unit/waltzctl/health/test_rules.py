@@ -16,7 +16,8 @@ from waltzctl.show.group import totals
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, ServerView
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
-from waltzd.errors import CannotConnect, ObjectAbsent
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import ObjectAbsent
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ArchiveCheck, ScrubStatus, Statistics, Vitals
 from waltzd.protocol.groups import GroupTotals, GroupTrouble

@@ -17,7 +17,8 @@ from waltzctl.placement.storage import availability
 from waltzctl.shell.options import command_of
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership
-from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, ForeignCluster, NodeMissing
+from waltzd.errors import CannotConnect, ForeignCluster
+from waltzd.errors.operations import BadMetadata, CoordinatorRefused, NodeMissing
 
 GONE = CannotConnect("nobody listens there")
 UP = "waltzctl up here --detach"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from waltzctl.local_cluster.daemon import Daemon
-from waltzd.errors import DaemonEnded
+from waltzd.errors.operations import DaemonEnded
 
 
 def test_a_process_that_is_just_ending_has_its_exit_code_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.unit.snapshots import owned, partition, replica, well
 from waltzctl.local_cluster.local import closed_error, unfinished_error, unseen_error
-from waltzd.errors import CannotConnect, DaemonEnded, DaemonSilent, PartitionsClosed, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import DaemonEnded, DaemonSilent, PartitionsClosed
 
 PLACE = Path("my place")
 RUNNING = ["zookeeper", "storage-1", "server-1"]

@@ -10,7 +10,8 @@ import pytest
 from waltzctl.local_cluster.store import SEGMENT_BYTES, same_store, settings_of, store_for
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.signature import read_key
-from waltzd.errors import BadArgument, ForeignArchive, StoreUnavailable, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import ForeignArchive, StoreUnavailable
 
 KEY = UUID(int=3)
 

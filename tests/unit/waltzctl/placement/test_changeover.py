@@ -11,7 +11,8 @@ from tests.unit import snapshots
 from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.show.cluster import picture_json
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
-from waltzd.errors import CannotConnect, FormatUnknown, Unsafe
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import FormatUnknown, Unsafe
 
 
 def partition(number: int, format: int, **changes: Any) -> PartitionView:

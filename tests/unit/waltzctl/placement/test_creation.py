@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit import snapshots
 from waltzctl.placement.creation import check_formats
-from waltzd.errors import FormatUnknown
+from waltzd.errors.operations import FormatUnknown
 from waltzd.protocol.descriptions import StorageDescription
 
 

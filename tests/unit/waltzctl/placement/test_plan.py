@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.placement.plan import assign_replicas, reassign_replicas, sizes, together
-from waltzd.errors import EXIT_USAGE, BadArgument
+from waltzd.errors import BadArgument
+from waltzd.errors.exit_codes import EXIT_USAGE
 
 
 def loads(storages: Mapping[str, str], planned: Mapping[int, tuple[str, ...]]) -> list[int]:

@@ -16,7 +16,8 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import CannotConnect, ChangedMeanwhile, PartitionDamaged
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import ChangedMeanwhile, PartitionDamaged
 from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import MetadataBehind
+from waltzd.errors.operations import MetadataBehind
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import decode, encode

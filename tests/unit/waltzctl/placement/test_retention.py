@@ -11,7 +11,8 @@ from tests.unit import snapshots
 from waltzctl.placement.retention import plan_of, too_much
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzd.errors import BadArgument, Unsafe
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.retention import keep_of
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from waltzctl.records.divergence import Answers, Question, Standing, Verdict, comparison
 from waltzctl.show.records import differing_byte
-from waltzd.errors import CannotConnect, PartitionDamaged, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.digest import Digest
 
 SAME, DIFFERENT, UNKNOWN = Verdict.SAME, Verdict.DIFFERENT, Verdict.UNKNOWN

@@ -24,7 +24,8 @@ from waltzd.cluster.cluster import HISTORY, NO_VERSION, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, HistoryEntry, Moves
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
+from waltzd.errors import BadArgument, CannotConnect
+from waltzd.errors.operations import ChangedMeanwhile, NotConfirmed, Unsafe
 from waltzd.protocol.role import Role
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")

@@ -19,7 +19,8 @@ from waltzctl.shell.cluster_target import (
     save_contexts,
     unknown,
 )
-from waltzd.errors import BadArgument, NoClusterNamed, NoLocalCluster, NoSuchName, NotesDamaged, WaltzError
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import NoClusterNamed, NoLocalCluster, NoSuchName, NotesDamaged
 
 VARIABLES = ("CONTEXT", "DIRECTORY", "COORDINATOR", "ROOT", "TLS_CERTIFICATE", "TLS_KEY", "TLS_CA")
 PAYMENTS = Context(coordinator="zk:2181", root="/waltz/payments", protected=True)

@@ -13,7 +13,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create, Delete, Node, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import BadMetadata, CannotConnect
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadMetadata
 
 META = ClusterMeta(name="trial", key=KEY, partitions=2, created="2026-01-01")
 

@@ -15,7 +15,8 @@ from tests.unit.snapshots import KEY, well
 from waltzctl.health.support import Bundle, describe, strip_secrets
 from waltzctl.show.forms import plain
 from waltzctl.snapshot import last_seen
-from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import AlreadyThere
 
 WHERE = "127.0.0.1:2181/waltz"
 

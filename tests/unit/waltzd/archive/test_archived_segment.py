@@ -11,7 +11,8 @@ import pytest
 from tests.batches import batches_of, index_raw, segment_raw
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import Entry
-from waltzd.errors import ForeignCluster, UnfitSegment, UnknownVersion, WaltzError
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors.operations import UnfitSegment, UnknownVersion
 from waltzd.format.layout import INDEX_ENTRY_BYTES, FileHeader
 from waltzd.format.record import encode_payloads
 

@@ -29,7 +29,7 @@ from waltzd.archive.listing import label_of
 from waltzd.archive.manifest import Label
 from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, UnsealedIndex, slot_name, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
+from waltzd.errors.operations import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import crc32
 from waltzd.format.record import encode_payloads

@@ -14,7 +14,7 @@ from waltzd.archive import manifest as manifests
 from waltzd.archive.listing import all_pieces, label_at, label_of, newest_manifests
 from waltzd.archive.local import LocalStore
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, ForeignArchive, StoreRefused
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, StoreRefused
 
 
 @pytest.fixture(autouse=True)

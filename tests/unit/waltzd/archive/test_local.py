@@ -12,7 +12,8 @@ from tests.store_contract import StoreContract
 from waltzd.archive.local import LocalStore
 from waltzd.archive.location import open_store
 from waltzd.archive.store import Store, is_object_name
-from waltzd.errors import BadArgument, ObjectExists, StoreRefused, StoreUnavailable
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import ObjectExists, StoreRefused, StoreUnavailable
 
 
 class TestContract(StoreContract):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waltzd.archive.manifest import FAN_OUT, Chunk, Entry, Label, Manifest, opened, pieces_of, total_of
-from waltzd.errors import ArchiveDamaged, UnknownVersion
+from waltzd.errors.operations import ArchiveDamaged, UnknownVersion
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.digest import sha256_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive.metadata import metadata_at, metadata_in, newest_metadata, number_of, save_metadata
-from waltzd.errors import StoreUnavailable
+from waltzd.errors.operations import StoreUnavailable
 
 
 def test_each_change_has_a_number() -> None:

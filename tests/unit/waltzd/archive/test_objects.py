@@ -12,7 +12,8 @@ from tests.store_contract import StoreContract
 from waltzd.archive.location import open_store
 from waltzd.archive.objects import ObjectStore
 from waltzd.archive.store import Store
-from waltzd.errors import BadArgument, StoreRefused, StoreUnavailable
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import StoreRefused, StoreUnavailable
 
 server = pytest.importorskip("moto.server", reason="the S3 server comes with the packages of developers")
 NUMBERS = itertools.count(1)

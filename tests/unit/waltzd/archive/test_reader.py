@@ -19,7 +19,7 @@ from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
+from waltzd.errors.operations import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
 from waltzd.format.batch import Batch
 from waltzd.format.footer import NO_HASH
 from waltzd.format.index import offsets_of

@@ -23,7 +23,7 @@ from waltzd.archive.unsealed import (
 from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_unsealed, survey
-from waltzd.errors import ArchiveDamaged, ForeignArchive
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.digest import sha256_of

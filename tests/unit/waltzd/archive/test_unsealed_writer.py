@@ -23,7 +23,8 @@ from waltzd.archive.manifest import Entry, Label, Manifest
 from waltzd.archive.unsealed import UNIQUE_BYTES, UnsealedIndex, read_unsealed, slot_name, unsealed_index_name
 from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
 from waltzd.format.batch import Batch
 from waltzd.format.record import encode_payloads, join_runs
 from waltzd.protocol.descriptions import Archived

@@ -20,7 +20,7 @@ from tests.tiers import tiers
 from waltzd.archive import manifest as manifests
 from waltzd.archive.manifest import Entry, Manifest
 from waltzd.archive.upload import PartitionArchive, label_in
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
 from waltzd.protocol.descriptions import Archived
 
 CLUSTER, ARCHIVE = UUID(int=2), UUID(int=9)

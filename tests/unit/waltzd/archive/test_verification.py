@@ -14,7 +14,7 @@ from waltzd.archive import verification
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_piece, survey
-from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived

@@ -22,7 +22,8 @@ from tests.unit.waltzd.client.test_client import Increment, View, until
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Transaction
-from waltzd.errors import CannotConnect, NotSent, SessionEnded
+from waltzd.errors import CannotConnect, NotSent
+from waltzd.errors.operations import SessionEnded
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Rejected, Unknown, append_lock, write_lock
 

@@ -12,7 +12,8 @@ import pytest
 from tests.unit.timeless import run
 from waltzd.client.routes import Routes
 from waltzd.cluster.groups import GroupPort
-from waltzd.errors import CannotConnect, NotGranted, NotOwner, NotReady
+from waltzd.errors import CannotConnect, NotGranted, NotReady
+from waltzd.errors.operations import NotOwner
 from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, ServerAddress, Topology
 
 KEY = UUID(int=1)

@@ -12,7 +12,7 @@ from waltzd.cluster.archives import all_archived, archived, save_archived
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import BadMetadata, ChangedMeanwhile
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile
 from waltzd.protocol.document import encode
 
 KEY = UUID(int=1)

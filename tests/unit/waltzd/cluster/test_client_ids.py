@@ -11,7 +11,7 @@ from waltzd.cluster import cluster as module
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import TooManyCallers
+from waltzd.errors.operations import TooManyCallers
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 

@@ -34,7 +34,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.errors import BadMetadata
+from waltzd.errors.operations import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol import document as room
 from waltzd.protocol.address import is_name

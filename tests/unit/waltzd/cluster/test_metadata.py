@@ -44,7 +44,8 @@ from waltzd.cluster.metadata import (
     without_secret,
     write,
 )
-from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion
 from waltzd.protocol.channels import Ranges
 from waltzd.protocol.document import encode
 from waltzd.protocol.policy import Grant

@@ -15,17 +15,9 @@ from pathlib import Path
 import pytest
 
 from waltzd.disk.real import GuestDisk, RealDisk, RealFile, translate
-from waltzd.errors import (
-    EXIT_DISK_FAULT,
-    DirectoryHeld,
-    DiskFull,
-    FlushFailed,
-    NoPermission,
-    NotRegularFile,
-    PathMissing,
-    ReadFailed,
-    WaltzError,
-)
+from waltzd.errors import DiskFull, FlushFailed, NoPermission, PathMissing, ReadFailed, WaltzError
+from waltzd.errors.exit_codes import EXIT_DISK_FAULT
+from waltzd.errors.operations import DirectoryHeld, NotRegularFile
 
 DISK = RealDisk()
 

@@ -10,7 +10,8 @@ import pytest
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, Inode, join
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import DirectoryHeld, NotRegularFile, PathMissing
+from waltzd.errors import PathMissing
+from waltzd.errors.operations import DirectoryHeld, NotRegularFile
 
 Place = tuple[Disk, str]
 

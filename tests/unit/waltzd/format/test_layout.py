@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.errors import ControlDamaged, HeaderDamaged, UnknownVersion, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ControlDamaged, HeaderDamaged, UnknownVersion
 from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_STRUCT_BYTES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.policy_twin import allows
 from waltzd.cluster.documents import PolicyDocument
-from waltzd.errors import BadMetadata
+from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, is_ranges
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock

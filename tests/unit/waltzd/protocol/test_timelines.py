@@ -9,7 +9,8 @@ import pytest
 
 from tests.tiers import tiers
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import BadMetadata, OtherTimeline
+from waltzd.errors import OtherTimeline
+from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, TIMELINES_MAX, Lineage
 

@@ -14,7 +14,7 @@ import pytest
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Settings, Supervisor
-from waltzd.errors import BadMetadata, NameInUse
+from waltzd.errors.operations import BadMetadata, NameInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command

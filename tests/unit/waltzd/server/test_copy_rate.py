@@ -14,7 +14,8 @@ from waltzctl.shell.options import command_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import BadArgument, NodeMissing
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import NodeMissing
 from waltzd.server.copy_rate import CopyRateLimit
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")

@@ -17,7 +17,8 @@ from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, PREFERRED, SERVERS, C
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import BadMetadata, CannotConnect, ChangedMeanwhile, NameInUse, NodeMissing
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.server import reconcile
 from waltzd.server.election import Election
 from waltzd.server.registration import Registration

@@ -13,7 +13,7 @@ from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, Cluster, save_c
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import ChangedMeanwhile, PolicyUnreadable
+from waltzd.errors.operations import ChangedMeanwhile, PolicyUnreadable
 from waltzd.protocol.channels import Channel, Parts, Ranges
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.protocol.role import Identity, Role

@@ -13,7 +13,8 @@ from tests.batches import batches_of
 from tests.simulation.sample import KEY, begin, blank_disk, open_directory, run_for
 from tests.unit.keeping import CONFIG, with_calls
 from waltzd.client.loop import LoopThread
-from waltzd.errors import CannotConnect, StaleSession
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import StaleSession
 from waltzd.protocol.address import Address
 from waltzd.protocol.peers import Contact
 from waltzd.storage.calls import StorageCalls

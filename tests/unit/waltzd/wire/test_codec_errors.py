@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waltzd.errors import EXIT_MEANING, WaltzError, explain, tree
+from waltzd.errors import WaltzError, explain
+from waltzd.errors.exit_codes import EXIT_MEANING
+from waltzd.errors.operations import tree
 from waltzd.wire.codec import detail_of, error_of_detail
 
 ALL = list(tree().values())

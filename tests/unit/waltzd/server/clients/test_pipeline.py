@@ -17,14 +17,12 @@ from waltzd.errors import (
     ClientAhead,
     Displaced,
     ForeignCluster,
-    NotOwner,
     NotPermitted,
     NotReady,
-    SessionEnded,
     TooLarge,
-    TooManyCallers,
     WaltzError,
 )
+from waltzd.errors.operations import NotOwner, SessionEnded, TooManyCallers
 from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused, Registration

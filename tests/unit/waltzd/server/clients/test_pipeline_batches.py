@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.mounting import LIMITS, FakeSession, Room, batch_of, in_room, piece_of
-from waltzd.errors import ClockAhead, NeedsBatches, NotReady, SessionEnded, TooLarge
+from waltzd.errors import NeedsBatches, NotReady, TooLarge
+from waltzd.errors.operations import ClockAhead, SessionEnded
 from waltzd.format.batch import End, why_wrong
 from waltzd.format.record import LockColumns
 from waltzd.protocol.batches import Committals, Feed, FeedMode, HeadFeed

@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.mounting import KEY, Room, batch_of, in_room
-from waltzd.errors import TooManyCallers, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import TooManyCallers
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import registry

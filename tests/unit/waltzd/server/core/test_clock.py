@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.errors import ClockAhead
+from waltzd.errors.operations import ClockAhead
 from waltzd.server.core.clock import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, StorageClocks, check_seen
 
 TIMES = st.integers(0, 1 << 60)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import MetadataBehind
+from waltzd.errors.operations import MetadataBehind
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiers import tiers
 from waltzd.cluster.groups import GroupMeta
-from waltzd.errors import GroupStateDamaged
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.groups import Mode
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage

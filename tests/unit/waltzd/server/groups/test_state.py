@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.errors import GroupStateDamaged
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.server.groups.state import FAILURES_MAX, TEXT_BYTES_MAX, GroupState, Parked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.mutate import each, parsed
 from waltzd.cluster.groups import GroupMeta
-from waltzd.errors import GroupStateDamaged
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.delivery_tracker import GroupSettings

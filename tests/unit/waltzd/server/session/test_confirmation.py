@@ -13,7 +13,8 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, SimPort, cell, story
 from tests.unit.timeless import run
-from waltzd.errors import CannotConnect, NotReady, SessionEnded
+from waltzd.errors import CannotConnect, NotReady
+from waltzd.errors.operations import SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress

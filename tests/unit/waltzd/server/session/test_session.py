@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from waltzd.cluster.documents import ClusterMeta, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import BadMetadata, CannotConnect, Diverged, NodeMissing
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadMetadata, Diverged, NodeMissing
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.session.change_signal import PeriodicTimer

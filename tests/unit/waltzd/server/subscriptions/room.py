@@ -11,7 +11,8 @@ import numpy as np
 
 from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta, MadeGroup
-from waltzd.errors import NotOwner, NotReady, WaltzError
+from waltzd.errors import NotReady, WaltzError
+from waltzd.errors.operations import NotOwner
 from waltzd.protocol.groups import (
     Ack,
     AckKind,

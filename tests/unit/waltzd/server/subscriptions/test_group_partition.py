@@ -19,7 +19,6 @@ from waltzd.errors import (
     GroupBeyondLog,
     GroupExists,
     GroupLogAway,
-    GroupStateDamaged,
     NoSuchChannel,
     NoSuchGroup,
     NoSuchPartition,
@@ -27,9 +26,9 @@ from waltzd.errors import (
     NotInGroup,
     NotReady,
     NotSent,
-    SessionEnded,
     WaltzError,
 )
+from waltzd.errors.operations import GroupStateDamaged, SessionEnded
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction

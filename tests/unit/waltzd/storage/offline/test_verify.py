@@ -35,7 +35,7 @@ from tests.unit.waltzd.storage.offline.small import (
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import DirectoryHeld
+from waltzd.errors.operations import DirectoryHeld
 from waltzd.format.finding import FOOTER_CODES, Code, Finding
 from waltzd.format.layout import (
     CONTROL_NAME,

@@ -13,7 +13,8 @@ from tests.simulation.sample import KEY, ROOT, open_directory
 from tests.tiers import tiers
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import BeyondLog, NotNextId, PartitionDamaged, UnfitSegment
+from waltzd.errors import BeyondLog
+from waltzd.errors.operations import NotNextId, PartitionDamaged, UnfitSegment
 from waltzd.format.batch import Batch
 from waltzd.format.finding import Code
 from waltzd.format.footer import FooterBuilder

@@ -26,16 +26,13 @@ from tests.simulation.sample import (
     served,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import (
-    BadConfig,
+from waltzd.errors import BadConfig, ForeignCluster, NoSuchPartition, WaltzError
+from waltzd.errors.operations import (
     ControlDamaged,
     DirectoryHeld,
-    ForeignCluster,
     MarkWentDown,
-    NoSuchPartition,
     PartitionDamaged,
     StaleSession,
-    WaltzError,
     WrongStorage,
 )
 from waltzd.format.layout import (

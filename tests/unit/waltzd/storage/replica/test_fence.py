@@ -14,7 +14,8 @@ from tests.simulation.sample import KEY, blank_disk, first_ids, open_directory, 
 from tests.unit.keeping import with_calls
 from waltzd.disk.seam import Buffer
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import CannotConnect, NoSuchPartition, NotOpened, SessionTooFar, StaleSession, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
+from waltzd.errors.operations import NotOpened, SessionTooFar, StaleSession
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import Archived

@@ -18,12 +18,10 @@ from tests.simulation.sample import (
 )
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import (
-    BadArgument,
+from waltzd.errors import BadArgument, BeyondLog, DiskFull
+from waltzd.errors.operations import (
     BelowFloor,
-    BeyondLog,
     DirectoryGone,
-    DiskFull,
     Diverged,
     MarkWentDown,
     NotNextId,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.tiers import tiers
-from waltzd.errors import Diverged, NotNextId
+from waltzd.errors.operations import Diverged, NotNextId
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.writer import only_new
 
