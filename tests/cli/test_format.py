@@ -73,14 +73,14 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
 
     dry = told("cluster", "set", "--format", 1, "--dry-run")
     assert (dry.code, dry.err) == (0, "")
-    assert "partitions 0-2 go over, each in a new session" in dry.out
-    assert "there is no way back for a partition that has gone over" in dry.out
+    assert "partitions 0-2 change, each in a new session" in dry.out
+    assert "a partition that has changed cannot go back" in dry.out
     assert told.json("cluster", "describe")["format"] == 0, "nothing was changed"
     done = told.json("cluster", "set", "--format", 1, "--yes", "--reason", "times", "--timeout", 60)
     assert (done["result"], done["format"], done["partitions"]) == ("done", 1, [0, 1, 2]), "with the group log"
     again = told.json("cluster", "set", "--format", 1)
     assert (again["result"], again["steps"]) == ("nothing-to-do", [])
-    refused(told("cluster", "set", "--format", 0), 5, "W2100", "there is no way back")
+    refused(told("cluster", "set", "--format", 0), 5, "W2100", "cannot go back")
     assert told.json("history")["history"][-1]["reason"] == "times"
 
     described = told.json("cluster", "describe")

@@ -200,7 +200,7 @@ def test_what_cannot_be_meant(place: Place) -> None:
     four = place.new("storage-4")
     one, two = place.local.blueprint.addresses("storage-1"), place.local.blueprint.addresses("storage-4")
     for words, code, said in (
-        (["storage", "add", "storage-4"], 2, "this is not a storage"),
+        (["storage", "add", "storage-4"], 2, "is not a storage"),
         (["storage", "add", "storage-4=127.0.0.1:1,127.0.0.1:1"], 6, "W4001"),
         (["storage", "add", f"storage-9={one[0]},{two[1]}"], 4, "an address of the storage storage-1 already"),
         (["storage", "add", f"storage-1={two[0]},{two[1]}"], 4, "has a storage storage-1 already"),
@@ -208,10 +208,10 @@ def test_what_cannot_be_meant(place: Place) -> None:
         (["storage", "add", f"storage-4={two[1]},{two[0]}"], 2, f"swapped: {two[0]} is its LISTEN address"),
         (["storage", "remove", "storage-9"], 3, "W2102"),
         (["storage", "remove", "storage-4"], 3, "W2102"),
-        (["storage", "remove", "storage-3"], 5, "add a storage first, or say --fewer-replicas"),
+        (["storage", "remove", "storage-3"], 5, "add a storage first, or give --fewer-replicas"),
         (["storage", "remove", "storage-9", "--replacement", four], 3, "did you mean"),
         (["storage", "remove", "storage-1", "--replacement", "storage-4"], 3, "W2102"),
-        (["storage", "remove", "storage-1", "--replacement", "storage-1"], 2, "cannot stand for itself"),
+        (["storage", "remove", "storage-1", "--replacement", "storage-1"], 2, "cannot replace itself"),
         (["storage", "remove", "storage-1", "--replacement", "storage-2"], 2, "W1001"),
         (["storage", "set", "storage-9", "--group", "x"], 3, "W2102"),
         (["storage", "set", "storage-1", "--admin-listen", "127.0.0.1:1"], 6, "W4001"),
@@ -240,7 +240,7 @@ def test_a_storage_comes_and_goes(place: Place, tmp_path: Path) -> None:
     with NumberedLoad(place.local.server_addresses, tmp_path) as load:
         added = place.tool("storage", "add", four, "--auto-assign", "--yes")
         assert (added.code, added.err) == (0, ""), added
-        assert added.out.startswith("done: storage add storage-4\n  write down storage-4 at ")
+        assert added.out.startswith("done: storage add storage-4\n  add storage-4 at ")
         loads = [sum(name in roles for roles in place.replicas().values()) for name in [*FIRST, "storage-4"]]
         assert sorted(loads) == [2, 2, 2, 3]
         assert all(len(roles) == 3 and set(roles.values()) == {Membership.MEMBER} for roles in place.replicas().values())
@@ -339,7 +339,7 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
     rest = slow.stderr.read()
     slow.communicate(timeout=PATIENCE_SECONDS)
     assert slow.returncode == 130
-    goes_on = r"`waltzctl partition assign (0-[12])` goes on, `waltzctl partition assign \1 --cancel` takes back"
+    goes_on = r"`waltzctl partition assign (0-[12])` resumes, `waltzctl partition assign \1 --cancel` cancels"
     assert re.search(goes_on, rest), rest
     assert place.copy_rate() == found, "owners go on copying, and not faster"
     rows = place.json("partition", "list")["partitions"]

@@ -94,7 +94,7 @@ def test_everything_comes_back_from_a_file_and_from_storages(
         for typed in examples(waltzctl, ["cluster", "load-metadata"]):
             told = waltzctl(*typed, *where)
             assert told.code == 0, told.err
-            assert "partitions 0-2: as in the documents, no storage knows of a later session" in told.out
+            assert "partitions 0-2: as in the documents, no storage has a later session" in told.out
         until_healthy(waltzctl, cluster)
         assert "cluster load-metadata" in waltzctl("history", *where).out
 

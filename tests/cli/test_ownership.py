@@ -161,9 +161,9 @@ def test_preferences_move_partitions_and_last(live: LocalCluster, place: list[st
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--server", "server-1"], 2, "for which partitions"),
-        (["--clear"], 2, "for which partitions"),
-        (["0", "--server", "server-1", "--clear"], 2, "different things"),
+        (["--server", "server-1"], 2, "no partitions are given"),
+        (["--clear"], 2, "no partitions are given"),
+        (["0", "--server", "server-1", "--clear"], 2, "cannot be combined"),
         (["0", "--server", "server-9"], 3, "there is no server server-9"),
         (["7"], 3, "there is no partition 7"),
         (["0", "--clear", "-o", "csv"], 2, "for the list only"),

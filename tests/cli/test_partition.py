@@ -174,7 +174,7 @@ def test_what_cannot_be_meant(tool: Tool, live: LocalCluster) -> None:
         (["assign", "0", "--to", "storage-9"], 3, "did you mean storage-"),
         (["assign", "5", "--to", "storage-1"], 3, "W2007"),
         (["assign", "0x", "--to", "storage-1"], 2, "'0x' is no partition"),
-        (["assign", "0", "--to", "storage-1,"], 2, "is no list of storages"),
+        (["assign", "0", "--to", "storage-1,"], 2, "is not a list of storages"),
         (["assign", "--to", "storage-1"], 2, "Name PARTITIONS"),
         (["assign", "0", "--off", "storage-1", "--cancel"], 2, "--cancel goes without"),
         (["assign", "0", "--off", "storage-1,storage-2,storage-3"], 5, "would have no replica"),

@@ -307,7 +307,7 @@ def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster,
     dry = waltzctl("storage", "recover", "storage-2", "0", "--dry-run", *place)
     assert dry.code == 0, dry.err
     assert dry.out.startswith(
-        "would do: storage recover storage-2\n  partition 0: set aside on storage-2, made anew and co"
+        "would do: storage recover storage-2\n  partition 0: set it aside on storage-2, recreate and co"
     )
     assert "Nothing was changed." in dry.out
     unasked = waltzctl("storage", "recover", "storage-2", *place)
@@ -399,7 +399,7 @@ def test_two_of_three_disks_are_dead(own: LocalCluster, waltzctl: Tool) -> None:
         assert (told.code, told.err) == (0, ""), told
     last_id = max(ACKNOWLEDGED)
     dry = waltzctl("partition", "rescue", "0", "--dry-run", *place).out
-    assert "partition 0: given up: whatever was committed above id" in dry
+    assert "partition 0: given up: all ids committed above" in dry
     assert "on storage-2, storage-3 only" in dry
     unasked = waltzctl("partition", "rescue", "0-2", "--yes", *place)
     assert (unasked.code, "say --confirm local/0-2" in unasked.err) == (2, True)

@@ -538,8 +538,8 @@ def test_many_replicas_are_made_in_portions(home: Path, waltzctl: Tool) -> None:
     heard = Heard()
     cluster = LocalCluster.make(home / "many", storages=1, servers=1, partitions=40, replication=1, reporter=heard)
     cluster.start()
-    made = [f"{number} of 41 replicas are made" for number in (16, 32, 41)]  # one of the group log
-    assert [sentence for sentence in heard.sentences if "replicas are made" in sentence] == made
+    made = [f"{number} of 41 replicas are created" for number in (16, 32, 41)]  # one of the group log
+    assert [sentence for sentence in heard.sentences if "replicas are created" in sentence] == made
     log = cluster.daemons["storage-1"].log.read_text()
     assert re.findall(r"CreatePartitions partition (\S+): done", log)[:3] == ["0-15", "16-31", "32-40"]
     cluster.daemons["server-1"].kill()

@@ -310,7 +310,7 @@ async def test_a_rescue_brings_back_what_the_archive_proves() -> None:
         hands = Hands(c)
         scene = await hands.scene(without_archive=False)
         assert (scene.mark, scene.end, scene.taker) == (199, last, "s0")
-        assert f"the archive proves ids 200 to {last}: they are brought back, to s0 first" in scene.steps
+        assert f"the archive proves ids 200 to {last}: restore them to s0 first" in scene.steps
         done = await hands.rescue(without_archive=False)
         assert done.mark == last
         pipeline = await c.opened(owned, above=done.session - 1)

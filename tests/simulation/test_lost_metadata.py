@@ -66,7 +66,7 @@ async def test_an_old_file_is_completed_by_what_storages_hold_above_every_sessio
         await pipeline.committed(pipeline.append(30))
         wipe(c)
         change = await load(c, saved)
-        assert any("what storages hold decides" in step for step in change.plan.steps)
+        assert any("decided by the replicas" in step for step in change.plan.steps)
         await carry_out(c, change)
         meta = await c.meta()
         assert meta.session > pipeline.session.session
@@ -203,7 +203,7 @@ async def test_a_coordinator_that_went_back_is_brought_forward_by_a_newer_file()
         await later.close(hand_over=False)
         c.tree._entries = old
         change = await load(c, saved)
-        assert any("are missing or others there" in step for step in change.plan.steps)
+        assert any("are missing or differ" in step for step in change.plan.steps)
         await carry_out(c, change)
         _, pipeline = await opened(c)
         assert pipeline.session.low_mark == 49
@@ -232,7 +232,7 @@ async def test_who_is_silent_may_hold_a_later_session() -> None:
         hands = Hands(c)
         hands.silent = {"s2"}
         for change in (await load(c, saved, hands), await rebuild(c, hands)):
-            assert any("s2 does not say what it holds of it" in refusal for refusal in change.plan.refusals)
+            assert any("s2 does not report its replica" in refusal for refusal in change.plan.refusals)
         assert c.tree.find("/") is None, "nothing was written"
 
 
@@ -271,7 +271,7 @@ async def test_a_storage_that_two_names_lead_to_is_no_majority() -> None:
             await c.restart(name, empty_disk=seed)
         c.storages["s1"].calls, kept = twin.calls, c.storages["s1"].calls
         change = await rebuild(c)
-        assert any("one and the same replica" in refusal for refusal in change.plan.refusals)
+        assert any("two storages report the same replica" in refusal for refusal in change.plan.refusals)
         c.storages["s1"].calls = kept
 
 

@@ -163,7 +163,7 @@ async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() ->
         await c.until(lambda: "was never opened" in other.waiting)
         hands = Hands(c)
         scene = await hands.scene()
-        assert scene.given_up.startswith(f"whatever was committed above id {last_id} on storages that are not in the list")
+        assert scene.given_up.startswith(f"all ids committed above {last_id} that only removed storages")
         done = await hands.rescue()
         assert done.mark >= last_id
         later = await c.opened(other, above=done.session)

@@ -72,7 +72,7 @@ class End:
     def check(self) -> None:
         """Raise `Misused` unless exactly one end is given."""
         if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
-            raise Misused("Say where it ends, with one of --to-time, --to-marks and --latest.")
+            raise Misused("Give one of --to-time, --to-marks and --latest.")
         if self.each and self.to_marks is not None:
             raise Misused("--each-as-far-as-it-goes does not go with --to-marks, which says where each one ends.")
 
@@ -92,7 +92,7 @@ class End:
             partition, _, number = text.partition("=")
             if not partition.isdecimal() or not number.isdecimal() or int(number) < 1:
                 raise BadArgument(
-                    f"--timeline {text} names no timeline", next_step="name partition and number, as in --timeline 3=1"
+                    f"--timeline {text} is not a timeline", next_step="give partition and number, as in --timeline 3=1"
                 )
             found[int(partition)] = int(number)
         return found

@@ -26,8 +26,8 @@ from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
 TOLD_MAX = 3
 """Waiting partitions that are named in a timeout error."""
 WAITS = (
-    "Interrupted. When the cluster was told already, its partitions go over by themselves: `waltzctl partition list -o "
-    "wide` shows which have."
+    "Interrupted. If the new format was saved already, partitions change to it by themselves: `waltzctl partition list "
+    "-o wide` shows the format of each."
 )
 
 
@@ -45,9 +45,9 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
             while left := waiting(now := await take_snapshot(cluster.coordinator, tls=tls), wanted):
                 if seconds is not None and time.monotonic() - began >= seconds:
                     raise Unfinished(
-                        f"the cluster is told to write format {wanted}, and after {seconds:g} seconds not all partitions "
-                        f"do: {_spell(left)}",
-                        not_done="these partitions go over as soon as they can, also without this command",
+                        f"format {wanted} is saved, but not all partitions write it after {seconds:g} seconds: "
+                        f"{_spell(left)}",
+                        not_done="these partitions change as soon as they can, also without this command",
                     )
                 total = len(now.partitions)
                 say(_spell(left), Amount(done=total - len(left), total=total, unit="partitions"))
@@ -67,24 +67,24 @@ def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
     meta, left = found.meta, waiting(found, wanted)
     if wanted < meta.format:
         raise Unsafe(
-            f"the cluster {meta.name} writes format {meta.format}, and there is no way back: what its partitions have "
-            f"written in it, no reader of format {wanted} can read",
-            next_step=f"leave it as it is; a new cluster can be made with `waltzctl create-cluster --format {wanted}`",
+            f"the cluster {meta.name} writes format {meta.format}, and cannot go back: readers of format {wanted} "
+            f"cannot read what its partitions have written",
+            next_step=f"keep the format; a new cluster can be created with `waltzctl create-cluster --format {wanted}`",
         )
     _check_storages(found, wanted)
-    steps = [f"write down that the cluster {meta.name} writes format {wanted}"] if wanted > meta.format else []
+    steps = [f"set the cluster {meta.name} to format {wanted}"] if wanted > meta.format else []
     opened, closed = ([view.partition for view in left if view.is_open is is_open] for is_open in (True, False))
     if opened:
         steps.append(
-            f"{spell(opened, 'goes over', 'go over, each')} in a new session: transactions wait for a moment, none is lost"
+            f"{spell(opened, 'changes', 'change, each')} in a new session: transactions wait for a moment, none is lost"
         )
     if closed:
-        steps.append(f"{spell(closed, 'is not open, and goes', 'are not open, and go')} over when it can be opened")
+        steps.append(f"{spell(closed, 'is not open, and changes', 'are not open, and change, each')} when it opens")
     if left:
         steps.append(
-            f"there is no way back for a partition that has gone over; what was written before stays format {meta.format}"
+            f"a partition that has changed cannot go back; existing segments stay in format {meta.format}"
             if wanted > meta.format
-            else "there is no way back for a partition that has gone over"
+            else "a partition that has changed cannot go back"
         )
     return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps))
 
@@ -100,7 +100,7 @@ def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
         raise FormatUnknown(
             f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old to write format "
             f"{wanted}",
-            next_step="start what is named, or take it out with `waltzctl storage remove`, and run the same command again",
+            next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
         )
     check_formats({view.meta.name: view.reported for view in found.storages if view.reported is not None}, wanted)
 

@@ -100,7 +100,7 @@ def set_(
       waltzctl cluster set --secure --coordinator-credentials zookeeper.credentials --dry-run
     """
     if sum(one is not None for one in (replicas, format, keep_local)) + secure != 1:
-        raise Misused("Say one of --replicas, --format, --keep-local and --secure.")
+        raise Misused("Give one of --replicas, --format, --keep-local and --secure.")
     if secure:
         if options.bytes_per_second is not None or options.timeout is not None:
             raise Misused("--rate and --timeout are for copies, and --secure copies nothing.")
@@ -122,7 +122,7 @@ def _secure(command: ChangeCommand) -> int:
         check_operator(command.target.tls, "change a cluster")
     if not command.target.access.has_credentials:
         raise BadArgument(
-            "no credentials are given that the documents could belong to",
+            "no credentials are given to restrict the documents to",
             not_done="nothing was changed",
             next_step="write a line name:password into a file that only you can read, and give it by "
             "--coordinator-credentials; the servers need the same",
@@ -198,9 +198,9 @@ def delete(
             saved = await read_documents(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
             if saved.left_out:
                 raise BadMetadata(
-                    f"{', '.join(saved.left_out)} cannot be understood, and so not be kept",
+                    f"{', '.join(saved.left_out)} cannot be decoded, and so not be saved",
                     not_done="nothing was deleted",
-                    next_step="delete or mend what the message names first",
+                    next_step="delete or repair these documents first",
                 )
             _keep(path, write(saved))
             deleted = await cluster.delete()
@@ -231,7 +231,7 @@ def _keep(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
-        raise AlreadyThere(f"{path} is there already", not_done="nothing was deleted") from error
+        raise AlreadyThere(f"{path} exists already", not_done="nothing was deleted") from error
     except OSError as error:
         raise translate(error, f"writing {path}") from error
 

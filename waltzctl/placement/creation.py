@@ -65,7 +65,7 @@ WantedFormat = Annotated[
         f"transactions. Default for a new cluster: {FORMAT}.",
     ),
 ]
-INCOMPLETE = "Interrupted. The cluster may be written down already, with some replicas: the same command completes it."
+INCOMPLETE = "Interrupted. The cluster may exist already, with some replicas: the same command completes it."
 FORM = "write it as name=host:port,host:port or name=host:port,host:port,group"
 GROUP_CHARACTERS_MAX = 64
 
@@ -160,7 +160,7 @@ def storage_of(text: str) -> StorageMeta:
     name, equals, rest = text.partition("=")
     parts = rest.split(",")
     if not equals or len(parts) not in (2, 3):
-        raise BadArgument(f"{text}: this is not a storage", next_step=FORM)
+        raise BadArgument(f"{text!r} is not a storage", next_step=FORM)
     try:
         listen, admin = (str(parse_address(part)) for part in parts[:2])
     except ValueError as error:
@@ -177,8 +177,7 @@ def check_group(text: str, place: str) -> None:
         raise BadArgument(f"{place}: the group has no name", next_step=FORM)
     if len(text) > GROUP_CHARACTERS_MAX or not is_line(text) or text != text.strip():
         raise BadArgument(
-            f"{place}: the name of a group has at most {GROUP_CHARACTERS_MAX} characters, all of which can be shown, no "
-            "blanks around it"
+            f"{place}: the name of a group has at most {GROUP_CHARACTERS_MAX} printable characters, and no blanks around it"
         )
 
 
@@ -467,7 +466,7 @@ async def _create_replicas(
     def progress(name: str, number: int) -> None:
         done[name] = number
         made = sum(done.values())
-        say(f"{made} of {total} replicas are made", Amount(done=made, total=total, unit="replicas"))
+        say(f"{made} of {total} replicas are created", Amount(done=made, total=total, unit="replicas"))
 
     async def complete(storage: StorageMeta) -> None:
         name, wanted = storage.name, missing[storage.name]
@@ -496,7 +495,7 @@ def _missing(name: str, replicas: Mapping[int, Sequence[str]], reported: Storage
 def _incomplete(error: WaltzError, place: str) -> WaltzError:
     return type(error)(
         f"{place}: {error.message}",
-        not_done="the cluster is written down, but not all of its replicas are made",
+        not_done="the cluster exists, but not all of its replicas are created",
         next_step=f"{error.detail_next_step}; then run this again",
         **error.facts,
     )

@@ -188,7 +188,7 @@ def removal(now: PlacementState, name: str, *, fewer_replicas: bool, deletes_fil
         if not fewer_replicas or not groups:
             raise Unsafe(
                 f"partitions have {most} replicas, and without {name} there are {len(groups)} storages",
-                next_step="add a storage first, or say --fewer-replicas",
+                next_step="add a storage first, or give --fewer-replicas",
             )
         replication = {number: min(count, len(groups)) for number, count in replication.items()}
     return MovePlan(
@@ -235,11 +235,11 @@ def replacement(
 ) -> MovePlan:
     new = storage.name
     if old == new:
-        raise BadArgument(f"{old} cannot stand for itself; `waltzctl storage recover {old}` brings back what it lost")
+        raise BadArgument(f"{old} cannot replace itself; `waltzctl storage recover {old}` recovers its replicas")
     both = [number for number, names in sorted(now.goals.items()) if old in names and new in names]
     if both:
         raise BadArgument(
-            f"{new} has a replica of partition {both[0]} already and cannot stand for {old} there",
+            f"{new} has a replica of partition {both[0]} already and cannot replace {old} there",
             not_done="nothing was changed",
             next_step=f"use a storage that has none, or `waltzctl storage remove {old}`, which spreads its replicas",
         )

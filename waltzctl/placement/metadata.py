@@ -78,8 +78,8 @@ from waltzd.protocol.document import Document
 
 LOAD, REBUILD = "cluster load-metadata", "cluster rebuild-metadata"
 HALF = (
-    "Interrupted. The documents may not be whole yet; until they are, no server takes part. Run the same command again: it "
-    "goes on from there."
+    "Interrupted. The documents may be incomplete; until they are complete, no server takes part. Run the same command "
+    "again: it resumes."
 )
 
 
@@ -122,11 +122,11 @@ def save(
     else:
         typer.echo(
             f"saved: {count(len(saved.documents), 'document')} of the cluster {saved.meta.name}, as at {saved.moment}, in "
-            f"{'standard output' if file == '-' else file}. It holds the secret of client ids: keep it from others.",
+            f"{'standard output' if file == '-' else file}. It contains the secret of client ids: keep it private.",
             err=file == "-",
         )
     for path in saved.left_out:
-        typer.echo(f"Left out, because it cannot be understood: {path}", err=True)
+        typer.echo(f"Not saved, because it cannot be decoded: {path}", err=True)
     return EXIT_OK
 
 
@@ -204,15 +204,15 @@ async def loading(
     different = wanted.different(target)
     steps = list[str]()
     if different or target.meta is None:
-        there = "nothing is there" if target.is_empty else f"{len(different)} are missing or others there"
+        there = "ZooKeeper has none" if target.is_empty else f"{len(different)} are missing or differ"
         steps.append(
-            f"put back the documents of {wanted.meta.name}, key {wanted.meta.key}, as at {saved.moment}, from {file}"
+            f"restore the documents of {wanted.meta.name}, key {wanted.meta.key}, as at {saved.moment}, from {file}"
             f": {there}"
         )
         if not target.is_empty:
             steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
         steps += _partition_steps(wanted, target)
-        steps.append(f"generations go on above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
+        steps.append(f"continue generations above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
         running = [view.meta.name for view in found.servers if view.reported is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
@@ -441,8 +441,8 @@ async def rebuilding(
         f"{name} was a storage of this cluster: name it with --storage" for name in strangers
     )
     steps = [
-        f"make the documents of {meta.name}, key {meta.key}, {meta.partitions} partitions, format {wanted.meta.format}, "
-        f"from what {', '.join(sorted(storages))} hold",
+        f"rebuild the documents of {meta.name}, key {meta.key}, {meta.partitions} partitions, format {wanted.meta.format}, "
+        f"from the replicas on {', '.join(sorted(storages))}",
         *_partition_steps(wanted, target),
         "lost: policy (every application may do everything until one is set), preferences, moves, history, names of "
         "applications",
@@ -506,16 +506,16 @@ async def _from_storages(
 def _partition_steps(wanted: Restoration, target: Target) -> list[str]:
     """Describe the decision for each partition, as steps."""
     kept = [one.partition for one in wanted.proven if one.scene is None]
-    steps = [f"{spell(kept)}: as in the documents, no storage knows of a later session"] if kept else []
+    steps = [f"{spell(kept)}: as in the documents, no storage has a later session"] if kept else []
     for one in wanted.proven:
         if one.scene is not None:
             holders = ", ".join(f"{name} up to {status.last_id}" for name, status in sorted(one.scene.statuses.items()))
             steps.append(
-                f"partition {one.partition}: what storages hold decides ({holders}): the log goes on behind id "
-                f"{one.scene.mark}, under session {one.scene.session}, above every one that was promised"
+                f"partition {one.partition}: decided by the replicas ({holders}): the log continues behind id "
+                f"{one.scene.mark}, under session {one.scene.session}, higher than all promised ones"
             )
     left = [one.partition for one in wanted.unproven]
-    steps += [f"{spell(left)}: left out, until `waltzctl partition rescue` decides"] if left else []
+    steps += [f"{spell(left)}: left out; decide with `waltzctl partition rescue`"] if left else []
     return steps
 
 
@@ -525,7 +525,9 @@ def _check_same(agreed: Restoration, now: Restoration) -> None:
     worse = [one for one in now.unproven if one.partition not in was]
     if worse:
         raise ChangedMeanwhile(
-            f"partition {worse[0].partition}: {worse[0].missing}", not_done="nothing was changed", next_step="plan it again"
+            f"partition {worse[0].partition}: {worse[0].missing}",
+            not_done="nothing was changed",
+            next_step="plan again with --dry-run",
         )
 
 

@@ -81,7 +81,9 @@ def _rate_of(text: str) -> int:
     except ValueError as error:
         raise BadArgument(f"--rate: {error}") from error
     if found < 1:
-        raise BadArgument("--rate: nothing would ever be copied", next_step="say 1MB, or leave it out for no bound")
+        raise BadArgument(
+            f"--rate {text} is below 1 byte per second", next_step="give a rate like 50MB, or omit it for no limit"
+        )
     return found
 
 
@@ -192,7 +194,7 @@ async def carry_out(
             await throttle.lift()
     cleared: dict[str, list[int]] = {}
     if move_plan.goals:
-        say("clearing away what is left behind")
+        say("removing replicas that are no longer assigned")
         cleared = await mover.clear(move_plan.goals, delete_files=move_plan.deletes_files)
     if move_plan.leaver is not None:
         await take_out(cluster, move_plan.leaver)
@@ -443,7 +445,7 @@ def _check_storages(moving: Goals, found: ClusterSnapshot) -> None:
     for name in sorted({name for goal in moving.values() for name in goal} - there):
         numbers = [number for number, goal in moving.items() if name in goal]
         raise ChangedMeanwhile(
-            f"{name} was taken out of the cluster; partition {spell_numbers(numbers)} was to get a replica there",
+            f"{name} was removed from the cluster; it was a goal of partition {spell_numbers(numbers)}",
             not_done="what was moved until now stays; other partitions may be on their way",
             next_step="run `waltzctl partition auto-assign`, which leaves it out, or add the storage again",
         )
@@ -452,9 +454,9 @@ def _check_storages(moving: Goals, found: ClusterSnapshot) -> None:
 def _why(step: replica_moves.Step) -> str:
     match step:
         case replica_moves.Add(names):
-            return f"{', '.join(names)} begin to copy"
+            return f"start copying to {', '.join(names)}"
         case replica_moves.Drop(name):
-            return f"{name} leaves"
+            return f"remove the replica on {name}"
         case replica_moves.Wait(why):
             return why
         case _:

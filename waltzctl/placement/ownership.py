@@ -311,7 +311,7 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     if against:
         listed = compact_list(numbers)
         if all(after.owners[number].server == to for number in numbers):
-            first = f"say that they should be there for good, `waltzctl partition preferred {listed} --server {to}`"
+            first = f"prefer this server permanently, `waltzctl partition preferred {listed} --server {to}`"
         else:
             first = "name fewer partitions, as servers own equally many"
         raise WouldNotLast(
@@ -341,7 +341,7 @@ async def save(cluster: Cluster, found: Owners, after: Assignment) -> None:
         raise ChangedMeanwhile(
             f"partitions moved meanwhile: {changes}" if changes else error.message,
             not_done="no partition was moved by this command",
-            next_step="look again with --dry-run",
+            next_step="plan again with --dry-run",
         ) from error
 
 
@@ -378,9 +378,9 @@ def preferred(
     if server is None and not clear:
         return _list_preferences(command.target, numbers, output)
     if server is not None and clear:
-        raise BadArgument("--server and --clear say different things")
+        raise BadArgument("--server and --clear cannot be combined")
     if numbers is None:
-        raise BadArgument("it was not said for which partitions", next_step="name them, like 0-3,7")
+        raise BadArgument("no partitions are given", next_step="name them, like 0-3,7")
     if output not in ("table", "json"):
         raise BadArgument(f"-o {output} is for the list only", next_step="use -o table or -o json")
 
@@ -413,7 +413,7 @@ async def _save_preferences(cluster: Cluster, wanted: Preferences, version: int)
         await cluster.save_preferences(wanted, version)
     except ChangedMeanwhile as error:
         raise ChangedMeanwhile(
-            "another operator changed what is preferred meanwhile",
+            "another operator changed the preferences meanwhile",
             next_step="look at it with `waltzctl partition preferred`",
         ) from error
 

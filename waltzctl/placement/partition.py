@@ -138,7 +138,7 @@ def spread_all(verb: str, replicas: int | None, command: ChangeCommand, options:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise BadArgument(f"{text!r} is no list of storages", next_step="write it as storage-1,storage-2")
+        raise BadArgument(f"{text!r} is not a list of storages", next_step="write it as storage-1,storage-2")
     return names
 
 

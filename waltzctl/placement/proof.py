@@ -135,9 +135,9 @@ def from_storages(
     number = told.partition
     if told.silent:
         name, why = next(iter(sorted(told.silent.items())))
-        return Unproven(partition=number, missing=f"{name} does not say what it holds of it ({why})")
+        return Unproven(partition=number, missing=f"{name} does not report its replica ({why})")
     if len({status.incarnation for status in told.statuses.values()}) < len(told.statuses):
-        return Unproven(partition=number, missing="two storages answer with one and the same replica")
+        return Unproven(partition=number, missing="two storages report the same replica")
     if not any(_has_anything(status) for status in told.statuses.values()):
         return _unused(told, generation, roles or {})
     remembered = PartitionMeta(

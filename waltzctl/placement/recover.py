@@ -118,7 +118,7 @@ def plan_for(name: str, found: ClusterSnapshot, replica_states: Mapping[int, Rep
     for number, one in replica_states.items():
         view = found.partitions[number]
         if one.state is State.LOST:
-            steps.append(f"partition {number}: set aside on {name}, made anew and copied; {one.why}")
+            steps.append(f"partition {number}: set it aside on {name}, recreate and copy it; {one.why}")
             level = found.level(number) | _itself(name, view)  # an owner may not have noticed yet which replicas are lost
             margins.append(without(number, view.replicas, level, silent=[name]))
         elif one.state is not State.COUNTS:
@@ -185,7 +185,7 @@ def _replica_states(name: str, found: ClusterSnapshot, chosen: list[int]) -> dic
             raise CannotConnect(
                 f"the storage {name} does not answer: {view.error.message}",
                 not_done="nothing was changed",
-                next_step="start it, on an empty directory where its disk is gone, and run the same command again",
+                next_step="start it, on an empty directory if its disk is gone, then run the same command again",
             )
         assert view.error is not None
         raise view.error
@@ -265,7 +265,7 @@ def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) ->
                 next_step=f"`waltzctl storage availability {name} {number} --online`, then run the same command again",
             )
         if one.state is State.LOST and number not in lost:
-            raise Unfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
+            raise Unfinished(f"partition {number} on {name} cannot recover by itself: {one.why}")
 
 
 def _spell(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:

@@ -137,10 +137,10 @@ class MovePlan:
             verb=self.verb,
             subject=self.subject,
             steps=(
-                *([f"write down {new.name} at {new.listen}, group {new.group}"] if new is not None else []),
+                *([f"add {new.name} at {new.listen}, group {new.group}"] if new is not None else []),
                 *steps_in_words(now, changed),
                 *copying_in_words(wanted, bytes_per_second),
-                *([f"take {self.leaver} out of the list of storages"] if self.leaver is not None else []),
+                *([f"remove {self.leaver} from the list of storages"] if self.leaver is not None else []),
                 *together,
             ),
             margins=tuple(effects),
@@ -156,10 +156,10 @@ class MovePlan:
             return None
         numbers = spell_numbers(sorted(self.changed)).replace(" ", "")
         return (
-            "Interrupted. What has moved stays, and new replicas go on copying as fast as this command let them. "
-            f"`waltzctl partition assign {numbers}` goes on, `waltzctl partition assign {numbers} --cancel` takes back "
-            "what has not arrived, `waltzctl partition list -o wide` shows where it leads. The same command again goes on "
-            "with everything that was planned."
+            "Interrupted. Finished moves stay, and new replicas are still copied, at the rate of this command. "
+            f"`waltzctl partition assign {numbers}` resumes, `waltzctl partition assign {numbers} --cancel` cancels "
+            "unfinished moves, `waltzctl partition list -o wide` shows their goals. The same command resumes everything "
+            "that was planned."
         )
 
 

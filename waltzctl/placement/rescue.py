@@ -95,7 +95,7 @@ def rescue(
             raise Unsafe(
                 f"{spell(wanted, 'is', 'are')} open: there is nothing to rescue",
                 not_done="nothing was changed",
-                next_step="`waltzctl status` shows how it is",
+                next_step="run `waltzctl status` for the state of the cluster",
             )
         scenes = {number: (await read_scene(cluster, now.found, number))[0] for number in closed}
         if not without_archive:
@@ -128,13 +128,13 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
     for number, scene in scenes.items():
         steps += [f"partition {number}: {step}" for step in scene.steps]
         against += [
-            f"the replica of partition {number} on {name} was taken offline, and can be put back: `waltzctl storage "
+            f"the replica of partition {number} on {name} was taken offline; put it online first: `waltzctl storage "
             f"availability {name} {number} --online`"
             for name, status in sorted(scene.statuses.items())
             if not status.is_available
         ]
         if scene.by_itself:
-            against.append(f"the owner of partition {number} can open it without this: {scene.by_itself}")
+            against.append(f"the owner of partition {number} can open it without a rescue: {scene.by_itself}")
         if scene.refusal:
             against.append(scene.refusal)
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
@@ -217,9 +217,9 @@ async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Map
     name = scene.taker
     if scene.end < agreed.end:
         raise ChangedMeanwhile(
-            f"{VERB} {scene.partition}: the archive was to give ids up to {agreed.end}; it proves them up to {scene.end}",
+            f"{VERB} {scene.partition}: the archive proves ids up to {scene.end}, in the plan up to {agreed.end}",
             not_done="the document was not written",
-            next_step="bring the archive back and look at the plan again; --without-archive gives up what it has",
+            next_step="make the archive reachable and plan again; --without-archive gives up what only the archive has",
         )
     if name is None:
         return scene
@@ -228,7 +228,7 @@ async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Map
     scene = replace(scene, statuses={**scene.statuses, name: status}, archived={})
     if scene.mark < agreed.end:
         raise ChangedMeanwhile(
-            f"{VERB} {scene.partition}: {name} took ids from the archive up to {scene.mark}, of {agreed.end}",
+            f"{VERB} {scene.partition}: {name} restored ids from the archive up to {scene.mark}, not {agreed.end}",
             not_done="the document was not written",
         )
     return scene
@@ -237,7 +237,11 @@ async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Map
 def _check(agreed: Scene, scene: Scene) -> None:
     gone = sorted(agreed.statuses.keys() - scene.statuses.keys())
     if gone or scene.mark < agreed.mark:
-        what = f"{', '.join(gone)} does not answer any more" if gone else f"no copy holds more than id {scene.mark} now"
+        what = (
+            f"{', '.join(gone)} does not answer any more"
+            if gone
+            else f"no replica is proven beyond id {scene.mark} now, {agreed.mark} in the plan"
+        )
         raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
 
 
@@ -251,5 +255,5 @@ async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise PartitionsClosed(
-            f"the decision is saved, and not all are open after {seconds:g} seconds: {waiting}"
+            f"the decision is saved, but not all partitions are open after {seconds:g} seconds: {waiting}"
         ) from None

@@ -262,23 +262,21 @@ class Scene:
     @property
     def steps(self) -> tuple[str, ...]:
         reported = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
-        reported += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
-        reported += [f"{name} does not answer; what it holds is not known" for name in self.silent]
+        reported += [f"{name} answers and has no replica" for name in sorted(self.blank & self.roles.keys())]
+        reported += [f"{name} does not answer; its replica is unknown" for name in self.silent]
         if self.taker is not None:
-            reported.append(
-                f"the archive proves ids {self.mark + 1} to {self.end}: they are brought back, to {self.taker} first"
-            )
-        by = "a copy at hand is proven to hold" if self.taker is None else "the archive proves"
-        reported.append(f"the log goes on behind id {self.end}, which is the last that {by}")
+            reported.append(f"the archive proves ids {self.mark + 1} to {self.end}: restore them to {self.taker} first")
+        by = "an answering replica" if self.taker is None else "the archive"
+        reported.append(f"the log continues behind id {self.end}, the last one proven by {by}")
         reported.append(f"given up: {self.given_up}")
         learners = [
             name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
         ]
         if learners:
-            reported.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
+            reported.append(f"{', '.join(learners)}: becomes a learner, and a member again when level")
         number = self.lineage.number + 1
-        reported.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
-        reported.append(f"write down the decision under session {self.session}, above every session before it")
+        reported.append(f"begin timeline {number}: records above id {self.end} on other storages are set aside")
+        reported.append(f"save the decision under session {self.session}, higher than all known sessions")
         return tuple(reported)
 
     def _copy(self, name: str) -> str:
@@ -286,7 +284,7 @@ class Scene:
         reported = f"{name} holds ids up to {status.last_id}, session {status.session}, committed {status.committed}"
         if not status.is_sound:
             reported += f", damaged ({status.findings[0].sentence()})"
-        return reported + (f": proven up to {proven}" if proven != EMPTY else ": nothing of it is proven")
+        return reported + (f": proven up to {proven}" if proven != EMPTY else ": nothing is proven")
 
     @property
     def given_up(self) -> str:
@@ -294,13 +292,13 @@ class Scene:
         mark, known = self.end, self.committed
         if known > mark:
             lost = f"ids {mark + 1} to {known}, which are known to be committed"
-            return f"{lost}, and whatever was committed above" if self.silent else lost
+            return f"{lost}, and all ids committed above" if self.silent else lost
         if self.silent:
-            return f"whatever was committed above id {mark} on {', '.join(self.silent)} only"
+            return f"all ids committed above {mark} that only {', '.join(self.silent)} may hold"
         meta = self.meta
         if meta is None or self.is_behind:
-            return f"whatever was committed above id {mark} on storages that are not in the list any more"
+            return f"all ids committed above {mark} that only removed storages may hold"
         forgot = [name for name in meta.joined if not self._is_faithful(name, meta)]
         if forgot and meta.decision is None:
-            return f"whatever {', '.join(forgot)} had acknowledged above id {mark} and has lost"
-        return "nothing that is known of"
+            return f"all ids above {mark} that {', '.join(forgot)} acknowledged and lost"
+        return "nothing known"

@@ -86,13 +86,13 @@ VERB = "cluster restore"
 SESSIONS_AHEAD = 1000
 """Sessions that are skipped: some may have begun after the documents were saved."""
 HALF = (
-    "Interrupted. The cluster is not whole yet; until it is, no server takes part. Run the same command again: it goes on "
-    "from there."
+    "Interrupted. The cluster is incomplete; until it is complete, no server takes part. Run the same command again: it "
+    "resumes."
 )
 NOT_OF_THE_LOG = (ROOT, ASSIGNMENT, CLIENT_IDS, MOVES, PREFERRED)
 FOLDERS_NOT_OF_THE_LOG = (PARTITIONS, REPLICAS, STORAGES, EXPECTED, ARCHIVES)
 """Folders of documents that describe where things were; a restored cluster has its own."""
-HALF_DONE = "the cluster is not whole yet, and no server takes part"
+HALF_DONE = "the cluster is incomplete, and no server takes part"
 
 
 def restore(
@@ -259,7 +259,7 @@ def _spec_for(
     name = name or (saved.meta.name if saved is not None else None)
     if name is None:
         raise BadArgument(
-            "the store has no documents of the cluster, so nothing says its name", next_step="give it with --name"
+            "the store has no documents, so the name of the cluster is unknown", next_step="give it with --name"
         )
     check_name(name)
     if replicas is None:
@@ -289,7 +289,7 @@ def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
     if key == old and not same_key:
         raise OldClusterLives(
             f"the storages have the key of the cluster that is to be restored, {old}",
-            next_step="give them a new `cluster_key`, in empty directories; or say --same-key, when the old ones are gone",
+            next_step="give them a new `cluster_key`, in empty directories; or give --same-key if the old ones are gone",
         )
     if key != old and same_key:
         raise ForeignCluster(
@@ -351,14 +351,14 @@ async def _living(spec: RestoreSpec, tls: Tls | None) -> dict[str, str]:
 
 def _check_gone(spec: RestoreSpec, living: Mapping[str, str]) -> None:
     if spec.source.newest is None:
-        raise OldClusterLives("the store has no documents, so nobody knows which storages the old cluster had")
+        raise OldClusterLives("the store has no documents, so the storages of the old cluster are unknown")
     for name, how in living.items():
         raise OldClusterLives(f"the storage {name} of the old cluster {how}")
 
 
 def _check_target(target: Target, spec: RestoreSpec) -> None:
     if target.meta is not None:
-        raise TargetNotEmpty(f"the coordinator holds the cluster {target.meta.name} at this root, which is whole")
+        raise TargetNotEmpty(f"the coordinator holds the cluster {target.meta.name} at this root, which is complete")
 
 
 def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription]) -> None:
@@ -375,7 +375,7 @@ def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription
             needed -= spec._bytes(number)
         if needed > reported.free_bytes - reported.free_bytes_min:
             raise DiskFull(
-                f"{name}: {size(needed)} are needed for its replicas; {size(reported.free_bytes)} are free, and "
+                f"{name}: its replicas need {size(needed)}; {size(reported.free_bytes)} are free, and "
                 f"{size(reported.free_bytes_min)} must stay free",
                 not_done="nothing was changed",
                 next_step="name more storages, or larger ones, with --storage",
@@ -421,9 +421,11 @@ def _change(
 def _steps(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], target: Target, words: str) -> list[str]:
     source, cut = spec.source, spec.cut
     steps = [
-        f"make the cluster {spec.meta.name}, key {spec.meta.key}, of what {source.place} has of the cluster "
-        f"{source.label.cluster}, {words}" + (": goes on with what was begun" if target.begun is not None else ""),
-        f"all partitions are cut at {format_time(cut.time)}" if cut.time is not None else "each partition ends by itself",
+        f"create the cluster {spec.meta.name}, key {spec.meta.key}, from {source.place}, archive of the cluster "
+        f"{source.label.cluster}, {words}" + (": resumes an interrupted run" if target.begun is not None else ""),
+        f"all partitions are cut at {format_time(cut.time)}"
+        if cut.time is not None
+        else "each partition ends at its own id",
     ]
     for number, point in sorted(cut.points.items()):
         left = source.logs[number].last - point.mark
@@ -432,8 +434,8 @@ def _steps(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], ta
             + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
             + (f", of {format_time(point.time)}" if point.time is not None else "")
             + _ahead(cut, source.logs[number], number)
-            + f"; it goes on under timeline {spec.lineage(number).number}"
-            + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")
+            + f"; it continues under timeline {spec.lineage(number).number}"
+            + (f"; {count(left, 'later transaction')} in the store are left out" if left else "")
             + (f"; in front of the batch that goes on behind id {cut.given[number]}" if number in cut.given else "")
         )
     for name in sorted(spec.storages):
@@ -445,14 +447,14 @@ def _steps(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], ta
     steps.append(
         f"settings, policy and names of applications: as saved at {spec.saved.moment}"
         if spec.saved is not None
-        else "the store has no documents of the cluster: settings are those of a new one, and there is no policy"
+        else "the store has no documents: settings are those of a new cluster, and there is no policy"
     )
     sessions = max(spec.session(number) for number in spec.planned)
-    steps.append(
-        f"sessions go on above all that are known of, at most from {sessions} on; so do client ids and generations"
-    )
+    steps.append(f"continue sessions above all known ones, at most from {sessions} on; so do client ids and generations")
     if not spec.goes_on_archiving:
-        steps.append(f"{source.place} stays as it is and takes nothing of this cluster: give its storages another store")
+        steps.append(
+            f"{source.place} stays unchanged and archives nothing of this cluster: give its storages another store"
+        )
     return steps
 
 
@@ -460,7 +462,7 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
     if number not in cut.ahead:
         return ""
     wrong = count(log.last - cut.ahead[number], "transaction")
-    return f"; times of {wrong} behind id {cut.ahead[number]} stand ahead, so it is taken to its end"
+    return f"; times of {wrong} behind id {cut.ahead[number]} are in the future, so it is restored to its end"
 
 
 async def carry_out(
@@ -495,7 +497,7 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, say: Say) -> dict
         so_far = min(total, sum(done.values()))
         ready = sum(map(len, found.values()))
         of_all = sum(map(len, spec.planned.values()))
-        say(f"{ready} of {of_all} replicas are there, {size(so_far)} of {size(total)}",
+        say(f"{ready} of {of_all} replicas are restored, {size(so_far)} of {size(total)}",
             Amount(done=so_far, total=total, unit="bytes"))  # fmt: skip
 
     async def one(storage: StorageMeta) -> None:
@@ -512,7 +514,7 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, say: Say) -> dict
             raise type(error)(
                 f"{storage.name}, partition {failed}: {error.message}",
                 not_done=HALF_DONE,
-                next_step=f"{error.detail_next_step}; then run the same command again: it goes on from there",
+                next_step=f"{error.detail_next_step}; then run the same command again: it resumes",
                 **error.facts,
             ) from error
 

@@ -208,7 +208,7 @@ async def look_at(cluster: Cluster, wanted: ClusterMeta) -> Target:
     meta = decode_root(root.data) if begun is None else None
     key = begun.key if begun is not None else meta.key if meta is not None else None
     if key != wanted.key:
-        what = "documents of another cluster, which are not whole" if meta is None else f"another cluster, {meta.name}"
+        what = "incomplete documents of another cluster" if meta is None else f"another cluster, {meta.name}"
         raise NameInUse(
             f"the coordinator holds {what} at this root: key {key}, not {wanted.key}",
             next_step="check the address of ZooKeeper and the root",
@@ -303,7 +303,7 @@ async def put_back(
     root = await coordinator.get(ROOT)
     begun = unfinished(root.data) if root is not None else None
     if root is None or begun is None or begun.key != wanted.meta.key:
-        raise ChangedMeanwhile("another command put these documents back at the same time", path=ROOT)
+        raise ChangedMeanwhile("another command restored these documents at the same time", path=ROOT)
     numbers = [int(name) for name in await coordinator.children(HISTORY)]
     late = [folder for folder in (SERVERS, ELECTION) if folder not in target.nodes]
     await coordinator.commit(
@@ -373,16 +373,16 @@ async def _fenced(daemons: Daemons, wanted: Restoration, one: Proven) -> Proven:
     except WaltzError as error:
         raise type(error)(
             f"partition {one.partition}: {error.message}",
-            not_done="the documents are not whole, and no server takes part",
-            next_step="run the same command again: it goes on from there",
+            not_done="the documents are incomplete, and no server takes part",
+            next_step="run the same command again: it resumes",
             **error.facts,
         ) from error
     after = one.fenced(session, dict(zip(names, answers, strict=True)))
     assert after.scene is not None
     if after.scene.mark < one.scene.mark or after.scene.begun != one.scene.begun:
         raise ChangedMeanwhile(
-            f"partition {one.partition}: what the storages hold has changed since it was looked at",
-            not_done="the documents are not whole, and no server takes part",
+            f"partition {one.partition}: its replicas have changed since the plan",
+            not_done="the documents are incomplete, and no server takes part",
         )
     return after
 

@@ -27,9 +27,9 @@ def change_keep_local(wanted: str, command: ChangeCommand) -> int:
     keep = keep_of(wanted)
     if keep is None:
         raise BadArgument(
-            f"{wanted!r} does not say what to keep",
+            f"{wanted!r} is not a policy",
             not_done="nothing was changed",
-            next_step="say all, a time (30m, 12h, 7d, 4w) or a size for each replica of a partition (500GB, 2TiB)",
+            next_step="write all, a duration (30m, 12h, 7d, 4w) or a size for each replica of a partition (500GB, 2TiB)",
         )
 
     async def prepare(cluster: Cluster) -> Change:
@@ -50,28 +50,27 @@ def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) 
     meta = found.meta
     if keep != Keep() and not archived:
         raise Unsafe(
-            f"nothing of the cluster {meta.name} is archived: what storages do not keep would be nowhere",
+            f"nothing of the cluster {meta.name} is archived: what storages remove would be lost",
             next_step="set `archive` in the configuration of the storages, and see `waltzctl archive status`",
         )
     if keep.seconds is not None and meta.format < BATCHES:
         raise BadArgument(
-            f"the cluster {meta.name} writes format {meta.format}, which says nothing of time",
+            f"the cluster {meta.name} writes format {meta.format}, which has no times",
             not_done="nothing was changed",
-            next_step="say a size, or let the cluster write format 1 first: `waltzctl cluster set --format 1`",
+            next_step="give a size, or change the cluster to format 1 first: `waltzctl cluster set --format 1`",
         )
-    steps = [f"write down that storages keep {_spelled(wanted)} (until now {_spelled(meta.keep_local)})"]
+    steps = [f"set storages to keep {_spelled(wanted)} (until now {_spelled(meta.keep_local)})"]
     if keep.size is not None:
         leaves = too_much(found, keep.size)
         steps.append(
-            f"at most {size(leaves)} leave the storages as far as they are archived, and can then be read from the archive "
-            "only"
+            f"at most {size(leaves)} are removed from storages once archived, and can then be read from the archive only"
             if leaves
-            else "nothing leaves the storages now"
+            else "nothing is removed from storages now"
         )
     elif keep.seconds is not None:
-        steps.append("what is older and archived leaves the storages, and can then be read from the archive only")
+        steps.append("older archived segments are removed from storages, and can then be read from the archive only")
     else:
-        steps.append("nothing more leaves the storages; what has left does not come back")
+        steps.append("nothing more is removed from storages; what was removed does not come back")
     is_change = meta.keep_local != wanted
     return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps) if is_change else ())
 

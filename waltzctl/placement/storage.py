@@ -59,7 +59,7 @@ T = TypeVar("T")
 NO_KEY = UUID(int=0)
 KEPT_MS = 24 * 3600 * 1000
 """Milliseconds; files set aside more recently may belong to a mistake that was not noticed yet."""
-LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage describe`."
+LEFT = "Interrupted. The storage may still carry out the command: look with `waltzctl storage describe`."
 Results = dict[int, WaltzError | None]
 Act = Callable[[AdminClient], Awaitable[Results]]
 Metas = Mapping[int, PartitionMeta | None]
@@ -81,7 +81,7 @@ class SelectedStorage:
         if not self.is_address:
             return chosen(self.given.target(), text)
         if named_in(text):
-            raise Misused("The cluster knows what a channel is: give the name of the storage, not its address.")
+            raise Misused("Channels are defined by the cluster: give the name of the storage, not its address.")
         return partitions_of(text)
 
     def ask(self, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]) -> T:
@@ -279,8 +279,8 @@ class StorageChange(SelectedStorage):
         check_operator(self.given.tls(), "change a storage")
         if confirmation.is_dry or confirmation.reason or confirmation.confirm or confirmation.override:
             raise Misused(
-                "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
-                "of the others."
+                "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, the other "
+                "storages are not known."
             )
         with interruptible(LEFT):
             results = self.ask(lambda admin, _: act(admin))
@@ -314,7 +314,7 @@ def availability(
     """
     wanted = on.numbers(numbers)
     if online is None:
-        raise Misused("Say --online or --offline.")
+        raise Misused("Give --online or --offline.")
     is_online, done = online, "online" if online else "offline"
 
     def plan(now: PlacementState) -> Plan:

@@ -33,16 +33,16 @@ def test_the_plan_says_what_changes_and_that_there_is_no_way_back() -> None:
     plan = plan_of(cluster(0, 0, 0), 1)
     assert (plan.verb, plan.subject, plan.refusals) == ("cluster set", "trial", [])
     assert plan.steps == (
-        "write down that the cluster trial writes format 1",
-        "partitions 0-2 go over, each in a new session: transactions wait for a moment, none is lost",
-        "there is no way back for a partition that has gone over; what was written before stays format 0",
+        "set the cluster trial to format 1",
+        "partitions 0-2 change, each in a new session: transactions wait for a moment, none is lost",
+        "a partition that has changed cannot go back; existing segments stay in format 0",
     )
 
 
 def test_a_command_that_goes_on_only_waits_for_the_rest() -> None:
     found = cluster(1, 0, 1, told=1)
     assert [view.partition for view in waiting(found, 1)] == [1]
-    assert plan_of(found, 1).steps[0].startswith("partition 1 goes over in a new session: ")
+    assert plan_of(found, 1).steps[0].startswith("partition 1 changes in a new session: ")
     assert plan_of(cluster(1, 1, 1, told=1), 1).steps == ()
     assert plan_of(cluster(0, 0), 0).steps == ()
 
@@ -50,7 +50,7 @@ def test_a_command_that_goes_on_only_waits_for_the_rest() -> None:
 def test_a_partition_that_is_not_open_goes_over_later() -> None:
     found = cluster(0, 0)
     found = replace(found, partitions=(found.partitions[0], partition(1, 0, step="SETTLING", waiting="for two of three")))
-    assert "partition 1 is not open, and goes over when it can be opened" in plan_of(found, 1).steps
+    assert "partition 1 is not open, and changes when it opens" in plan_of(found, 1).steps
     assert [view.partition for view in waiting(found, 1)] == [0, 1]
     assert waiting(found, 0) == [], "there is nothing below it"
 
@@ -67,7 +67,7 @@ def test_every_storage_must_answer_and_know_the_format() -> None:
 
 
 def test_there_is_no_way_back() -> None:
-    with pytest.raises(Unsafe, match="writes format 1, and there is no way back"):
+    with pytest.raises(Unsafe, match="writes format 1, and cannot go back"):
         plan_of(cluster(1, 0, told=1), 0)
 
 

@@ -93,7 +93,7 @@ def test_a_document_that_is_too_old_needs_all_storages(
     found = from_saved(statement(status, silent="BC"), saved, MEMBERS, replicas=3, generation=1)
     assert isinstance(found, Unproven)
     assert why in found.missing
-    assert "B does not say what it holds of it (it does not answer)" in found.missing
+    assert "B does not report its replica (it does not answer)" in found.missing
 
 
 def test_what_a_rescue_gave_up_stays_given_up() -> None:

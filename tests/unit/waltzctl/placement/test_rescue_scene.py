@@ -137,7 +137,7 @@ def test_two_of_three_disks_are_dead() -> None:
     assert found.by_itself == ""
     assert saved_at(found) == 9
     assert found.roles_after == {"A": Membership.MEMBER, "B": Membership.LEARNER, "C": Membership.LEARNER}
-    assert found.given_up == "whatever was committed above id 9 on B, C only"
+    assert found.given_up == "all ids committed above 9 that only B, C may hold"
     assert found.steps[0] == "A holds ids up to 9, session 2, committed 4: proven up to 9"
 
 
@@ -145,7 +145,7 @@ def test_two_new_disks_keep_their_places() -> None:
     found = scene(written(), holds("A", 9), blank="BC")
     assert saved_at(found) == 9
     assert found.roles_after == MEMBERS
-    assert found.given_up == "whatever B, C had acknowledged above id 9 and has lost"
+    assert found.given_up == "all ids above 9 that B, C acknowledged and lost"
 
 
 def test_the_longest_copy_counts_and_what_a_later_session_cut_does_not() -> None:
@@ -163,7 +163,7 @@ def test_one_that_began_the_newest_session_and_is_still_copying_does_not_hide_th
     settled = holds("B", 25, session=1, low_mark=3, committed=18)
     found = scene(written(), copying, settled)
     assert saved_at(found) == 18
-    assert found.given_up == "ids 19 to 20, which are known to be committed, and whatever was committed above"
+    assert found.given_up == "ids 19 to 20, which are known to be committed, and all ids committed above"
 
 
 def test_without_a_document_what_storages_say_makes_a_new_one() -> None:
@@ -216,7 +216,7 @@ def test_what_a_rescue_gave_up_never_comes_back_by_itself() -> None:
     again = scene(core.meta, back)
     assert again.mark == 9, "a second rescue takes it up to the fork, and nothing above"
     assert saved_at(again) == 9
-    assert again.given_up != "nothing that is known of"
+    assert again.given_up != "nothing known"
     gone_over = done(core, "B", back, {})
     assert (gone_over.last_id, gone_over.certain, gone_over.timeline) == (9, 9, core.meta.lineage.current)
     assert core.next_for("B") == SetLowMark(9)

@@ -32,14 +32,14 @@ def test_the_plan_says_how_much_leaves() -> None:
     assert too_much(found, 1 << 60) == 0
     steps = planned(found, "2PB").steps
     assert steps == (
-        "write down that storages keep 2PB of the log of each replica (until now all of the log)",
-        "nothing leaves the storages now",
+        "set storages to keep 2PB of the log of each replica (until now all of the log)",
+        "nothing is removed from storages now",
     )
     held = [one.disk_bytes for view in found.storages if view.reported is not None for one in view.reported.assigned]
     assert too_much(found, 0) == sum(held)
-    assert "older and archived leaves" in planned(found, "7d").steps[1]
+    assert "older archived segments are removed" in planned(found, "7d").steps[1]
     back = planned(cluster(format=1, keep_local="7d"), "all")
-    assert back.steps[0] == "write down that storages keep all of the log (until now the last 7d of the log)"
+    assert back.steps[0] == "set storages to keep all of the log (until now the last 7d of the log)"
     assert "does not come back" in back.steps[1]
     assert planned(cluster(format=1, keep_local="7d"), "7d").steps == ()
 
@@ -51,6 +51,6 @@ def test_nothing_is_removed_that_would_be_nowhere() -> None:
 
 
 def test_a_log_without_times_cannot_be_kept_by_time() -> None:
-    with pytest.raises(BadArgument, match="writes format 0, which says nothing of time"):
+    with pytest.raises(BadArgument, match="writes format 0, which has no times"):
         planned(cluster(format=0), "7d")
     assert planned(cluster(format=0), "1GB").steps
