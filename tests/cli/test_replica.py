@@ -23,7 +23,7 @@ from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import resolve
 from waltzctl.shell.interruption import Interrupted
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Plan
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
@@ -138,7 +138,7 @@ def test_told_to_end_while_it_is_done(waltzctl: Tool, live: LocalCluster, number
     async def prepare(_cluster: Cluster) -> Change:
         return Change(plan=Plan(verb="storage add", subject=f"trial-{number}", steps=("wait",)), do=do)
 
-    async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+    async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
         os.kill(os.getpid(), number)
         await asyncio.Event().wait()
         raise AssertionError("nobody was told")

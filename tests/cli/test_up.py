@@ -529,7 +529,7 @@ class Heard(Reporter):
     def __init__(self) -> None:
         self.sentences: list[str] = []
 
-    def say(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 

@@ -182,9 +182,9 @@ def append(
         typer.echo("Nothing was written.", err=True)
         return EXIT_USAGE
 
-    async def work(site: Site, say: Callable[[str], None]) -> tuple[Counters, list[Series]]:
+    async def work(site: Site, report: Callable[[str], None]) -> tuple[Counters, list[Series]]:
         async with _client(site, load) as client:
-            counters = await Drive(client, load.on(client.partition_count), say).run()
+            counters = await Drive(client, load.on(client.partition_count), report).run()
         size = counters.committed * load.size
         return counters, [
             Series(
@@ -218,10 +218,10 @@ def feed(
     load = Load(**asdict(shape), producers=8, batch=500, seconds=None, count=count).on(made.partitions)
     half = count // made.partitions // 2
 
-    async def work(site: Site, say: Callable[[str], None]) -> tuple[Counters, list[Series]]:
+    async def work(site: Site, report: Callable[[str], None]) -> tuple[Counters, list[Series]]:
         async with _client(site, load) as client:
             first = {partition: await client.end_position(partition) for partition in range(made.partitions)}
-            counters = await Drive(client, load, say).run()
+            counters = await Drive(client, load, report).run()
             middle = {partition: mark + half for partition, mark in first.items()}
             series = []
             for name, marks in (("cold", first), ("hot", middle)):
@@ -338,7 +338,7 @@ def _run(
 
     async def run() -> tuple[Counters, list[Series]]:
         async with first_contact(site.servers.split(",")[0].strip(), site.tls):
-            return await work(site, live.say)
+            return await work(site, live.report)
 
     with left_to_the_loop():
         counters, series = loop.run(run(), fast=True)

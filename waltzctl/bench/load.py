@@ -98,12 +98,12 @@ def locks(each: int, keys: int) -> Cycle[tuple[Lock, ...]]:
 class Drive:
     """One load on one cluster, once."""
 
-    def __init__(self, client: Client, load: Load, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, load: Load, report: Callable[[str], None]) -> None:
         """Create a load; `say` is called regularly with the present rate."""
         self.counters = Counters()
         self._client = client
         self._load = load
-        self._say = say
+        self._report = report
         self._payloads = payloads(load.size)
         self._locks = locks(load.locks, load.keys)
         self._left = load.count
@@ -139,7 +139,7 @@ class Drive:
         while True:
             before = self.counters.committed
             await asyncio.sleep(SHOW_SECONDS)
-            self._say(f"{max(0, self.counters.committed - before) / SHOW_SECONDS:,.0f} transactions a second")
+            self._report(f"{max(0, self.counters.committed - before) / SHOW_SECONDS:,.0f} transactions a second")
 
     async def _work(self) -> None:
         if self._load.rate is not None:

@@ -17,7 +17,7 @@ from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot.client_inventory import take_inventory
@@ -110,7 +110,7 @@ def _change(verb: str, name: str, numbers: list[int] | None, command: ChangeComm
             danger=Danger.NONE if name not in before else Danger.ASK,
         )
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await save_channels(cluster.coordinator, after, version, policy=policy_version)
             return {"partitions": sorted(numbers or ())}
 

@@ -18,7 +18,7 @@ from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions, nothing
 from waltzctl.shell.cluster_target import ClusterOptions, CommandTarget, check_name, using
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.options import Misused, Output
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
@@ -156,7 +156,7 @@ def _set(file: Path, command: ChangeCommand) -> int:
             danger=Danger.ASK,
         )
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await cluster.save_policy(found.document, version)
             return {"grants": len(found.grants)}
 
@@ -175,7 +175,7 @@ def _remove(command: ChangeCommand) -> int:
         steps = (*trouble, *count, "from then on every application may do everything")
         plan = Plan(verb="policy set --none", subject=meta.name, steps=steps, danger=Danger.TYPED)
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await cluster.save_policy(None, version)
             return {}
 

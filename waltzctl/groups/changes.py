@@ -17,7 +17,7 @@ from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import check_name
 from waltzctl.shell.numbers import check_partitions
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
@@ -114,11 +114,11 @@ def create(
             danger=Danger.NONE,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             if storages:
-                say("creating the group log")
+                report("creating the group log")
                 await make_group_log(cluster, tls=command.target.tls)
-            found = await made(cluster, command.target.tls, say, dataclasses.replace(plain, starts=starts))
+            found = await made(cluster, command.target.tls, report, dataclasses.replace(plain, starts=starts))
             return {"name": name, "made_at": found.made_at, "is_new": found.is_new}
 
         return Change(plan=plan, do=do)
@@ -169,10 +169,10 @@ def set_(*, name: GroupName, given: GroupSettingOptions, command: ChangeCommand)
             danger=Danger.ASK,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             _, now = await one_of(cluster, command.target.tls, name)
             meta = dataclasses.replace(now.meta, **changes)
-            await told(cluster, command.target.tls, say, lambda admin: admin.set_group(meta, group.made_at))
+            await told(cluster, command.target.tls, report, lambda admin: admin.set_group(meta, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
@@ -194,8 +194,8 @@ def remove(*, name: GroupName, command: ChangeCommand) -> int:
         _, group = await one_of(cluster, command.target.tls, name)
         plan = Plan(verb="group remove", subject=name, steps=tuple(_lost(group)), danger=Danger.TYPED)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, command.target.tls, say, lambda admin: admin.remove_group(name, group.made_at))
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
+            await told(cluster, command.target.tls, report, lambda admin: admin.remove_group(name, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)

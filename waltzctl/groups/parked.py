@@ -19,7 +19,7 @@ from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
@@ -122,9 +122,9 @@ def replay(
             danger=Danger.TYPED if is_discard else Danger.ASK,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             change = Change.DISCARD if is_discard else Change.REPLAY
-            return {"partitions": await changed(cluster, command.target.tls, say, group, change, there)}
+            return {"partitions": await changed(cluster, command.target.tls, report, group, change, there)}
 
         return Planned(plan=plan, do=do)
 

@@ -22,7 +22,7 @@ from waltzctl.shell.change import ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
@@ -166,9 +166,9 @@ def reset(
             danger=Danger.TYPED,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             wanted = {number: [after] for number, after in moved.items()}
-            return {"partitions": await changed(cluster, command.target.tls, say, group, Change.RESET, wanted)}
+            return {"partitions": await changed(cluster, command.target.tls, report, group, Change.RESET, wanted)}
 
         return Planned(plan=plan, do=do)
 
@@ -188,8 +188,8 @@ def _skipping(group: GroupView, firsts: Mapping[int, int], command: ChangeComman
     if not wanted:
         return nothing_to_do("group reset", group.name)
 
-    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-        return {"partitions": await changed(cluster, command.target.tls, say, group, Change.SKIP, wanted)}
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
+        return {"partitions": await changed(cluster, command.target.tls, report, group, Change.SKIP, wanted)}
 
     return Planned(plan=Plan(verb="group reset", subject=group.name, steps=tuple(steps), danger=Danger.TYPED), do=do)
 
@@ -261,9 +261,9 @@ def resume(
             danger=Danger.NONE,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             ids: dict[int, Sequence[int]] = {one.partition: () for one in stopped}
-            return {"partitions": await changed(cluster, command.target.tls, say, group, Change.GO_ON, ids)}
+            return {"partitions": await changed(cluster, command.target.tls, report, group, Change.GO_ON, ids)}
 
         return Planned(plan=plan, do=do)
 
@@ -284,8 +284,8 @@ def _pass_over(id: int, command: ChangeCommand) -> int:
             danger=Danger.TYPED,
         )
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            await told(cluster, command.target.tls, say, lambda admin: admin.pass_entry(id))
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
+            await told(cluster, command.target.tls, report, lambda admin: admin.pass_entry(id))
             return {"entry": id}
 
         return Planned(plan=plan, do=do)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
@@ -29,7 +29,7 @@ PAUSE_SECONDS = 0.3
 T = TypeVar("T")
 
 
-async def told(cluster: Cluster, tls: Tls | None, say: Say, call: Callable[[ServerAdminClient], Awaitable[T]]) -> T:
+async def told(cluster: Cluster, tls: Tls | None, report: Report, call: Callable[[ServerAdminClient], Awaitable[T]]) -> T:
     """Call one server after the other until one answers; return its answer."""
     key = (await cluster.meta()).key
 
@@ -37,20 +37,20 @@ async def told(cluster: Cluster, tls: Tls | None, say: Say, call: Callable[[Serv
         async with ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=server.name) as admin:
             return await call(admin)
 
-    return await _in_turn(cluster, say, ask)
+    return await _in_turn(cluster, report, ask)
 
 
-async def made(cluster: Cluster, tls: Tls | None, say: Say, meta: GroupMeta) -> MadeGroup:
+async def made(cluster: Cluster, tls: Tls | None, report: Report, meta: GroupMeta) -> MadeGroup:
     key = (await cluster.meta()).key
 
     async def ask(server: ServerMeta) -> MadeGroup:
         async with ServerClient(server.listen, key, seconds=CALL_SECONDS, tls=tls) as client:
             return await client.make_group(meta)
 
-    return await _in_turn(cluster, say, ask)
+    return await _in_turn(cluster, report, ask)
 
 
-async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Awaitable[T]]) -> T:
+async def _in_turn(cluster: Cluster, report: Report, ask: Callable[[ServerMeta], Awaitable[T]]) -> T:
     """Ask all servers in turn, and again while the error may pass."""
     until = _now() + WAIT_SECONDS
     while True:
@@ -60,18 +60,18 @@ async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Await
                 return await ask(server)
             except WaltzError as refusal:
                 error = _passing(refusal)
-        await _pause(until, error, say)
+        await _pause(until, error, report)
 
 
 async def changed(
-    cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, change: Change, wanted: Mapping[int, Sequence[int]]
+    cluster: Cluster, tls: Tls | None, report: Report, group: GroupView, change: Change, wanted: Mapping[int, Sequence[int]]
 ) -> list[dict[str, int]]:
     """Apply a change in each partition of `wanted` (partition → ids); return one result for each partition."""
     found: list[dict[str, int]] = []
     for partition, ids in sorted(wanted.items()):
-        say(f"{len(found)} of {len(wanted)} partitions done")
+        report(f"{len(found)} of {len(wanted)} partitions done")
         try:
-            one = await _changed(cluster, tls, say, group, partition, change, ids)
+            one = await _changed(cluster, tls, report, group, partition, change, ids)
         except WaltzError as error:
             if not found:
                 raise
@@ -85,7 +85,7 @@ async def changed(
 
 
 async def _changed(
-    cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, partition: int, change: Change, ids: Sequence[int]
+    cluster: Cluster, tls: Tls | None, report: Report, group: GroupView, partition: int, change: Change, ids: Sequence[int]
 ) -> Changed:
     """Apply a change in one partition through its owner; follow a change of the owner."""
     key, until = (await cluster.meta()).key, _now() + WAIT_SECONDS
@@ -100,7 +100,7 @@ async def _changed(
                     return await admin.change_group(group.name, group.made_at, partition, change, ids)
                 except WaltzError as refusal:
                     error = _passing(refusal)
-        await _pause(until, error, say)
+        await _pause(until, error, report)
 
 
 def _passing(error: WaltzError) -> WaltzError:
@@ -110,10 +110,10 @@ def _passing(error: WaltzError) -> WaltzError:
     return error
 
 
-async def _pause(until: float, error: WaltzError, say: Say) -> None:
+async def _pause(until: float, error: WaltzError, report: Report) -> None:
     if _now() > until:
         raise error
-    say(error.message)
+    report(error.message)
     await asyncio.sleep(PAUSE_SECONDS)
 
 

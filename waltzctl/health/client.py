@@ -10,7 +10,7 @@ from typer import Argument, Option
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, unknown, using
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Plan
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import AnyForm, put
@@ -95,7 +95,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
             if one.name == name and one.state != "gone" and instance in ("", one.instance)
         )
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             ended = await client_inventory.disconnect(cluster, command.target.tls, name, instance or None)
             silent = {server: why for server, why in ended.items() if isinstance(why, WaltzError)}
             if silent:

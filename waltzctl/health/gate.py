@@ -76,7 +76,7 @@ def wait(
     if storage is not None:
         return _wait_without(storage, timeout, progress, target, output)
     with Waiting(progress) as line:
-        found = loop.run(_until(target, timeout, _ills, line.say))
+        found = loop.run(_until(target, timeout, _ills, line.report))
     put(page(target, found), output)
     return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
 
@@ -98,7 +98,7 @@ def _wait_without(name: str, timeout: float, progress: Shown, target: ClusterTar
         return has_no_owner(found.snapshot, name) or cannot_spare(found.snapshot, name)
 
     with Waiting(progress) as line:
-        found = loop.run(_until(target, timeout, waits_for, line.say, is_hopeless))
+        found = loop.run(_until(target, timeout, waits_for, line.report, is_hopeless))
     if has_no_owner(found.snapshot, name):
         raise Unsafe(
             f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
@@ -165,7 +165,7 @@ async def _until(
     target: ClusterTarget,
     seconds: float,
     waits_for: Callable[[HealthReport], Sequence[str]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     is_hopeless: Callable[[HealthReport], bool] = _never,
 ) -> HealthReport:
     """Look until there is nothing to wait for, or until the time is over; return the last look."""
@@ -176,10 +176,10 @@ async def _until(
             if isinstance(found, WaltzError):
                 if is_over or found.retry is Retry.NEVER:
                     raise found
-                say(found.message)
+                report(found.message)
                 continue
             left = waits_for(found)
             if not left or is_over or is_hopeless(found):
                 return found
-            say("; ".join(left[:TOLD_MAX]))
+            report("; ".join(left[:TOLD_MAX]))
     raise AssertionError("looks do not end")

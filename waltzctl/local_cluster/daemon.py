@@ -71,7 +71,7 @@ class Process:
 class Reporter:
     """Receiver of progress: what a command waits for, and the state of each daemon. This class shows nothing."""
 
-    def say(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         pass
 
     def show(self, name: str, state: State) -> None:

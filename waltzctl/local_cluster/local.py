@@ -107,7 +107,7 @@ class LocalCluster:
     ) -> None:
         self.directory = directory
         self.blueprint = blueprint
-        self._say = reporter.say
+        self._report = reporter.report
         self._show = reporter.show
         self._settings = settings or {}
         self.daemons = {name: self._daemon(name) for name in blueprint.names}
@@ -302,7 +302,7 @@ class LocalCluster:
             return
         from waltzctl.config.certificates import Kind, make, of_kind
 
-        self._say("making certificates")
+        self._report("making certificates")
         folder = self.directory / CERTIFICATES
         names = [(Kind.ZOOKEEPER, HOST), (Kind.OPERATOR, OPERATOR), (Kind.CLIENT, APPLICATION)]
         names += [(Kind(self._kind(name)), name) for name in self.daemons if name != ZOOKEEPER]
@@ -412,7 +412,7 @@ class LocalCluster:
                     return found
                 if seconds > (SETTLE_SECONDS if failed else open_seconds):
                     return found
-                self._say(f"waiting for partitions: {_opened(found)}")
+                self._report(f"waiting for partitions: {_opened(found)}")
                 await asyncio.sleep(
                     max(LOOK_SECONDS, now - began)
                 )  # a snapshot of many partitions takes time from the servers that open them
@@ -486,7 +486,7 @@ class LocalCluster:
         waiting = list(names)
         failed: dict[str, WaltzError] = {}
         while waiting:
-            self._say(f"waiting for {', '.join(waiting)}")
+            self._report(f"waiting for {', '.join(waiting)}")
             for name in list(waiting):
                 try:
                     if self.daemons[name].is_ready():
@@ -520,13 +520,15 @@ class LocalCluster:
                 there = await self._written_down(coordinator)
             if there is not None and self.blueprint.is_founded:
                 return
-            self._say("writing down the cluster, making its replicas")
+            self._report("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
 
-            def say(sentence: str, _amount: object = None, /) -> None:
-                self._say(sentence)
+            def report(sentence: str, _amount: object = None, /) -> None:
+                self._report(sentence)
 
-            await create_cluster(coordinator, there or self._spec(), created=now, tls=self.tls, say=say, seconds=seconds)
+            await create_cluster(
+                coordinator, there or self._spec(), created=now, tls=self.tls, report=report, seconds=seconds
+            )
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
 
@@ -598,7 +600,7 @@ class LocalCluster:
         with directory_lock(self.directory):
             self.recall()
             killed = self._end(self.running)
-            self._say("removing its files")
+            self._report("removing its files")
             remove(self.directory)
             return killed
 
@@ -616,7 +618,7 @@ class LocalCluster:
                 self.daemons[name].ask_to_end()
                 self._show(name, State.ENDS)
             for name in ending:
-                self._say(f"waiting for {name} to end")
+                self._report(f"waiting for {name} to end")
                 if not self.daemons[name].wait_end(END_SECONDS):
                     killed.append(name)
                 self._show(name, State.STOPPED)

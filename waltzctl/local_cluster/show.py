@@ -96,7 +96,7 @@ class Board(Reporter):
         self._sentence = "looking at this machine"
         self._live: Live | None = None
 
-    def say(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         self._sentence = sentence
 
     def show(self, name: str, state: State) -> None:

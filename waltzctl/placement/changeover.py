@@ -16,7 +16,7 @@ from waltzctl.placement.creation import check_formats
 from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.numbers import spell
-from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
@@ -38,7 +38,7 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
         found = await take_snapshot(cluster.coordinator, tls=tls)
         made = plan_of(found, wanted)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             if found.meta.format != wanted:
                 await cluster.set_format(wanted, before=found.meta)
             began = time.monotonic()
@@ -50,7 +50,7 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
                         not_done="these partitions change as soon as they can, also without this command",
                     )
                 total = len(now.partitions)
-                say(_spell(left), Amount(done=total - len(left), total=total, unit="partitions"))
+                report(_spell(left), Amount(done=total - len(left), total=total, unit="partitions"))
                 await asyncio.sleep(POLL_SECONDS)
             return {"format": wanted, "partitions": [view.partition for view in now.partitions]}
 

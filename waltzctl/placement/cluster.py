@@ -17,7 +17,7 @@ from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import snapshot
@@ -142,7 +142,7 @@ def _secure(command: ChangeCommand) -> int:
             steps.append(f"let nobody else create nodes in {', '.join(above)}: each fills the memory of ZooKeeper")
         plan = Plan(verb="cluster set --secure", subject=meta.name, steps=tuple(steps))
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             above = await cluster.coordinator.close_above()
             return {"closed": await cluster.secure(), "above": above, "owner": name}
 
@@ -193,7 +193,7 @@ def delete(
             unsafe=(f"{', '.join(up)} still run",) if up else (),
         )
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await _check_rest(cluster, name)
             saved = await read_documents(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
             if saved.left_out:

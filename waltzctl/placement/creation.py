@@ -22,7 +22,7 @@ from waltzctl.shell.change import NOTHING_BEGUN, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
-from waltzctl.shell.progress import Amount, Say, Shown, ShownProgress, Waiting
+from waltzctl.shell.progress import Amount, Report, Shown, ShownProgress, Waiting
 from waltzctl.show.cluster import creation
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
@@ -146,7 +146,7 @@ def create(
     async def make(cluster: Cluster) -> Creation:
         with Waiting(progress) as line:
             return await create_cluster(
-                cluster.coordinator, spec, created=now, is_dry=dry_run, tls=target.tls, say=line.say, seconds=timeout
+                cluster.coordinator, spec, created=now, is_dry=dry_run, tls=target.tls, report=line.report, seconds=timeout
             )
 
     with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
@@ -195,7 +195,7 @@ async def create_cluster(
     created: str,
     is_dry: bool = False,
     tls: Tls | None = None,
-    say: Say = _silent,
+    report: Report = _silent,
     seconds: float = CALL_SECONDS,
 ) -> Creation:
     """Create the cluster; with a dry run, check everything and write nothing. `created` is the date in the document.
@@ -222,7 +222,7 @@ async def create_cluster(
             await Cluster.create(coordinator, meta, storages=spec.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
         there = await _look(coordinator, spec, key) or there  # another operator may have been faster
-        created_now = await _create_replicas(key, there[1], there[2], descriptions, tls, say, seconds)
+        created_now = await _create_replicas(key, there[1], there[2], descriptions, tls, report, seconds)
         if not was_there:
             await _remember(Cluster(coordinator), there[0], there[1], began=created, tls=tls)
     meta, storages, replicas = there
@@ -454,7 +454,7 @@ async def _create_replicas(
     replicas: Mapping[int, tuple[str, ...]],
     descriptions: Mapping[str, StorageDescription],
     tls: Tls | None,
-    say: Say,
+    report: Report,
     seconds: float,
 ) -> dict[str, tuple[int, ...]]:
     """Make the missing replicas on all storages at once; return which were made where."""
@@ -466,7 +466,7 @@ async def _create_replicas(
     def progress(name: str, number: int) -> None:
         done[name] = number
         made = sum(done.values())
-        say(f"{made} of {total} replicas are created", Amount(done=made, total=total, unit="replicas"))
+        report(f"{made} of {total} replicas are created", Amount(done=made, total=total, unit="replicas"))
 
     async def complete(storage: StorageMeta) -> None:
         name, wanted = storage.name, missing[storage.name]

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.snapshot.cluster_snapshot import OPEN
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
@@ -91,7 +91,7 @@ def spell_waits(waits: Mapping[int, str]) -> str:
     return "; ".join(f"{spell_numbers(found)}: {wait}" for wait, found in numbers.items())
 
 
-async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None, timeout: float, say: Say) -> float:
+async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None, timeout: float, report: Report) -> float:
     """Wait until all have arrived; return the seconds that it took. Raise `NotTakenOver` on a timeout, or if they never
     will."""
     began = time.monotonic()
@@ -122,5 +122,5 @@ async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None
                 return passed
             if passed >= timeout:
                 raise NotTakenOver(f"after {timeout:g} seconds, partitions {spell_waits(waits)}")
-            say(f"partitions {spell_waits(waits)}")
+            report(f"partitions {spell_waits(waits)}")
             await asyncio.sleep(PAUSE_SECONDS)

@@ -19,7 +19,7 @@ from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import StorageName, known_storages, option
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -290,7 +290,7 @@ def set_(
         ]
         plan = Plan(verb="storage set", subject=name, steps=tuple(steps))
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await cluster.update_storage(after, before=before)
             return {}
 

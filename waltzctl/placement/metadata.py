@@ -39,7 +39,7 @@ from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.options import Output
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import put_json
 from waltzctl.show.terminal import count
@@ -216,11 +216,11 @@ async def loading(
         running = [view.meta.name for view in found.servers if view.reported is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
-    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         target, now, _ = await _from_file(cluster, daemons, saved, known)
         _check_same(wanted, now)
         entry = _entry(LOAD, wanted.meta.name, steps, who)
-        await put_back(cluster, daemons, now, target, entry, say)
+        await put_back(cluster, daemons, now, target, entry, report)
         return _done(now)
 
     return Change(
@@ -448,10 +448,10 @@ async def rebuilding(
         "applications",
     ]
 
-    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         now, target, _ = await _from_storages(cluster, daemons, wanted.meta, storages, replicas)
         _check_same(wanted, now)
-        await put_back(cluster, daemons, now, target, _entry(REBUILD, meta.name, steps, who), say)
+        await put_back(cluster, daemons, now, target, _entry(REBUILD, meta.name, steps, who), report)
         return _done(now)
 
     return Change(

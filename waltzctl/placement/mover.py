@@ -19,7 +19,7 @@ from waltzctl.placement import replica_moves
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, change_option, current_user
 from waltzctl.shell.options import From, positive
-from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.assignment import spell_numbers
@@ -168,19 +168,19 @@ def admin_of(now: PlacementState, name: str, tls: Tls | None) -> AdminClient:
 
 
 def change_of(move_plan: MovePlan, options: MoveOptions, tls: Tls | None) -> Change:
-    async def do(cluster: Cluster, say: Say) -> Mapping[str, dict[str, list[int]]]:
-        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), move_plan, options, say)}
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, dict[str, list[int]]]:
+        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), move_plan, options, report)}
 
     return Change(plan=move_plan.plan(options.bytes_per_second), do=do, interrupted=move_plan.interrupted)
 
 
 async def carry_out(
-    cluster: Cluster, daemons: Daemons, move_plan: MovePlan, options: MoveOptions, say: Say
+    cluster: Cluster, daemons: Daemons, move_plan: MovePlan, options: MoveOptions, report: Report
 ) -> dict[str, list[int]]:
     """Move replicas, then remove what is left behind; return storage → partitions whose files were removed from it."""
     now, changed = move_plan.now, move_plan.changed
     throttle = Throttle(cluster, options.bytes_per_second, lasts=True)
-    mover = Mover(cluster, daemons, say, throttle)
+    mover = Mover(cluster, daemons, report, throttle)
     if move_plan.first is not None:
         await cluster.add_storage(move_plan.first)
     if changed:
@@ -194,7 +194,7 @@ async def carry_out(
             await throttle.lift()
     cleared: dict[str, list[int]] = {}
     if move_plan.goals:
-        say("removing replicas that are no longer assigned")
+        report("removing replicas that are no longer assigned")
         cleared = await mover.clear(move_plan.goals, delete_files=move_plan.deletes_files)
     if move_plan.leaver is not None:
         await take_out(cluster, move_plan.leaver)
@@ -250,10 +250,10 @@ class Throttle:
 
 
 class Mover:
-    def __init__(self, cluster: Cluster, daemons: Daemons, say: Say, throttle: Throttle) -> None:
+    def __init__(self, cluster: Cluster, daemons: Daemons, report: Report, throttle: Throttle) -> None:
         self._cluster = cluster
         self._daemons = daemons
-        self._say = say
+        self._report = report
         self._throttle = throttle
         self._last: Mapping[int, str] = {}
         """Partition → what it waited for at the last snapshot."""
@@ -302,7 +302,7 @@ class Mover:
         self._last = waiting
         copied = self._copied.values()
         amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="bytes")
-        self._say(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
+        self._report(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
         """Take one step for each partition that can take one; return why each unfinished one waits. Finished ones are

@@ -29,7 +29,7 @@ from waltzctl.shell.cluster_target import (
     using,
 )
 from waltzctl.shell.numbers import check_partitions, chosen
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
@@ -155,12 +155,12 @@ def drain(
         numbers = await _to_give_away(found, server, tls)
         made, after = drain_plan(found, server, numbers)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             await _announce(found, server, tls, is_draining=True)
             if after is None:
                 return _result([], None)
             wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
-            seconds = await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None
+            seconds = await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None
             return _result(moves_json(found.assignment, after), seconds)
 
         return Change(plan=made, do=do, is_planned_again=True)
@@ -176,11 +176,11 @@ def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepar
         made, after = undrain_plan(found, server)
         moves = moves_json(found.assignment, after)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             await _announce(found, server, tls, is_draining=False)
             before = {move["partition"]: found.assignment.owners[move["partition"]].generation for move in moves}
             wanted = Handover(numbers=tuple(before), to={}, before=before)
-            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
+            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None)
 
         return Change(plan=made, do=do)
 
@@ -208,7 +208,7 @@ def remove(*, server: ServerName, command: ChangeCommand) -> int:
             unsafe=(f"{server} is up: stop it first, or it is expected again at once",) if server in up else (),
         )
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await cluster.forget_server(server)
             return {}
 
@@ -286,12 +286,12 @@ def transfer(
         after = transfer_of(found, numbers, server)
         moves = moves_json(found.assignment, after)
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             await save(cluster, found, after)
             to = {move["partition"]: move["to"] for move in moves}
             wanted = Handover(numbers=tuple(to), to=to)
             tls = command.target.tls
-            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
+            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None)
 
         return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
 
@@ -392,7 +392,7 @@ def preferred(
         wanted = preferences_after(found.preferences, numbers, server)
         after = found.planned(found.servers, wanted)
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await _save_preferences(cluster, wanted, found.preferences_version)
             unmet = {
                 number: why

@@ -22,7 +22,7 @@ from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, known_storages
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused, Output
-from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
@@ -149,11 +149,11 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
         replica_states = _replica_states(name, now.found, there)
         lost = [number for number, one in replica_states.items() if one.state is State.LOST]
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             aside = await _still_lost(cluster, target, name, lost, confirmation) if lost else []
             if aside:
                 await _set_aside(now, target, name, aside)
-            after = await _follow(cluster, target, name, there, aside, options, say)
+            after = await _follow(cluster, target, name, there, aside, options, report)
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 
@@ -219,7 +219,7 @@ async def _follow(
     chosen: list[int],
     lost: list[int],
     options: MoveOptions,
-    say: Say,
+    report: Report,
 ) -> dict[int, ReplicaState]:
     """Wait until all these replicas count."""
     throttle = Throttle(cluster, options.bytes_per_second)
@@ -230,7 +230,7 @@ async def _follow(
                 found = await take_snapshot(cluster.coordinator, tls=target.tls)
                 if found.storage(name).reported is None:
                     waits = f"{name} does not answer"
-                    say(waits)
+                    report(waits)
                 else:
                     replica_states = _replica_states(name, found, chosen)
                     left = {number: one for number, one in replica_states.items() if one.state is not State.COUNTS}
@@ -240,7 +240,7 @@ async def _follow(
                     await throttle.share(len(left))
                     waits = _spell(left, found, TOLD_MAX)
                     counting = f"{len(chosen) - len(left)} of {len(chosen)} replicas count"
-                    say(f"{counting}; {_spell(left, found, 1)}", _copied(replica_states, found))
+                    report(f"{counting}; {_spell(left, found, 1)}", _copied(replica_states, found))
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise Unfinished(f"not done within {options.timeout:g} seconds: {waits}") from None

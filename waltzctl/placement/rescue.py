@@ -22,7 +22,7 @@ from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, placement_state
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.numbers import chosen, spell
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
@@ -105,12 +105,12 @@ def rescue(
             )
             scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
 
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             storages = RealDaemons(cluster, command.target.tls)
             done = [
                 await carry_out(cluster, storages, scene, current_user(command.target.tls)) for scene in scenes.values()
             ]
-            await _until_open(storages, closed, seconds, say)
+            await _until_open(storages, closed, seconds, report)
             return {
                 "partitions": [
                     {"partition": one.partition, "mark": one.mark, "session": one.session, "given_up": one.given_up}
@@ -245,13 +245,13 @@ def _check(agreed: Scene, scene: Scene) -> None:
         raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
 
 
-async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float, say: Say) -> None:
+async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float, report: Report) -> None:
     waiting = ""
     try:
         async with asyncio.timeout(seconds):
             while closed := [view for view in (await storages.take_snapshot()).closed if view.partition in numbers]:
                 waiting = f"partition {closed[0].partition}: {closed[0].waiting}"
-                say(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
+                report(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise PartitionsClosed(

@@ -37,7 +37,7 @@ from waltzctl.placement.restored_documents import (
 )
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator
-from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
 from waltzd.archive.cut_point import ArchivedLog, Cut, format_time
@@ -404,9 +404,9 @@ def _change(
     steps = _steps(spec, descriptions, target, words)
     unsafe = tuple(f"the storage {name} of the old cluster {how}" for name, how in living.items())
 
-    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         started = time.monotonic()
-        done = await carry_out(cluster, RealDaemons(tls), replace(spec, began=_now(), who=whose), steps, say)
+        done = await carry_out(cluster, RealDaemons(tls), replace(spec, began=_now(), who=whose), steps, report)
         return {
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
@@ -466,7 +466,7 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
 
 
 async def carry_out(
-    cluster: Cluster, daemons: RestoringDaemons, spec: RestoreSpec, steps: Sequence[str], say: Say
+    cluster: Cluster, daemons: RestoringDaemons, spec: RestoreSpec, steps: Sequence[str], report: Report
 ) -> RestoreSpec:
     """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
     there = await look_at(cluster, spec.meta)
@@ -477,17 +477,17 @@ async def carry_out(
         await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
     else:
         spec = replace(spec, began=there.begun.began)
-    statuses = await _fetch(daemons, spec, say)
+    statuses = await _fetch(daemons, spec, report)
     there = await look_at(cluster, spec.meta)
     entry = HistoryEntry(
         began=began, ended=_now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None, steps=tuple(steps),
         outcome="done",
     )  # fmt: skip
-    await put_back(cluster, daemons, restoration(spec, statuses), there, entry, say)
+    await put_back(cluster, daemons, restoration(spec, statuses), there, entry, report)
     return spec
 
 
-async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
+async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, report: Report) -> dict[int, dict[str, ReplicaStatus]]:
     """Let all storages restore their replicas, each storage one replica at a time; return the status of each replica."""
     found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in spec.planned}
     done: dict[tuple[str, int], int] = {}
@@ -497,7 +497,7 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, say: Say) -> dict
         so_far = min(total, sum(done.values()))
         ready = sum(map(len, found.values()))
         of_all = sum(map(len, spec.planned.values()))
-        say(f"{ready} of {of_all} replicas are restored, {size(so_far)} of {size(total)}",
+        report(f"{ready} of {of_all} replicas are restored, {size(so_far)} of {size(total)}",
             Amount(done=so_far, total=total, unit="bytes"))  # fmt: skip
 
     async def one(storage: StorageMeta) -> None:

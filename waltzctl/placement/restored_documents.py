@@ -19,7 +19,7 @@ from typing import Protocol
 
 from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzctl.snapshot.collector import snapshot_from_daemons
 from waltzd.cluster.assignment import UNOWNED
@@ -285,7 +285,7 @@ class Restoration:
 
 
 async def put_back(
-    cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, entry: HistoryEntry, say: Say
+    cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, entry: HistoryEntry, report: Report
 ) -> None:
     """Write everything, in an order in which a partial result is never taken for a cluster."""
     coordinator = cluster.coordinator
@@ -298,8 +298,8 @@ async def put_back(
     if early:
         await coordinator.commit([Create(folder, b"") for folder in early])
     plain = wanted.plain(target)
-    await _write(coordinator, target, plain, say)
-    await _decide(cluster, daemons, wanted, target, say)
+    await _write(coordinator, target, plain, report)
+    await _decide(cluster, daemons, wanted, target, report)
     root = await coordinator.get(ROOT)
     begun = unfinished(root.data) if root is not None else None
     if root is None or begun is None or begun.key != wanted.meta.key:
@@ -329,14 +329,16 @@ def _version(target: Target, path: str) -> int:
     return NO_VERSION if node is None else node.version
 
 
-async def _write(coordinator: Coordinator, target: Target, documents: Sequence[tuple[str, Document]], say: Say) -> None:
+async def _write(
+    coordinator: Coordinator, target: Target, documents: Sequence[tuple[str, Document]], report: Report
+) -> None:
     batch, size, done = list[Change](), 0, 0
     for path, document in documents:
         data = encode(document)
         if batch and (len(batch) == CHANGES_MAX or size + len(data) > CHANGES_BYTES_MAX):
             await coordinator.commit(batch)
             done += len(batch)
-            say(f"{done} of {len(documents)} documents are written")
+            report(f"{done} of {len(documents)} documents are written")
             batch, size = [], 0
         batch.append(put(path, data, _version(target, path)))
         size += len(data)
@@ -344,7 +346,7 @@ async def _write(coordinator: Coordinator, target: Target, documents: Sequence[t
         await coordinator.commit(batch)
 
 
-async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, say: Say) -> None:
+async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, report: Report) -> None:
     """Fence the storages of each partition whose document they decide, and save that document."""
     concerned = [one for one in wanted.proven if one.scene is not None]
     turns, done = asyncio.Semaphore(FENCED_AT_ONCE), 0
@@ -353,9 +355,9 @@ async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, targe
         nonlocal done
         async with turns:
             after = await _fenced(daemons, wanted, one)
-            await _write(cluster.coordinator, target, _own(after), say)
+            await _write(cluster.coordinator, target, _own(after), report)
             done += 1
-            say(f"{done} of {len(concerned)} partitions are decided from what storages hold")
+            report(f"{done} of {len(concerned)} partitions are decided from what storages hold")
 
     for found in await asyncio.gather(*map(decide, concerned), return_exceptions=True):
         if isinstance(found, BaseException):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from waltzctl.shell.change import Change, ChangeCommand
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -36,7 +36,7 @@ def change_keep_local(wanted: str, command: ChangeCommand) -> int:
         found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
         made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
 
-        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await save_keep_local(cluster.coordinator, wanted, before=found.meta)
             return {"keep_local": wanted}
 

@@ -36,7 +36,7 @@ from waltzctl.shell.cluster_target import (
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import chosen, partitions_of, spell
 from waltzctl.shell.options import From, Key, Misused, Output
-from waltzctl.shell.progress import Say
+from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
 from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
@@ -186,7 +186,7 @@ def tidy(command: ChangeCommand, name: str) -> int:
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now, name).set_aside]
 
-        async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+        async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             async with admin_of(now, name, command.target.tls) as admin:
                 _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
                 deleted = await admin.delete_aside(old) if old else []
@@ -263,7 +263,7 @@ class StorageChange(SelectedStorage):
             if self.key is not None and self.key != meta.key:
                 raise ForeignCluster(f"{name} belongs to the cluster {meta.name}, {meta.key}, not to {self.key}")
 
-            async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
                 async with admin_of(now, name, target.tls) as admin:
                     results = await act(admin)
                 _check_all(results, done)

@@ -197,7 +197,9 @@ class _Asking:
 
     async def _answers(self, question: Question) -> Answers:
         self.exchanges += 1
-        self.waiting.say(f"comparing ids {question.first_id:,} to {question.last_id:,} on {', '.join(question.replicas)}")
+        self.waiting.report(
+            f"comparing ids {question.first_id:,} to {question.last_id:,} on {', '.join(question.replicas)}"
+        )
         asked = [self._digest(name, question) for name in question.replicas]
         answers = dict(zip(question.replicas, await asyncio.gather(*asked), strict=True))
         self.hashed_bytes += sum(found.bytes for found in answers.values() if not isinstance(found, WaltzError))

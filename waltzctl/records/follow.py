@@ -151,9 +151,9 @@ class Feed:
             if state.stopped is not None:
                 raise state.stopped
             if state.is_ready == (state.partition in self._silent):
-                self._say(state.partition, state.sentence, is_ready=state.is_ready)
+                self._report(state.partition, state.sentence, is_ready=state.is_ready)
 
-    def _say(self, partition: int, sentence: str, *, is_ready: bool) -> None:
+    def _report(self, partition: int, sentence: str, *, is_ready: bool) -> None:
         """Report a change of the connection once."""
         if is_ready:
             del self._silent[partition]

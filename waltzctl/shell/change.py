@@ -28,7 +28,7 @@ from typer import Option
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.interruption import Interrupted, interruptible
 from waltzctl.shell.options import CHANGE, Output, confirmed, option_group, typed
-from waltzctl.shell.progress import Say, Shown, ShownProgress, Waiting
+from waltzctl.shell.progress import Report, Shown, ShownProgress, Waiting
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import put_plan, put_question
 from waltzctl.show.terminal import is_line, printable
@@ -84,7 +84,7 @@ class Change:
     """A change that is planned and not yet applied."""
 
     plan: Plan
-    do: Callable[[Cluster, Say], Awaitable[Mapping[str, Any]]]
+    do: Callable[[Cluster, Report], Awaitable[Mapping[str, Any]]]
     """Function that applies the plan and returns the result for JSON."""
     is_change: bool = True
     """False if the command only waits for others: it asks nothing, and is not recorded in the history."""
@@ -106,7 +106,7 @@ class Change:
 Prepare = Callable[[Cluster], Awaitable[Change]]
 
 
-async def _nothing(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+async def _nothing(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
     return {}
 
 
@@ -142,22 +142,22 @@ class ChangeCommand:
 
         with interruptible(change.after_interruption), Waiting(confirmation.progress) as waiting:
             done = using(
-                target, lambda cluster: carried_out(cluster, change, prepare, confirmation, target.tls, waiting.say)
+                target, lambda cluster: carried_out(cluster, change, prepare, confirmation, target.tls, waiting.report)
             )
         put_plan(change.plan, self.output, result="done", **done)
         return EXIT_OK
 
 
 async def carried_out(
-    cluster: Cluster, change: Change, prepare: Prepare, confirmation: ConfirmOptions, tls: Tls | None, say: Say
+    cluster: Cluster, change: Change, prepare: Prepare, confirmation: ConfirmOptions, tls: Tls | None, report: Report
 ) -> Mapping[str, Any]:
     """Apply a confirmed change, record it in the history, and return its result."""
     if not (change.is_change and change.is_recorded):
-        return await change.do(cluster, say)
+        return await change.do(cluster, report)
     async with recorded(cluster, change.plan, confirmation, tls):
         if change.is_planned_again:
             _check_again((await prepare(cluster)).plan, confirmation)
-        return await change.do(cluster, say)
+        return await change.do(cluster, report)
 
 
 # -- whether to do it --------------------------------------------------------------------------------------------------

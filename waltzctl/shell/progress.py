@@ -53,7 +53,7 @@ class Amount:
         return 100 * self.done // max(1, self.total)
 
 
-class Say(Protocol):
+class Report(Protocol):
     def __call__(self, sentence: str, amount: Amount | None = None, /) -> None:
         """Report what the command waits for; called repeatedly."""
 
@@ -138,7 +138,7 @@ class Waiting(_Line):
         self._course = Course()
         self._said = ""
 
-    def say(self, sentence: str, amount: Amount | None = None, /) -> None:
+    def report(self, sentence: str, amount: Amount | None = None, /) -> None:
         if not self._is_shown:
             return
         seconds = time.monotonic() - self._started
@@ -209,14 +209,14 @@ async def waiting_aloud(what: Callable[[], str]) -> AsyncIterator[None]:
     """Report on standard error what the body waits for, if it takes longer than `MOMENT_SECONDS`. `what` is called then;
     nothing is written if it returns ""."""
 
-    async def say() -> None:
+    async def report() -> None:
         await asyncio.sleep(MOMENT_SECONDS)
         sentence = what()
         if sentence:
             with suppress(OSError):  # the terminal may have gone away
                 typer.echo(printable(f"{sentence} …"), err=True)
 
-    saying = asyncio.create_task(say())
+    saying = asyncio.create_task(report())
     try:
         yield
     finally:

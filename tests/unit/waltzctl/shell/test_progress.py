@@ -56,7 +56,7 @@ def test_of_bytes_the_line_says_how_many_a_second(monkeypatch: pytest.MonkeyPatc
     with Waiting() as waiting:
         for seconds in (0, 2):
             clock.now = 100.0 + seconds
-            waiting.say("copying", Amount(done=seconds * 3_000_000, total=60_000_000, unit="bytes"))
+            waiting.report("copying", Amount(done=seconds * 3_000_000, total=60_000_000, unit="bytes"))
     assert shown(out.getvalue())[-1] == " 2.0 s  10 %, 3.0 MB/s, about 0:18 left; copying"
 
 
@@ -65,11 +65,11 @@ def test_a_terminal_gets_a_line_that_is_written_over(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setenv("COLUMNS", "200")
     with Waiting() as waiting:
-        waiting.say("0 of 2 partitions done; s4 begins to copy\x1b[2J")
+        waiting.report("0 of 2 partitions done; s4 begins to copy\x1b[2J")
         clock.now = 102.0
-        waiting.say("0 of 2 partitions done", of(100))
+        waiting.report("0 of 2 partitions done", of(100))
         clock.now = 104.0
-        waiting.say("0 of 2 partitions done", of(400))
+        waiting.report("0 of 2 partitions done", of(400))
     first, second, third = shown(out.getvalue())
     assert first.startswith(" 0.0 s  0 of 2 partitions done; s4 begins to copy")
     assert "\x1b" not in first
@@ -83,12 +83,12 @@ def test_a_program_gets_an_object_a_line(monkeypatch: pytest.MonkeyPatch, clock:
     out = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setattr("sys.stderr", out)
     with Waiting(Shown.JSON) as waiting:
-        waiting.say("looking")
+        waiting.report("looking")
         clock.now = 102.0
-        waiting.say("looking")
-        waiting.say("copying", of(100))
+        waiting.report("looking")
+        waiting.report("copying", of(100))
         clock.now = 104.0
-        waiting.say("copying more", of(400))
+        waiting.report("copying more", of(400))
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     head: dict[str, Any] = {"version": 1, "event": "progress"}
     amount: dict[str, Any] = {"unit": "transactions", "total": 1000}
@@ -106,7 +106,7 @@ def test_a_log_file_gets_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch
     with Waiting() as waiting:
         for _ in range(100):
             clock.now += 1
-            waiting.say("restoring partition 3")
+            waiting.report("restoring partition 3")
     assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == ["restoring partition 3"] * 3
     assert "\r" not in out.getvalue()
 
@@ -115,7 +115,7 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch: pytest.MonkeyPatch, cloc
     for out, how in ((io.StringIO(), Shown.AUTO), (Terminal(), Shown.OFF)):
         monkeypatch.setattr("sys.stderr", out)
         with Waiting(how) as waiting, Progress("verify", how) as progress:
-            waiting.say("looking", of(1))
+            waiting.report("looking", of(1))
             progress.update(10, 10)
         assert out.getvalue() == ""
 
