@@ -400,7 +400,7 @@ def test_two_of_three_disks_are_dead(own: LocalCluster, waltzctl: Tool) -> None:
     last_id = max(ACKNOWLEDGED)
     dry = waltzctl("partition", "rescue", "0", "--dry-run", *place).out
     assert "partition 0: given up: all ids committed above" in dry
-    assert "on storage-2, storage-3 only" in dry
+    assert "only storage-2, storage-3 may hold" in dry
     unasked = waltzctl("partition", "rescue", "0-2", "--yes", *place)
     assert (unasked.code, "say --confirm local/0-2" in unasked.err) == (2, True)
     told = waltzctl("partition", "rescue", "0-2", "--confirm", "local/0-2", "--reason", "two disks", "-o", "json", *place)

@@ -108,7 +108,7 @@ def test_the_log_goes_on_under_timeline_2_and_an_old_copy_is_set_aside(
     dry = waltzctl("partition", "rescue", "0-1", "--dry-run", *place)
     assert dry.code == 0, dry.err
     assert "begin timeline 2" in dry.out
-    assert "on storage-2, storage-3 only" in dry.out
+    assert "only storage-2, storage-3 may hold" in dry.out
     told = waltzctl("partition", "rescue", "0-1", "--confirm", "local/0-1", "--reason", "two disks", "-o", "json", *place)
     assert told.code == 0, told.err
     marks = {one["partition"]: one["mark"] for one in json.loads(told.out)["partitions"]}
