@@ -81,8 +81,8 @@ def status(
     STORE only the store is read. The exit code is 8 if the backup stopped or is more than a minute behind.
 
     With --timelines list where a rescue or a restore ended the log of a partition in the STORE, and the last id of each
-    timeline. The last timeline of a partition is the current one. An older one stays readable above its fork, for `waltzctl
-    cluster restore --timeline`, until its folder is removed from the store by hand.
+    timeline. The last timeline of a partition is the current one. An older one stays readable above its fork, for
+    `--timeline` of `waltzctl cluster restore`, until its folder is removed from the store by hand.
 
     \b
     Examples:

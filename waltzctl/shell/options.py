@@ -151,17 +151,23 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in (OWN, CHANGE, SPARK, CLUSTER, OUTPUT)}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and param.param_type_name == "option":
-                head, text = record
-                text = _RANGE.sub(lambda found: _between(found["low"] or found["least"], found["high"]), text)
-                sections[getattr(param, "rich_help_panel", None) or OWN].append((head, text))
+        for section, head, text in option_records(self, ctx):
+            sections[section].append((head, text))
         column = min(_COLUMN_MAX, max(len(head) for rows in sections.values() for head, _ in rows))
         for name, rows in sections.items():
             if rows:
                 with formatter.section(name):
                     formatter.write_dl([(head.ljust(column), text) for head, text in rows])
+
+
+def option_records(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield section, name with placeholder, and help of each option of a command."""
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record is not None and param.param_type_name == "option":
+            head, text = record
+            text = _RANGE.sub(lambda found: _between(found["low"] or found["least"], found["high"]), text)
+            yield getattr(param, "rich_help_panel", None) or OWN, head, text
 
 
 def _wanted(type_: Any) -> str:
