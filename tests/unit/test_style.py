@@ -17,7 +17,7 @@ from tests.conftest import HEAVY
 ROOT = Path(__file__).parents[2]
 LINES_MAX = {
     "spark": 9_150, "waltzctl": 26_650, "waltzd": 700, "waltzd/archive": 4_000, "waltzd/client": 8_400,
-    "waltzd/cluster": 3_700, "waltzd/daemon": 2_650, "waltzd/disk": 900, "waltzd/format": 3_350, "waltzd/observe": 400,
+    "waltzd/cluster": 3_700, "waltzd/daemon": 2_650, "waltzd/disk": 900, "waltzd/format": 3_700, "waltzd/observe": 400,
     "waltzd/protocol": 3_650, "waltzd/server": 1_850, "waltzd/server/clients": 2_700, "waltzd/server/core": 2_200,
     "waltzd/server/groups": 1_700, "waltzd/server/session": 3_400, "waltzd/server/subscriptions": 2_100, "waltzd/sql":
     1_850, "waltzd/storage": 3_050, "waltzd/storage/offline": 1_700, "waltzd/storage/replica": 4_300, "waltzd/testing":

@@ -3,7 +3,7 @@
     <directory>/waltz-storage.ctl      control file: cluster key, and per partition two alternating checksummed structs
     <directory>/waltz-storage.id       identity: a checksummed copy of the control header (not in the original Waltz)
     <directory>/waltz-storage.reserve  space that is freed to start on a full disk (not in the original Waltz)
-    <directory>/<partition>/<first id, 19 digits>.seg and .idx
+    <directory>/<partition>/<first id, 19 digits>.seg, .idx and .key
     <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (not in the
                                        original Waltz)
 
@@ -42,6 +42,8 @@ SCRUB_NAME = "scrub.json"
 PROMISE_NAME = "promise"
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
+KEY_SUFFIX = ".key"
+FILES_OF_SEGMENT = (SEGMENT_SUFFIX, INDEX_SUFFIX, KEY_SUFFIX)
 NEW_SUFFIX = ".new"
 """Suffix of a file that is being written, which is renamed once it is complete. A start of the storage removes such
 files."""
@@ -66,10 +68,14 @@ def index_name(first_id: int) -> str:
     return f"{first_id:019d}{INDEX_SUFFIX}"
 
 
-def first_id_of(name: str) -> int | None:
+def key_index_name(first_id: int) -> str:
+    return f"{first_id:019d}{KEY_SUFFIX}"
+
+
+def first_id_of(name: str, suffixes: tuple[str, ...] = (SEGMENT_SUFFIX, INDEX_SUFFIX)) -> int | None:
     """Return the first transaction id in the name of a segment or index file; None for any other name."""
     stem, dot, suffix = name.rpartition(".")
-    if dot + suffix not in (SEGMENT_SUFFIX, INDEX_SUFFIX) or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
+    if dot + suffix not in suffixes or len(stem) != 19 or not (stem.isascii() and stem.isdigit()):
         return None
     return int(stem) if int(stem) <= ID_MAX else None
 
