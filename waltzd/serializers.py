@@ -4,6 +4,9 @@
 its name and version in the log (`EventType`). A payload is an envelope with `type`, `version` and `data`, in JSON or
 MessagePack, so other programs can read it, too. Data of an older version is upgraded to the current version by pure
 functions, one version at a time. Data of a newer version raises `EventUnknown`: a view waits there for a newer program.
+
+Several applications can share partitions if each has a prefix for the names of its event types. A serializer with a
+`prefix` finds transactions of other applications foreign, and its client passes over them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from waltzd.client.view import E, E_co
+from waltzd.client.view import E, E_co, checked_kind
 from waltzd.errors import BadArgument, EventUnknown, EventUnreadable
 
 if TYPE_CHECKING:
@@ -78,8 +81,8 @@ class EventType(Generic[E_co]):
     get the data as it was read: dictionaries, lists, texts and numbers.
 
     Raises:
-        BadArgument: The name is empty or has blanks, quotes or backslashes, the version is below 1, or `upcasts` does
-            not have exactly one function for each earlier version.
+        BadArgument: The name is empty or has blanks, quotes or backslashes, the version is below 1, `upcasts` does
+            not have exactly one function for each earlier version, or the kind does not fit or is reserved.
 
     Example:
         ```python
@@ -98,6 +101,9 @@ class EventType(Generic[E_co]):
     """Version in which events are written."""
     upcasts: Mapping[int, Upcast] = dataclasses.field(default_factory=dict)
     """Function for each earlier version that upgrades its data to the next version."""
+    kind: int = 0
+    """Kind of the transactions that contain such an event: 32 bits with a sign, which a consumer group can select
+    (`create_group(types=…)`); 0 for none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.cls, type):
@@ -106,6 +112,7 @@ class EventType(Generic[E_co]):
             raise BadArgument(f"an event type needs a name without blanks, quotes and backslashes, not {self.name!r}")
         if type(self.version) is not int or self.version < 1:
             raise BadArgument(f"versions of an event type begin at 1; {self.name} has {self.version!r}")
+        checked_kind(self.kind)
         wanted, given = list(range(1, self.version)), list(self.upcasts)
         if sorted(given) != wanted:
             raise BadArgument(
@@ -120,15 +127,50 @@ class _Events(ABC, Generic[E]):
     _unreadable: tuple[type[Exception], ...] = (ValueError, RecursionError)
     """Errors that say that a payload cannot be read."""
 
-    def __init__(self, *types: EventType[E]) -> None:
+    def __init__(self, *types: EventType[E], prefix: str = "") -> None:
         if not types:
             raise BadArgument("a serializer of events needs at least one event type")
         self._by_class = {one.cls: one for one in types}
         self._by_name = {one.name: one for one in types}
-        if not len(types) == len(self._by_class) == len(self._by_name):
+        kinds = [one.kind for one in types if one.kind]
+        if not len(types) == len(self._by_class) == len(self._by_name) or len(kinds) > len(set(kinds)):
             raise BadArgument(
-                f"a class or a name is given twice among the event types {', '.join(one.name for one in types)}"
+                f"a class, a name or a kind is given twice among the event types {', '.join(one.name for one in types)}"
             )
+        strange = [one.name for one in types if not one.name.startswith(prefix)]
+        if strange:
+            raise BadArgument(
+                f"the name of the event type {strange[0]} does not begin with the prefix {prefix!r}",
+                next_step="the prefix is part of each name in the log: give names as `bank.deposited`",
+            )
+        self.prefix = prefix
+        """Beginning of the names of all event types of the application; empty if it shares no partition."""
+
+    def kind_of(self, value: E) -> int:
+        """Return the kind of an event, as its event type gives it."""
+        return self._type_of(value).kind
+
+    def kind_of_type(self, cls: type[E]) -> int:
+        """Return the kind of a class of events.
+
+        Raises:
+            BadArgument: The class is none of the event types, or its event type has no kind.
+        """
+        found = self._by_class.get(cls)
+        if found is None or not found.kind:
+            what = "is none of the event types of the serializer" if found is None else "has no kind in its event type"
+            raise BadArgument(f"{cls!r} {what}", next_step="give `EventType(…, kind=N)`, with another N for each type")
+        return found.kind
+
+    def is_foreign(self, payload: bytes) -> bool:
+        """Return whether a payload is of another application: not an event whose type begins with the prefix. Without a
+        prefix no payload is."""
+        if not self.prefix:
+            return False
+        try:
+            return not self._open(payload)[0].startswith(self.prefix)
+        except self._unreadable:
+            return True
 
     def encode(self, value: E) -> bytes:
         """Return the payload of an event.
@@ -136,11 +178,14 @@ class _Events(ABC, Generic[E]):
         Raises:
             BadArgument: Its class is none of the event types, or it cannot be encoded.
         """
-        kind = self._by_class.get(type(value))
-        if kind is None:
+        return self._payload(self._type_of(value), value)
+
+    def _type_of(self, value: E) -> EventType[E]:
+        found = self._by_class.get(type(value))
+        if found is None:
             known = ", ".join(one.__name__ for one in self._by_class)
             raise BadArgument(f"{type(value).__name__} is none of the event types of this serializer: {known}")
-        return self._payload(kind, value)
+        return found
 
     def decode(self, payload: bytes) -> E:
         """Return the event of a payload, upgraded to the current version.
@@ -191,14 +236,20 @@ class JsonEvents(_Events[E]):
         ```
     """
 
-    def __init__(self, *types: EventType[E]) -> None:
+    def __init__(self, *types: EventType[E], prefix: str = "") -> None:
         """Create a serializer of these events.
 
+        Args:
+            types: Event types.
+            prefix: Beginning of the names of all event types of this application, such as `"bank."`. Views, feeds and
+                consumer groups of the client pass over each transaction that is no event of this prefix. Without a
+                prefix, an event of another application stops a view.
+
         Raises:
-            BadArgument: A class is no dataclass, a field has a type that JSON does not preserve, a class or a name is
-                given twice, or there is none.
+            BadArgument: A class is no dataclass, a field has a type that JSON does not preserve, a class, a name or a
+                kind is given twice, there is none, or a name does not begin with the prefix.
         """
-        super().__init__(*types)
+        super().__init__(*types, prefix=prefix)
         self._fields = {one.name: _fields_of(one.cls) for one in types}
 
     def _payload(self, kind: EventType[E], value: E) -> bytes:
@@ -245,15 +296,20 @@ class PydanticEvents(_Events[E]):
         ```
     """
 
-    def __init__(self, *types: EventType[E]) -> None:
+    def __init__(self, *types: EventType[E], prefix: str = "") -> None:
         """Create a serializer of these events.
+
+        Args:
+            types: Event types.
+            prefix: See `JsonEvents`.
 
         Raises:
             ModuleNotFoundError: pydantic is not installed.
-            BadArgument: A class or a name is given twice, or there is none.
+            BadArgument: A class, a name or a kind is given twice, there is none, or a name does not begin with the
+                prefix.
         """
         make = _needed("pydantic").TypeAdapter
-        super().__init__(*types)
+        super().__init__(*types, prefix=prefix)
         self._adapters: dict[str, pydantic.TypeAdapter[E]] = {one.name: make(one.cls) for one in types}
 
     def _payload(self, kind: EventType[E], value: E) -> bytes:
@@ -285,21 +341,23 @@ class MsgspecEvents(_Events[E]):
 
     _forms: ClassVar = ("json", "msgpack")
 
-    def __init__(self, *types: EventType[E], form: Literal["json", "msgpack"] = "json") -> None:
+    def __init__(self, *types: EventType[E], form: Literal["json", "msgpack"] = "json", prefix: str = "") -> None:
         """Create a serializer of these events.
 
         Args:
             types: Event types.
             form: Encoding of the payloads. A log must keep the encoding that it began with.
+            prefix: See `JsonEvents`.
 
         Raises:
             ModuleNotFoundError: msgspec is not installed.
-            BadArgument: There is no such form, a class or a name is given twice, or there is none.
+            BadArgument: There is no such form, a class, a name or a kind is given twice, there is none, or a name does
+                not begin with the prefix.
         """
         spec: Any = _needed("msgspec")
         if form not in self._forms:
             raise BadArgument(f"form must be one of {', '.join(self._forms)}, not {form!r}")
-        super().__init__(*types)
+        super().__init__(*types, prefix=prefix)
         self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
         self._convert: Callable[[Any, type[E]], E] = spec.convert
         module = getattr(spec, form)

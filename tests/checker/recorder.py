@@ -173,7 +173,7 @@ class _RecordedCommand(Command):
         self._open: Operation | None = None
 
     def partition(self, count: int) -> int | None:
-        self._partition = partition_of(self._inner, self._recorder.partitioner, count)
+        self._partition = partition_of(self._inner, lambda key: self._recorder.partitioner(key, count), count)
         return self._partition
 
     async def build(self, builder: Builder) -> bool:

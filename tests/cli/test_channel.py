@@ -45,6 +45,7 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
     assert "prefer server-1 for 0-1" in planned
     with BlockingClient(",".join(live.server_addresses), partitions="orders") as client:
         assert client.partitions == (0, 1) == client.channel("orders")
+        assert {client.partition_of(key) for key in range(20)} == {0, 1}
 
     # a policy that speaks of it
     file = tmp_path / "policy.json"
@@ -62,6 +63,8 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
         "would do: channel set orders",
         "  orders: add 2",
         "  orders: take out 0",
+        "  note: its clients hash keys over 0-1 as before; --rehash changes that",
+        "  note: its clients refuse keys of 0, which are outside of the channel",
         "  note: 1 grants of the policy speak of it",
         "  billing may not append any more in partition 0",
         "Nothing was changed.",
@@ -72,8 +75,15 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
     file.write_text(json.dumps({"grants": [{**grant, "partitions": "order"}]}))
     refused(waltzctl("policy", "set", file, "--yes", *place), 3, "grants[0].partitions: there is no channel order")
     assert as_json(waltzctl("channel", "list", *place, "-o", "json"))["channels"] == [
-        {"name": "orders", "partitions": [1, 2]}
+        {"name": "orders", "partitions": [1, 2], "keys": [0, 1]}
+    ], "keys stay where they are"
+    refused(waltzctl("channel", "set", "orders", "--none", "--rehash", *place), 2, "--rehash needs the PARTITIONS")
+    assert waltzctl("channel", "set", "orders", "1-2", "--rehash", "--dry-run", *place).out.splitlines()[:2] == [
+        "would do: channel set orders",
+        "  hash the keys of its clients over 1-2, not over 0-1",
     ]
+    assert waltzctl("channel", "set", "orders", "1-2", "--rehash", "--yes", *place).code == 0
+    assert as_json(waltzctl("channel", "list", *place, "-o", "json"))["channels"][0]["keys"] == [1, 2]
 
 
 def test_the_examples_of_the_help_are_run(place: list[str], waltzctl: Tool) -> None:

@@ -144,6 +144,12 @@ def test_several_applications() -> None:
             async with cluster.client(view=Positions(), partitions="orders") as client:
                 assert all([await shown.place(client, {}, f"customer {number}") for number in range(8)])
             assert [len(await cluster.log(partition)) > 0 for partition in range(4)] == [True, True, False, False]
+            async with cluster.client(serializer=shown.SHOP) as client:
+                await client.append(shown.Placed("ann"), partition=3)
+            async with cluster.client() as other:
+                await other.append(b"of another application", partition=3)
+            async with cluster.client(serializer=shown.SHOP) as client:
+                assert [(one.kind, one.value) async for one in client.scan(3)] == [(1, shown.Placed("ann"))]
 
     LocalCluster(partitions=4).run(story)
 

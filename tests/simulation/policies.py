@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tests.simulation.plan import Event
 from waltzd.cluster.cluster import POLICY
 from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import PolicyDocument
-from waltzd.protocol.channels import NO_CHANNELS, Channels
+from waltzd.protocol.channels import NO_CHANNELS, NO_KEYS, Channels, KeyHash
 from waltzd.protocol.document import encode
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.server.clients.authorizer import Authorizer
@@ -63,8 +64,8 @@ class WatchedAuthorizer(Authorizer):
         self.adopted: Policy | None = None
         self._policies = policies
 
-    def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS) -> None:
-        super().adopt(policy, channels)
+    def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS, keys: Mapping[str, KeyHash] = NO_KEYS) -> None:
+        super().adopt(policy, channels, keys)
         self.adopted = policy
         self._policies.look()
 

@@ -37,12 +37,14 @@ from waltzd.client.view import (
     checked_kind,
     encoded,
     key_of,
+    kind_of,
     partition_by_hash,
     partition_of,
 )
 from waltzd.client.waits import WaitMethods
 from waltzd.errors import BadArgument, ClientClosed, NotMounted, WaltzError
 from waltzd.protocol.batches import FeedMode, Registration, Topology
+from waltzd.protocol.channels import BLAKE2B, KeyHash, key_function, key_partitions
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
 from waltzd.protocol.positions import Position
 from waltzd.wire import tls as wire_tls
@@ -94,10 +96,13 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
                 feed.
             feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves out payloads until
                 they are fetched.
-            partitions: `"all"`, numbers, and names of channels: `[0, 3]`, `"orders"` or `"0-3,orders"`.
+            partitions: `"all"`, numbers, and names of channels: `[0, 3]`, `"orders"` or `"0-3,orders"`. A client of
+                exactly one channel hashes keys within the channel, as `waltzctl channel list` shows; any other client
+                hashes them over all partitions of the cluster.
             serializer: Turns values into payloads and back. Without a serializer, payloads are bytes.
-            partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
-                language, so that all clients agree.
+            partitioner: `partitioner(key, count)` chooses the partition of a key, as a number below `count`: the
+                number of partitions of the cluster, or of the channel. The default is the same in every language, so
+                that all clients agree.
             settings: Timeouts and limits.
             tls: Certificate of this application, if the cluster uses TLS; without it, connections are in plain text.
             connect: Function that connects to a server, in place of `tls`. `LocalCluster.connect` connects within the
@@ -132,6 +137,8 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         self._feeds: dict[PartitionClient, FeedBuffer] = {}
         self._subscriptions: dict[Subscription[Any], None] = {}
         self._active: tuple[int, ...] = ()
+        self._key_hash: KeyHash | None = None
+        """Hash of the keys of the client's channel; None if keys are hashed over all partitions of the cluster."""
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
@@ -257,7 +264,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
 
         Args:
             partitions: `"all"`, numbers, and names of channels. A channel is resolved now: when it changes, call this
-                again.
+                again. Keys are hashed as `Client` says.
             timeout: Seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
@@ -274,9 +281,10 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         found = await self._routes.numbers(partitions)
         for partition in found:
             self._check_number(partition)
-        wanted = tuple(sorted(found))
+        wanted, key_hash = tuple(sorted(found)), self._routes.keys_of(partitions)
         async with self._changing:
             self._check_open()
+            self._key_hash = key_hash
             if wanted and self._registration is None:
                 self._registration = await self._routes.register(seconds)
             going = [partition for partition in self._active if partition not in wanted]
@@ -478,7 +486,8 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             raise error.with_traceback(None) from None
 
     def _partition_of(self, commands: Sequence[Command[E]]) -> int:
-        found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
+        count = self.partition_count
+        found = {partition_of(command, self.partition_of, count) for command in commands}
         if len(found) != 1:
             where = f"the commands of an atomic append have the partitions {some(sorted(found))}; they must have one"
             raise BadArgument(where if found else _NO_TRANSACTION)
@@ -502,7 +511,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         *,
         partition: int | None = None,
         key: Any = None,
-        kind: int = 0,
+        kind: int | None = None,
         locks: Iterable[Lock] = (),
         position: int | None = None,
         timeout: float | None = None,
@@ -515,7 +524,8 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             partition: Partition; or give `key`.
             key: Key from which the partitioner chooses the partition. With neither, the key is the name of the locks;
                 see `Lock`.
-            kind: Integer of 32 bits with a sign that is kept beside the payload; the meaning is the application's.
+            kind: Integer of 32 bits with a sign that is kept beside the payload; the meaning is the application's. The
+                default is the kind of the payload's event type (`EventType`), or 0.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: Highest id that the decision for this transaction has seen. READ and WRITE locks fail if a later
                 transaction marked them. The default is `position(partition)` at this call. A `Position` of another
@@ -542,7 +552,8 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         """
         locks = tuple(locks)
         client = self._choose(partition, key, locks)
-        body, kind = encoded(payload, self._serializer), checked_kind(kind)
+        body = encoded(payload, self._serializer)
+        kind = kind_of(payload, self._serializer) if kind is None else checked_kind(kind)
         if idempotency_key is not None:
             own = key_locks(idempotency_key)
             position = own_position(client, position, locks)
@@ -569,7 +580,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             payloads: See `payload` of `append`; one for each transaction.
             partition: Partition; or give `key`.
             key: See `append`.
-            kinds: Kind of each transaction, or None for zeros.
+            kinds: Kind of each transaction; None for those of the event types, or zeros.
             locks: Locks of each transaction, or None for none.
             position: See `append`; one for all of them.
             timeout: See `append`.
@@ -655,7 +666,10 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         for name, column in (("kinds", kinds), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
-        kinds = None if kinds is None else [checked_kind(kind) for kind in kinds]
+        if kinds is not None:
+            kinds = [checked_kind(kind) for kind in kinds]
+        elif self._serializer is not None:
+            kinds = [kind_of(payload, self._serializer) for payload in payloads]
         each = None if locks is None else [tuple(some) for some in locks]
         flat = [lock for some in each or () for lock in some]
         client = self._choose(partition, key, flat)
@@ -690,8 +704,25 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         return self._keys[partition]
 
     def partition_of(self, key: Any) -> int:
-        """Return the partition in which `append(…, key=key)` writes."""
-        return self._partitioner(key, self.partition_count)
+        """Return the partition in which `append(…, key=key)` writes: one of the client's channel if it has exactly one
+        channel, else one of the cluster.
+
+        Raises:
+            BadArgument: The partitioner does not take the key; or the channel has another hash function, which a newer
+                program gave it.
+        """
+        if self._key_hash is None:
+            return self._partitioner(key, self.partition_count)
+        function, partitions = key_function(self._key_hash), key_partitions(self._key_hash)
+        if self._partitioner is partition_by_hash and function != BLAKE2B:
+            raise BadArgument(
+                f"the keys of the channel are hashed by {function}, which this version does not know",
+                next_step="install a newer version, or name the partition",
+            )
+        at = self._partitioner(key, len(partitions))
+        if not 0 <= at < len(partitions):
+            raise BadArgument(f"the partitioner chose {at!r} from {len(partitions)} partitions of the channel")
+        return partitions[at]
 
     def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> PartitionClient:
         if partition is not None and key is not None:

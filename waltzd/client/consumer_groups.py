@@ -59,6 +59,7 @@ class ConsumerGroups(Generic[E]):
         partitions: Partitions = EVERYTHING,
         start: Start = "first",
         kinds: Sequence[int] = (),
+        types: Sequence[type[E]] = (),
         key: Literal["kind", "lock"] = "kind",
         ack_wait: float = 30.0,
         max_in_flight: int = 100,
@@ -79,6 +80,7 @@ class ConsumerGroups(Generic[E]):
                 now. A time: at the first transaction of that time or later. `{partition: position}`: after these
                 positions, and at the beginning in other partitions. A group that exists keeps its position.
             kinds: Kinds of the transactions that the group gets; empty for all.
+            types: Alternative to `kinds`: classes of events whose `EventType` in the client's serializer has a kind.
             key: Key of a `"keyed"` group: the kind of a transaction, or its first lock.
             ack_wait: Seconds that a member has for a delivery; it may extend them.
             max_in_flight: Limit of deliveries that a member has at a time, in each partition.
@@ -109,6 +111,8 @@ class ConsumerGroups(Generic[E]):
             raise BadArgument(f"{name!r} is not a group name (letters, digits, `.`, `_` and `-`)")
         if key not in _KEYED_BY:
             raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
+        if types and kinds:
+            raise BadArgument("both `types` and `kinds` are given; give one of them")
         texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
         if not texts:
             raise BadArgument("partitions must not be empty")
@@ -122,7 +126,7 @@ class ConsumerGroups(Generic[E]):
             back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
             exhausted=_one_of(Exhausted, "exhausted", exhausted),
             key=_KEYED_BY[key],
-            headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds, HEADERS_MAX)),
+            headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds or self._kinds_of(types), HEADERS_MAX)),
         )
         where = await self._routes.numbers(meta.partitions or EVERYTHING)
         _check_start(where, self._routes.partitions, start)
@@ -139,6 +143,12 @@ class ConsumerGroups(Generic[E]):
                 return False
             raise
         return made.is_new
+
+    def _kinds_of(self, types: Sequence[type[E]]) -> list[int]:
+        kind_of_type: Callable[[type[E]], int] | None = getattr(self._serializer, "kind_of_type", None)
+        if types and kind_of_type is None:
+            raise BadArgument("`types` needs a client with a serializer of events; give `kinds`")
+        return [] if kind_of_type is None else [kind_of_type(each) for each in types]
 
     async def _known_group(self, meta: GroupMeta) -> MadeGroup | None:
         """Return the group if it exists and differs at most in its start, which is another moment in each call; else

@@ -144,7 +144,7 @@ class Delivery(DeliveredTransaction[E_co]):
         ```
     """
 
-    __slots__ = ("_group_epoch", "_is_settled", "_said", "_tag", "_until")
+    __slots__ = ("_behind", "_group_epoch", "_is_settled", "_said", "_tag", "_until")
 
     def __init__(
         self,
@@ -163,6 +163,8 @@ class Delivery(DeliveredTransaction[E_co]):
         self._until = until
         self._is_settled = False
         self._said: AckKind | None = None
+        self._behind: list[Delivery[Any]] = []
+        """Deliveries of foreign transactions that follow it in an ordered group, and are acknowledged with it."""
 
     async def ack(self, *, durable: bool = False) -> None:
         """Acknowledge: the transaction is done, and the group does not deliver it again.

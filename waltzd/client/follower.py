@@ -4,7 +4,7 @@ The credit of the mount bounds what waits here. A feed may be cut inside an atom
 is held until the rest has come, so `applied` is never inside one. A transaction that cannot be applied blocks those
 behind it, on purpose: it is tried again with growing pauses, or the application stops the partition (`Decision.PARK`).
 A lasting failure is logged with its traceback once, then counted at growing intervals; `failing` shows it meanwhile.
-Probes of operators are skipped: `applied` passes them, and the view's position need not."""
+Foreign transactions are skipped: `applied` passes them, and the view's position need not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from uuid import UUID
 
 from waltzd.client.view import Decision, Transaction, View, end_of_part
 from waltzd.errors import BadArgument, ViewStopped
-from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
@@ -107,14 +106,14 @@ class Follower:
         self._calls = 0
         self._is_calling = False
         self._handed = EMPTY
-        """Highest id that the view has taken; a probe may follow it."""
+        """Highest id that the view has taken; foreign transactions may follow it."""
         self._partition = partition
         self._view = view
         self._call_shielded = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
         self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(view, "apply_batch", None)
-        self._takes_probes = bool(getattr(view, "takes_probes", False))
+        self._takes_foreign = bool(getattr(view, "takes_foreign", False))
         self._inbox: deque[tuple[int, Load, bool]] = deque()
         self._held: list[Transaction] = []
         """Beginning of an atomic request whose rest has not come."""
@@ -235,8 +234,8 @@ class Follower:
 
     async def _hand_on(self, transactions: list[Transaction]) -> None:
         wanted = transactions
-        if not self._takes_probes:
-            wanted = [transaction for transaction in transactions if transaction.kind != PROBE_HEADER]
+        if not self._takes_foreign:
+            wanted = [transaction for transaction in transactions if not transaction.is_foreign]
         await self._apply(wanted)
         if len(wanted) < len(transactions):
             await self._reached(transactions[-1].id)

@@ -3,7 +3,7 @@ on.
 
 A scan reads by id, some transactions at a time, and needs no mount. A feed has a partition client and a client id of
 its own, so it does not displace the mounts of the client. It buffers one batch; while the application processes a
-batch, the credit of the mount bounds the rest, here and at the server. Probes of operators are left out."""
+batch, the credit of the mount bounds the rest, here and at the server. Foreign transactions are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from waltzd.client.partition import PartitionClient
 from waltzd.client.reader import ReadMethods
 from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
-from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 
@@ -84,7 +83,8 @@ class IterationMethods(ReadMethods[E], Generic[E]):
         """Iterate over the committed transactions of a range, in order. It needs no view and no partitions of the
         client.
 
-        The range may begin or end inside an atomic append. Probes of operators are left out, so ids may be missing.
+        The range may begin or end inside an atomic append. Foreign transactions (`Transaction.is_foreign`) are left out,
+        so ids may be missing.
 
         Args:
             partition: Partition to read.
@@ -112,9 +112,9 @@ class IterationMethods(ReadMethods[E], Generic[E]):
         closed.
 
         The feed continues through fail-overs, needs no view and no partitions of the client, and uses a mount of the
-        server while it runs. Slow code delays no other reader: transactions wait in the log, not in memory. Probes of
-        operators are left out, so ids may be missing. After a `break` the feed ends at once if it was opened with
-        `contextlib.aclosing`, else soon.
+        server while it runs. Slow code delays no other reader: transactions wait in the log, not in memory. Foreign
+        transactions (`Transaction.is_foreign`) are left out, so ids may be missing. After a `break` the feed ends at
+        once if it was opened with `contextlib.aclosing`, else soon.
 
         Args:
             partition: Partition to follow.
@@ -154,7 +154,7 @@ class IterationMethods(ReadMethods[E], Generic[E]):
             up_to = min(last, after + READ_MAX)
             found = await self._reader.some(partition, after + 1, up_to, with_locks=with_locks, timeline=end.timeline)
             after = found[-1].id
-            yield [one for one in found if one.kind != PROBE_HEADER]
+            yield [one for one in found if not one.is_foreign]
 
     def feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         """Iterate as `feed` does, over batches of all transactions that have arrived.

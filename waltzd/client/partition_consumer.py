@@ -7,6 +7,9 @@ not changed, because the owner then knows which ones it has received. In another
 An answer has the number of ids that were too late, not the ids. So if some were too late, each id is asked for by
 itself, which is safe for acknowledgements that may be repeated. Those that may not are sent for one delivery at a time.
 
+Foreign transactions are acknowledged when they arrive, and the application does not get them. In an ordered group
+nothing is settled before everything in front of it, so they are acknowledged with the delivery in front of them.
+
 In an ordered group a failure brings back everything after it, or nothing if it was the last try. So after a failure the
 queue waits until the owner has answered whether its deliveries are still valid."""
 
@@ -107,6 +110,8 @@ class PartitionConsumer:
         self._loop = asyncio.get_running_loop()
         self._group_epoch: GroupEpoch | None = None
         """Epoch of the current or the last stream."""
+        self._last: Delivery[Any] | None = None
+        """Newest delivery for the application; None before the first."""
         self._newest: dict[int, int] = {}
         """Tag of the newest delivery of each id that this member has."""
         self._unsent: deque[PendingAck] = deque()
@@ -338,8 +343,29 @@ class PartitionConsumer:
                 self.queue = deque(one for one in self.queue if one.id not in coming)
         while len(self._newest) > max(1000, 4 * joined.room):  # deliveries that the application dropped
             del self._newest[next(iter(self._newest))]
+        found = self._pass_over(found)
         self.queue.extend(found)
         self._listener.arrived(self, len(found))
+
+    def _pass_over(self, found: Sequence[Delivery[Any]]) -> list[Delivery[Any]]:
+        """Return the deliveries for the application. Acknowledge the foreign ones, or attach each to the delivery in
+        front of it in an ordered group."""
+        own: list[Delivery[Any]] = []
+        for one in found:
+            front = self._last if self.is_ordered else None
+            if not one.transaction.is_foreign:
+                own.append(one)
+                self._last = one
+            elif front is None or front._is_settled or front._said is AckKind.ACKNOWLEDGE or self._why_late(front):
+                self._acknowledge([one])
+            else:
+                front._behind.append(one)
+        return own
+
+    def _acknowledge(self, foreign: Sequence[Delivery[Any]]) -> None:
+        for one in foreign:
+            self._pending_ack(AckKind.ACKNOWLEDGE, one, None, "").deliveries.append(one)
+        self._changed.set()
 
     # -- acknowledgements --------------------------------------------------------------------------------------------------
 
@@ -386,6 +412,8 @@ class PartitionConsumer:
                 continue
             ack = self._pending_ack(verb, one, delay, reason)
             ack.deliveries.append(one)
+            if verb is AckKind.ACKNOWLEDGE:
+                ack.deliveries += one._behind
             ack.is_durable |= durable
             acks.setdefault(ack, []).append(one)
         self._changed.set()
@@ -413,7 +441,7 @@ class PartitionConsumer:
         self._unsent.append(ack)
         if verb in (AckKind.REFUSE, AckKind.REJECT) and self.is_ordered:
             self.holds += 1
-            ack.answered.add_done_callback(lambda _: self._release_checked())
+            ack.answered.add_done_callback(lambda _: self._release_checked(one))
         return ack
 
     def _why_late(self, one: Delivery[Any]) -> DeliveryLate | None:
@@ -521,19 +549,21 @@ class PartitionConsumer:
 
     # -- order and time ------------------------------------------------------------------------------------------------
 
-    def _release_checked(self) -> None:
+    def _release_checked(self, failed: Delivery[Any]) -> None:
         """Release the queue after a failure in an ordered group, once the owner has confirmed that its deliveries are
         still valid."""
-        if not self.queue or self.joined is None:
+        following = [*failed._behind, *self.queue]
+        if not following or self.joined is None:
             self._release()
             return
-        ack = PendingAck(AckKind.EXTEND, self.queue[0]._group_epoch)
-        ack.deliveries.extend(self.queue)
+        ack = PendingAck(AckKind.EXTEND, following[0]._group_epoch)
+        ack.deliveries.extend(following)
         self._unsent.append(ack)
         self._changed.set()
-        ack.answered.add_done_callback(lambda _: self._release())
+        ack.answered.add_done_callback(lambda _: self._release([] if ack.late else failed._behind))
 
-    def _release(self) -> None:
+    def _release(self, foreign: Sequence[Delivery[Any]] = ()) -> None:
+        self._acknowledge([one for one in foreign if self._why_late(one) is None])
         self.holds -= 1
         self._listener.arrived(self, 0)
 

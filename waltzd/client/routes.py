@@ -34,7 +34,7 @@ from waltzd.errors import (
 )
 from waltzd.errors.operations import NotOwner, WrongPeer
 from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, Topology
-from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
+from waltzd.protocol.channels import EVERYTHING, KeyHash, Ranges, named_in, numbers_of
 
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
@@ -232,6 +232,15 @@ class Routes:
         channels = {channel.name: Ranges(channel.partitions) for channel in self.topology.channels}
         each = (numbers_of(part, channels) if isinstance(part, str) else (part,) for part in parts)
         return tuple(dict.fromkeys(number for numbers in each for number in numbers))
+
+    def keys_of(self, partitions: Partitions) -> KeyHash | None:
+        """Return how the keys of a client of these partitions are hashed, if they are exactly one channel; None for
+        over all partitions of the cluster."""
+        parts = (partitions,) if isinstance(partitions, str) else tuple(partitions)
+        if len(parts) != 1:
+            return None
+        found = next((channel for channel in self.topology.channels if channel.name == parts[0]), None)
+        return KeyHash(found.keys) if found is not None and found.keys else None
 
     async def _look_up(self) -> None:
         failures = []

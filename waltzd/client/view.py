@@ -48,6 +48,9 @@ class Serializer(Protocol[E]):
     appends, builds, reads and feeds have that type. Without a serializer, values are bytes. `waltzd.serializers` has
     some.
 
+    Two more methods are called if they exist. `kind_of(value)` returns the kind of a transaction that is given none.
+    `is_foreign(payload)` returns whether another application wrote a payload (`Transaction.is_foreign`).
+
     Example:
         ```python
         class Text:
@@ -118,6 +121,12 @@ def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
     raise BadArgument(f"a payload must be bytes, not {type(payload).__name__}, or give the client a serializer")
+
+
+def kind_of(value: Any, serializer: Serializer[Any] | None) -> int:
+    """Return the kind that the serializer gives to a value; 0 if it gives none."""
+    function: Callable[[Any], int] | None = getattr(serializer, "kind_of", None)
+    return 0 if function is None else checked_kind(function(value))
 
 
 def checked_kind(kind: int) -> int:
@@ -267,6 +276,15 @@ class Transaction(Generic[E_co]):
         value: E_co = payload if self._serializer is None else self._serializer.decode(payload)
         return value
 
+    @property
+    def is_foreign(self) -> bool:
+        """True for a probe of an operator, and for what the serializer finds foreign because it has a `prefix`.
+        Views, feeds, scans and consumer groups pass over foreign transactions. The payload of a head is not examined."""
+        if self.kind == PROBE_HEADER:
+            return True
+        function: Callable[[bytes], bool] | None = getattr(self._serializer, "is_foreign", None)
+        return function is not None and self._payload is not None and function(self._payload)
+
     async def fetch(self) -> bytes:
         """Return the payload; fetch it from the owner and check it if it did not come with the feed.
 
@@ -410,9 +428,8 @@ class View(Protocol[E_contra]):
     it came. `failed(transaction, error)` returns a `Decision` each time that `apply` raised; without it the decision is
     `RETRY`.
 
-    Probes of operators (`waltzctl health`) are not applied, so ids between two transactions may be missing. A view
-    whose attribute `takes_probes` is true gets them, too: it must skip those of the kind
-    `waltzd.protocol.batches.PROBE_HEADER`.
+    Foreign transactions (`Transaction.is_foreign`) are not applied, so ids between two transactions may be missing. A
+    view whose attribute `takes_foreign` is true gets them, too, to raise its position: it must apply nothing of them.
 
     Example:
         ```python
@@ -448,7 +465,7 @@ class View(Protocol[E_contra]):
 class Builder(Generic[E_contra]):
     """Transaction that `Command.build` fills in. `payload` must be set. A `Builder[E]` takes values of the type E."""
 
-    __slots__ = ("_home", "_kind", "_locks", "_payload", "_serializer", "position")
+    __slots__ = ("_home", "_kind", "_kind_of_payload", "_locks", "_payload", "_serializer", "position")
 
     def __init__(
         self,
@@ -460,7 +477,8 @@ class Builder(Generic[E_contra]):
         """Create an empty builder; `home` is the only name that its locks may have, or None for any."""
         self.position = position
         """Highest id that the view contained when the build began. Every checked lock is compared with it."""
-        self._kind = 0
+        self._kind: int | None = None
+        self._kind_of_payload = 0
         self._locks = tuple(locks)
         self._home = home
         self._payload: bytes | None = None
@@ -468,8 +486,9 @@ class Builder(Generic[E_contra]):
 
     @property
     def kind(self) -> int:
-        """Kind of the transaction: an integer of 32 bits with a sign, kept beside the payload; 0 if it is not set."""
-        return self._kind
+        """Kind of the transaction: an integer of 32 bits with a sign, kept beside the payload. If it is not set, it is
+        the kind of the payload's event type, or 0."""
+        return self._kind_of_payload if self._kind is None else self._kind
 
     @kind.setter
     def kind(self, kind: int) -> None:
@@ -505,6 +524,7 @@ class Builder(Generic[E_contra]):
     @payload.setter
     def payload(self, value: E_contra) -> None:
         self._payload = encoded(value, self._serializer)
+        self._kind_of_payload = kind_of(value, self._serializer)
 
 
 class Command(ABC, Generic[E_co]):
@@ -558,10 +578,10 @@ class Command(ABC, Generic[E_co]):
         """Note that the view of this client has applied the transaction."""
 
 
-def partition_of(command: Command[Any], partitioner: Partitioner, count: int) -> int:
-    """Return the partition of a command."""
+def partition_of(command: Command[Any], of_key: Callable[[Any], int], count: int) -> int:
+    """Return the partition of a command; `of_key` returns that of a key."""
     partition = command.partition(count)
-    return partitioner(key_of(command.key, command.locks), count) if partition is None else partition
+    return of_key(key_of(command.key, command.locks)) if partition is None else partition
 
 
 def builder_of(command: Command[Any], position: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:

@@ -800,13 +800,18 @@ def _named(kind: type[M], data: bytes, path: str) -> M:
 
 async def channels_of(coordinator: Coordinator) -> tuple[Channels, int]:
     """Return the channels and the version of their document; no channels and `NO_VERSION` if there is no document."""
+    document, version = await channels_document(coordinator)
+    return document.channels, version
+
+
+async def channels_document(coordinator: Coordinator) -> tuple[ChannelsDocument, int]:
+    """Return the document of the channels as `channels_of` does."""
     node = await coordinator.get(CHANNELS)
     if node is None:
-        return NO_CHANNELS, NO_VERSION
-    return decode(ChannelsDocument, node.data, CHANNELS).channels, node.version
+        return ChannelsDocument(channels=NO_CHANNELS), NO_VERSION
+    return decode(ChannelsDocument, node.data, CHANNELS), node.version
 
 
-async def save_channels(coordinator: Coordinator, channels: Channels, version: int, *, policy: int) -> None:
+async def save_channels(coordinator: Coordinator, document: ChannelsDocument, version: int, *, policy: int) -> None:
     """Write the channels if their document has `version` and the policy has version `policy`: grants depend on both."""
-    document = encode(ChannelsDocument(channels=channels))
-    await coordinator.commit([*untouched(POLICY, policy), put(CHANNELS, document, version)])
+    await coordinator.commit([*untouched(POLICY, policy), put(CHANNELS, encode(document), version)])

@@ -17,7 +17,7 @@ from waltzd.errors import BadArgument
 from waltzd.errors.operations import BadMetadata, MetadataUnfinished
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.address import is_name
-from waltzd.protocol.channels import CHANNELS_MAX, Ranges, is_channel
+from waltzd.protocol.channels import CHANNELS_MAX, KeyHash, Ranges, is_channel
 from waltzd.protocol.document import (
     ADDED,
     NUMBERED,
@@ -245,6 +245,8 @@ class ChannelsDocument(Document):
     """The document <root>/channels: names for sets of partitions."""
 
     channels: Mapping[Name, Ranges]
+    keys: Mapping[Name, KeyHash] = field(default_factory=dict, metadata={ADDED: True})
+    """Hash of the keys of a channel. A client of a channel without one hashes over all partitions of the cluster."""
 
     def mistake(self) -> tuple[str, str] | None:
         if len(self.channels) > CHANNELS_MAX:
@@ -252,6 +254,9 @@ class ChannelsDocument(Document):
         for name in self.channels:
             if not is_channel(name):
                 return f"channels.{name}", "must begin with a letter, and not be all"
+        for name in self.keys:
+            if name not in self.channels:
+                return f"keys.{name}", "must be the name of a channel"
         return None
 
 

@@ -2,6 +2,9 @@
 
 A channel is not another kind of log. Wherever partitions are listed, its name stands for the numbers that the cluster's
 document gives it at that moment. It begins with a letter, so it cannot be confused with a number.
+
+A client of one channel hashes keys over the partitions of the channel's `KeyHash`, which is kept beside the channel. It
+stays as it is when partitions are added, because locks hold only while a key stays in its partition.
 """
 
 from __future__ import annotations
@@ -21,13 +24,19 @@ Ranges = NewType("Ranges", str)
 """List of partitions by number: `0-3,7`."""
 Parts = NewType("Parts", str)
 """List of partitions by number and by channel: `0-3,orders`."""
+KeyHash = NewType("KeyHash", str)
+"""Hash function for the keys of a channel, and the partitions that it chooses from: `blake2b:0-3`."""
 Channels: TypeAlias = Mapping[str, Ranges]
 NO_CHANNELS: Channels = {}
+NO_KEYS: Mapping[str, KeyHash] = {}
 EVERYTHING = "all"
 """Word for all partitions, which cannot be the name of a channel."""
 LENGTH_MAX = 4096
 CHANNELS_MAX = 1024
 _CHANNEL = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+BLAKE2B = "blake2b"
+"""Hash function of `waltzd.client.view.partition_by_hash`."""
+_HASH = re.compile(r"[a-z0-9-]{1,32}")
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,4})(?:-(0|[1-9][0-9]{0,4}))?")
 _TYPED = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -39,6 +48,8 @@ class Channel:
     name: str
     partitions: str
     """Partitions of the channel, as in `0-3,7`."""
+    keys: str = ""
+    """`KeyHash` of the channel; empty if keys are hashed over all partitions of the cluster."""
 
 
 def is_channel(text: str) -> bool:
@@ -51,6 +62,26 @@ def is_ranges(text: str) -> bool:
 
 def is_parts(text: str) -> bool:
     return 0 < len(text) <= LENGTH_MAX and all(_is_range(part) or is_channel(part) for part in text.split(","))
+
+
+def is_key_hash(text: str) -> bool:
+    function, colon, ranges = text.partition(":")
+    return bool(colon) and _HASH.fullmatch(function) is not None and is_ranges(ranges)
+
+
+def key_hash(ranges: Ranges) -> KeyHash:
+    """Return the `KeyHash` of a new channel."""
+    return KeyHash(f"{BLAKE2B}:{ranges}")
+
+
+@lru_cache(maxsize=256)
+def key_partitions(keys: KeyHash) -> tuple[int, ...]:
+    """Return the partitions of a `KeyHash`: the hash, modulo their number, is an index of this sequence."""
+    return tuple(sorted(numbers_of(keys.partition(":")[2])))
+
+
+def key_function(keys: KeyHash) -> str:
+    return keys.partition(":")[0]
 
 
 def _is_range(text: str) -> bool:

@@ -24,7 +24,7 @@ from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadMetadata
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.address import is_name
-from waltzd.protocol.channels import Parts, Ranges, is_parts, is_ranges
+from waltzd.protocol.channels import KeyHash, Parts, Ranges, is_key_hash, is_parts, is_ranges
 from waltzd.protocol.policy import PREFIX_LENGTH_MAX, Amount, Pattern, Prefix, is_pattern, is_prefix
 from waltzd.protocol.timelines import Fork
 
@@ -82,6 +82,10 @@ _DEFAULTS: dict[Any, Rule] = {
         "numbers of partitions and names of channels, as in 0-3,orders",
         lambda value: isinstance(value, str) and is_parts(value),
     ),
+    KeyHash: Rule(
+        "a hash function and numbers of partitions, as in blake2b:0-3",
+        lambda value: isinstance(value, str) and is_key_hash(value),
+    ),
     Amount: whole(1),
     Fork: whole(-1),
 }
@@ -138,8 +142,10 @@ def _plain(value: Any) -> Any:
     found = []
     for item in fields(value):
         inner = getattr(value, item.name)
-        if ADDED in item.metadata and inner == item.default:
-            continue
+        if ADDED in item.metadata:
+            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            if inner == default:
+                continue
         if NUMBERED in item.metadata:
             found.append((item.metadata[NUMBERED], _plain(dict(enumerate(inner)))))
         else:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 
-from waltzd.cluster.cluster import Cluster, channels_of
-from waltzd.cluster.documents import PolicyDocument
+from waltzd.cluster.cluster import Cluster, channels_document
+from waltzd.cluster.documents import ChannelsDocument, PolicyDocument
 from waltzd.errors.operations import BadMetadata
-from waltzd.protocol.channels import NO_CHANNELS, Channels
+from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.policy import Policy
 from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.reconcile import Reconciler
@@ -26,7 +26,7 @@ class PolicyFollower:
     def __init__(self, cluster: Cluster, authorizer: Authorizer) -> None:
         self._cluster = cluster
         self._authorizer = authorizer
-        self._counts: tuple[PolicyDocument | None, Channels] = None, NO_CHANNELS
+        self._counts: tuple[PolicyDocument | None, ChannelsDocument] = None, ChannelsDocument(channels=NO_CHANNELS)
         self._has_read = False
         self.trouble = ""
         """Sentence that says why the newest documents are not in force; empty if they are."""
@@ -35,7 +35,7 @@ class PolicyFollower:
     async def read(self) -> None:
         try:
             document, _ = await self._cluster.policy()
-            channels, _ = await channels_of(self._cluster.coordinator)
+            channels, _ = await channels_document(self._cluster.coordinator)
         except BadMetadata as error:
             self._spoiled(error)
             return
@@ -45,9 +45,10 @@ class PolicyFollower:
             log.info("the policy can be read again")
         self.trouble = ""
         if (document, channels) != self._counts or not self._has_read:
-            self._authorizer.adopt(None if document is None else Policy(document.grants, channels), channels)
+            policy = None if document is None else Policy(document.grants, channels.channels)
+            self._authorizer.adopt(policy, channels.channels, channels.keys)
             count = "there is none: everybody may do everything" if document is None else f"{len(document.grants)} grants"
-            log.info("policy: %s; channels: %d", count, len(channels))
+            log.info("policy: %s; channels: %d", count, len(channels.channels))
         self._counts, self._has_read = (document, channels), True
 
     def _spoiled(self, error: BadMetadata) -> None:

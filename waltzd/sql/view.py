@@ -39,7 +39,6 @@ from waltzd.errors import (
     ViewBehind,
     WaltzError,
 )
-from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
@@ -104,8 +103,8 @@ class SqlView(Generic[E_contra]):
         ```
     """
 
-    takes_probes = True
-    """True: the position covers probes, too, which are not applied."""
+    takes_foreign = True
+    """True: the position covers foreign transactions, too, which are not applied."""
 
     def __init__(
         self,
@@ -476,7 +475,7 @@ class SqlView(Generic[E_contra]):
 
     def _call_application(self, connection: Connection, part: Part) -> None:
         guard = Guard(connection)
-        wanted = [transaction for transaction in part if transaction.kind != PROBE_HEADER]
+        wanted = [transaction for transaction in part if not transaction.is_foreign]
         if self._is_for_many and wanted:
             self._call_once(connection, wanted, wanted[0], guard)
         elif not self._is_for_many:

@@ -40,7 +40,7 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, NotReady
 from waltzd.errors.operations import NotOwner
 from waltzd.format.record import Record, Run
-from waltzd.protocol.channels import NO_CHANNELS
+from waltzd.protocol.channels import NO_CHANNELS, key_hash
 from waltzd.protocol.document import SCHEMA, decode
 from waltzd.protocol.peers import SECRET_BYTES
 from waltzd.protocol.policy import Policy
@@ -115,7 +115,7 @@ class LocalCluster:
         self._time: int | None = None
         """Time that the clocks of all servers show, in microseconds; None for the clock of this machine."""
         self._policy: Policy | None = None
-        self._channels = NO_CHANNELS
+        self._channels = ChannelsDocument(channels=NO_CHANNELS)
         self.loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the cluster."""
         self.tree = MemoryTree()
@@ -326,20 +326,23 @@ class LocalCluster:
         self._adopt()
 
     def set_channels(self, channels: Mapping[str, str]) -> None:
-        """Set the channels: names for sets of partitions, as in `{"orders": "0-1"}`.
+        """Set the channels: names for sets of partitions, as in `{"orders": "0-1"}`. As with `waltzctl channel set`, a
+        channel that exists keeps the partitions over which its keys are hashed.
 
         Raises:
             BadArgument: A name or a set is malformed.
         """
         text = json.dumps({"schema": SCHEMA, "channels": dict(channels)})
-        self._channels = decode(ChannelsDocument, text.encode(), "the channels", BadArgument).channels
+        found = decode(ChannelsDocument, text.encode(), "the channels", BadArgument)
+        keys = {name: self._channels.keys.get(name, key_hash(ranges)) for name, ranges in found.channels.items()}
+        self._channels = replace(found, keys=keys)
         self._adopt()
 
     def _adopt(self) -> None:
         if self._policy is not None:
-            self._policy = Policy(self._policy.grants, self._channels)
+            self._policy = Policy(self._policy.grants, self._channels.channels)
         for server in self._living():
-            server.authorizer.adopt(self._policy, self._channels)
+            server.authorizer.adopt(self._policy, self._channels.channels, self._channels.keys)
 
     async def log(self, partition: int = 0) -> list[Record]:
         """Return every committed transaction of a partition, as records."""
@@ -597,7 +600,7 @@ class _Server(LocalServer):
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
             reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name)),
         )
-        self.authorizer.adopt(local._policy, local._channels)
+        self.authorizer.adopt(local._policy, local._channels.channels, local._channels.keys)
         self.door = ServerEndpoint(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:

@@ -1821,18 +1821,22 @@ class Channel(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     partitions: _builtins.str
     """For example 0-3,7."""
+    keys: _builtins.str
+    """How clients of the channel hash keys, for example blake2b:0-3; empty: over all partitions of the cluster."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         partitions: _builtins.str = ...,
+        keys: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "name", b"name", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

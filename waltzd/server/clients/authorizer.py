@@ -10,14 +10,14 @@ A mount gets its rights when it begins, and keeps them; a policy that changes re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Protocol
 
 from waltzd.errors import NotGranted
 from waltzd.errors.operations import GroupLogClosed, PolicyUnreadable
-from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, bits_of_ranges
+from waltzd.protocol.channels import NO_CHANNELS, NO_KEYS, Channel, Channels, KeyHash, bits_of_ranges
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything, reading
 from waltzd.protocol.role import Identity, Role
 
@@ -34,6 +34,7 @@ class Authorizer:
         self._why_closed: str | None = why_closed
         self._policy: Policy | None = None
         self._channels = NO_CHANNELS
+        self._keys = NO_KEYS
         self._reviewed: dict[Reviewed, str] = {}
         """Mounts and group members to the identity of their caller."""
 
@@ -49,9 +50,9 @@ class Authorizer:
         """Cause why only operators are admitted; None if a policy is in force, or is known to be missing."""
         return self._why_closed
 
-    def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS) -> None:
+    def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS, keys: Mapping[str, KeyHash] = NO_KEYS) -> None:
         """Put a policy and channels in force, and review all mounts. Without a policy every caller has all rights."""
-        self._policy, self._channels, self._why_closed = policy, channels, None
+        self._policy, self._channels, self._keys, self._why_closed = policy, channels, keys, None
         for mount, identity in list(self._reviewed.items()):
             mount.review(self.rights(identity))
 
@@ -86,7 +87,7 @@ class Authorizer:
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
         """Return the channels with a partition in which this caller may do something."""
         return tuple(
-            Channel(name, ranges)
+            Channel(name, ranges, self._keys.get(name, ""))
             for name, ranges in self._channels.items()
             if rights.sees_everything or rights.sees_any(bits_of_ranges(ranges))
         )

@@ -91,9 +91,9 @@ def test_a_position_that_stays_in_front_of_a_probe_has_not_gone_back() -> None:
     assert view.ids == [0, 3, 4]
 
 
-def test_a_view_that_takes_probes_is_given_them() -> None:
+def test_a_view_that_takes_foreign_transactions_is_given_them() -> None:
     view = View()
-    view.takes_probes = True  # type: ignore[attr-defined]
+    view.takes_foreign = True  # type: ignore[attr-defined]
     asyncio.run(follow(view, feed(0, 1, 2, probes=[1])))
     assert view.ids == [0, 1, 2]
 

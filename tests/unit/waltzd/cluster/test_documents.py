@@ -38,7 +38,7 @@ from waltzd.errors.operations import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol import document as room
 from waltzd.protocol.address import is_name
-from waltzd.protocol.channels import Ranges
+from waltzd.protocol.channels import KeyHash, Ranges
 from waltzd.protocol.document import Document, decode, encode
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "meta"
@@ -91,6 +91,9 @@ EXAMPLES: dict[str, Document] = {
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
     "channels": ChannelsDocument(channels={"orders": Ranges("0-3,7"), "billing": Ranges("8")}),
+    "channels-keys": ChannelsDocument(
+        channels={"orders": Ranges("0-3,7"), "billing": Ranges("8")}, keys={"orders": KeyHash("blake2b:0-1")}
+    ),
     "archive": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456),
     "archive-trimmed": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456, floor=99_000),
     "history-entry": HistoryEntry(
@@ -233,7 +236,7 @@ def refusal(name: str, fields: object) -> BadMetadata:
     return caught.value
 
 
-LATER: dict[tuple[str, ...], object] = {("floor",): 0, ("keep_local",): "all"}
+LATER: dict[tuple[str, ...], object] = {("floor",): 0, ("keep_local",): "all", ("keys",): {}}
 """Fields that documents of earlier versions do not have, and what that means."""
 
 
@@ -241,7 +244,7 @@ def is_a_key(place: tuple[str, ...]) -> bool:
     """The name of a replica or the number of a partition: there may be fewer of them."""
     if len(place) == 3 and place[0] == "partitions":
         return place[2] not in ("server", "generation")
-    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up", "channels")
+    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up", "channels", "keys")
 
 
 @pytest.mark.parametrize(("name", "place"), FIELDS, ids=lambda value: value if isinstance(value, str) else ".".join(value))
@@ -323,6 +326,8 @@ def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:
         (Leader(".."), "name must be a name"),
         (ChannelsDocument(channels={"all": Ranges("0")}), "channels.all must begin with a letter, and not be all"),
         (ChannelsDocument(channels={"0-3": Ranges("0")}), "channels.0-3 must begin with a letter"),
+        (ChannelsDocument(channels={}, keys={"a": KeyHash("blake2b:0")}), "keys.a must be the name of a channel"),
+        (ChannelsDocument(channels={"a": Ranges("0")}, keys={"a": KeyHash("0")}), "must be a hash function and numbers"),
         (ChannelsDocument(channels={"a": Ranges("b")}), "must be numbers of partitions"),
         (ChannelsDocument(channels={f"a{n}": Ranges("0") for n in range(1025)}), "at most 1024 names"),
     ],

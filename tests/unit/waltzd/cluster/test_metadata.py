@@ -18,6 +18,7 @@ from waltzd.cluster.cluster import CLIENT_IDS, Cluster, partition_path, replicas
 from waltzd.cluster.coordinator import Node, Set
 from waltzd.cluster.documents import (
     NO_SECRET,
+    ChannelsDocument,
     ClusterMeta,
     Counter,
     HistoryEntry,
@@ -69,7 +70,7 @@ async def made(tree: MemoryTree) -> Cluster:
     await cluster.save_preferences(Preferences(partitions={1: "a"}), -1)
     await cluster.save_moves(Moves(partitions={1: ("one",)}), -1)
     await cluster.save_policy(PolicyDocument(grants=(Grant(names=("app",), may=("read",)),)), -1)  # type: ignore[arg-type]
-    await save_channels(cluster.coordinator, {"orders": Ranges("0-1")}, -1, policy=0)
+    await save_channels(cluster.coordinator, ChannelsDocument(channels={"orders": Ranges("0-1")}), -1, policy=0)
     await cluster.begin_history(
         HistoryEntry(
             began="t", ended=None, who="ann", verb="v", subject="s", reason="a\u2028b\r\n", steps=("",), outcome="o"

@@ -11,10 +11,10 @@ import pytest
 from tests.unit import timeless
 from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, Cluster, save_channels
 from waltzd.cluster.coordinator import Set
-from waltzd.cluster.documents import ClusterMeta, PolicyDocument
+from waltzd.cluster.documents import ChannelsDocument, ClusterMeta, PolicyDocument
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors.operations import ChangedMeanwhile, PolicyUnreadable
-from waltzd.protocol.channels import Channel, Parts, Ranges
+from waltzd.protocol.channels import Channel, KeyHash, Parts, Ranges
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.authorizer import Authorizer
@@ -92,12 +92,14 @@ def test_a_channel_is_what_its_document_says() -> None:
             return [number for number in range(4) if authorizer.rights(APP).may_append(number)]
 
         assert partitions() == [3], "a channel that is not there grants nothing"
-        await save_channels(cluster.coordinator, {"orders": Ranges("0-1"), "other": Ranges("2")}, NO_VERSION, policy=0)
+        ranges = {"orders": Ranges("0-1"), "other": Ranges("2")}
+        channels = ChannelsDocument(channels=ranges, keys={"orders": KeyHash("blake2b:0-1")})
+        await save_channels(cluster.coordinator, channels, NO_VERSION, policy=0)
         await until(lambda: partitions() == [0, 1, 3])
-        assert authorizer.channels(authorizer.rights(APP)) == (Channel("orders", "0-1"),), (
+        assert authorizer.channels(authorizer.rights(APP)) == (Channel("orders", "0-1", "blake2b:0-1"),), (
             "it is not told of what it may not see"
         )
-        await save_channels(cluster.coordinator, {"orders": Ranges("2")}, 0, policy=0)
+        await save_channels(cluster.coordinator, ChannelsDocument(channels={"orders": Ranges("2")}), 0, policy=0)
         await until(lambda: partitions() == [2, 3])
         await cluster.coordinator.commit([Set(CHANNELS, b"nonsense", 1)])
         await until(lambda: follower.trouble != "")
