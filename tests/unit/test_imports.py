@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.cluster", "waltzd.archive"),
     ("waltzd.wire", "waltzd.server.core", "waltzd.server.groups", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
-    ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
+    ("waltzd.dcb", "waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server.subscriptions",),
     ("waltzd.server", "waltzctl.shell.removed"),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),

@@ -346,6 +346,12 @@ class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
     before you append it again."""
 
 
+class AppendConditionFailed(WaltzError, code="W2133", exit_code=EXIT_CONFLICT):
+    """An event matches the query of the append condition (`waltzd.dcb`), after the position that the decision has seen.
+    The fact `position` names one such event. Not done: no event was appended. Next: read the events again, and decide
+    anew."""
+
+
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
     """The cluster has no running server, so its partitions have no owner: nothing can be read or appended. Committed
     transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;

@@ -1,0 +1,313 @@
+"""The event store beside a list and a loop: conditions hold exactly, among racers and whatever shares a lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.waltzd.testing.test_cluster import with_cluster
+from waltzd import dcb
+from waltzd.dcb import AppendCondition, BlockingEventStore, Event, EventStore, Query, QueryItem, SequencedEvent
+from waltzd.errors import AppendConditionFailed, BadArgument, NeedsBatches, NotSent
+from waltzd.protocol.locks import Committed, Reason, Rejected, append_lock
+from waltzd.serializers import Json
+from waltzd.testing import BlockingCluster, LocalCluster
+
+
+class Twin:
+    """A list and a loop."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def read(self, query: Query, after: int | None = None, limit: int | None = None) -> list[SequencedEvent]:
+        found = [SequencedEvent(event, at + 1) for at, event in enumerate(self.events) if at + 1 > (after or 0)]
+        return [one for one in found if self.does_match(query, one.event)][:limit]
+
+    @staticmethod
+    def does_match(query: Query, event: Event) -> bool:
+        if not query.items:
+            return True
+        for item in query.items:
+            if (not item.types or event.type in item.types) and all(tag in event.tags for tag in item.tags):
+                return True
+        return False
+
+    def append(self, events: Sequence[Event], condition: AppendCondition | None) -> int | None:
+        if condition is not None and self.read(condition.fail_if_events_match, condition.after):
+            return None
+        self.events += events
+        return len(self.events)
+
+
+names = st.sampled_from(["a", "b", "c"])
+tags = st.lists(st.sampled_from(["x", "y", "z"]), max_size=3)
+events = st.builds(Event, names, st.binary(max_size=3), tags)
+queries = st.builds(Query, st.lists(st.builds(QueryItem, st.lists(names, max_size=2), tags), max_size=3))
+afters = st.none() | st.integers(0, 20)
+steps = st.lists(
+    st.tuples(st.lists(events, min_size=1, max_size=3), st.none() | st.tuples(queries, afters))
+    | st.tuples(queries, afters, st.none() | st.integers(1, 3)),
+    max_size=12,
+)
+
+
+async def append(store: EventStore, given: Sequence[Event], condition: AppendCondition | None = None) -> int | None:
+    try:
+        return await store.append(given, condition)
+    except AppendConditionFailed:
+        return None
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=steps, page=st.sampled_from([1, 2, 1000]), bits=st.sampled_from([1, 48]))
+def test_it_does_what_a_list_and_a_loop_do(steps: list[Any], page: int, bits: int) -> None:
+    """Also with pages of one id, and when most locks are the same because their hashes collide."""
+    twin = Twin()
+    whole = dcb._lock_id
+
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            for one, *rest in steps:
+                if isinstance(one, Query):
+                    after, limit = rest
+                    found = await store.read(one, after=after, limit=limit)
+                    expected = twin.read(one, after, limit)
+                    assert list(found.events) == expected
+                    cut = limit is not None and len(expected) == limit
+                    assert found.head == (expected[-1].position if cut else len(twin.events))
+                else:
+                    (condition,) = rest
+                    if condition is not None and (condition[1] or 0) > len(twin.events):
+                        condition = condition[0], len(twin.events)
+                    checked = None if condition is None else AppendCondition(*condition)
+                    assert await append(store, one, checked) == twin.append(one, checked)
+            assert [one.event for one in (await store.read()).events] == twin.events
+
+    def colliding(type: str | None, tag: str | None) -> str:
+        return whole(type, tag) if bits == 48 else str(len(whole(type, tag)) % 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dcb, "PAGE_IDS", page)
+        patch.setattr(dcb, "READ_EVENTS", max(1, page // 2))
+        patch.setattr(dcb, "_lock_id", colliding)
+        with_cluster(story)
+
+
+JOINED = Query([QueryItem(["Joined"], ["course:7"])])
+
+
+def test_of_sixteen_racers_one_wins() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as one, cluster.client() as other:
+            stores = [EventStore(client, partition=0) for client in (one, other)]
+            for number in range(20):
+                query = Query([QueryItem(["Taken"], [f"seat:{number}"]), QueryItem(tags=[f"row:{number}"])])
+                condition = AppendCondition(query)
+
+                async def race(racer: int, number: int = number, condition: AppendCondition = condition) -> int | None:
+                    taken = Event("Taken", b"%d" % racer, [f"seat:{number}"])
+                    noise = Event("Seen", tags=[f"seat:{number}", f"racer:{racer}"])
+                    return await append(stores[racer % 2], [taken, noise] if racer % 3 else [taken], condition)
+
+                found = await asyncio.gather(*[race(racer) for racer in range(16)])
+                assert sum(position is not None for position in found) == 1
+                assert len((await stores[0].read(query)).events) == 1
+
+    with_cluster(story)
+
+
+def test_racers_win_once_while_owners_are_replaced() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+
+            async def race(number: int, racer: int) -> int | None:
+                condition = AppendCondition(Query([QueryItem(["Taken"], [f"seat:{number}"])]))
+                return await append(store, [Event("Taken", b"%d" % racer, [f"seat:{number}"])], condition)
+
+            for number in range(6):
+                racers = [asyncio.create_task(race(number, racer)) for racer in range(16)]
+                await asyncio.sleep(0)
+                killed = await cluster.kill_owner(0)
+                await cluster.start_server(killed)
+                found = [position for position in await asyncio.gather(*racers) if position is not None]
+                there = (await store.read(Query([QueryItem(tags=[f"seat:{number}"])]))).events
+                assert found == [one.position for one in there]
+                assert len(found) == 1
+
+    with_cluster(story)
+
+
+def test_of_a_pair_with_write_skew_one_fails() -> None:
+    """One decision is bounded by a type, the other one by a tag, and each appends what the other must not miss."""
+
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            for number in range(10):
+                by_type, by_tag = Query([QueryItem([f"Closed {number}"])]), Query([QueryItem(tags=[f"course:{number}"])])
+                found = await asyncio.gather(
+                    append(store, [Event("Joined", tags=[f"course:{number}"])], AppendCondition(by_type)),
+                    append(store, [Event(f"Closed {number}")], AppendCondition(by_tag)),
+                )
+                assert sum(position is not None for position in found) == 1
+
+    with_cluster(story)
+
+
+def test_a_refusal_is_looked_into_and_only_a_match_fails_the_condition() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            both = Query([QueryItem(["Joined"], ["course:7", "student:3"])])
+            for student in (1, 2):
+                await store.append([Event("Joined", tags=["course:7", f"student:{student}"])])
+            await client.append(b"no event", partition=0, locks=[append_lock("dcb", '["Joined", "course:7"]')])
+            joined = Event("Joined", tags=["course:7", "student:3"])
+            assert await store.append([joined], AppendCondition(both)) == 4, "the lock was marked, and nothing matches"
+            with pytest.raises(AppendConditionFailed, match="the event Joined at position 4 matches") as caught:
+                await store.append([joined], AppendCondition(both))
+            assert caught.value.number("position") == 4
+            assert await store.append([joined], AppendCondition(both, after=4)) == 5
+
+    with_cluster(story)
+
+
+def test_a_position_rises_only_over_what_was_examined() -> None:
+    """While it is examined, a matching event is appended behind the end that was asked for."""
+
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            await store.append([Event("Joined", tags=["course:7", "student:1"])])
+            asked = client.end_position
+
+            async def end_position(*arguments: Any, **options: Any) -> Any:
+                end = await asked(*arguments, **options)
+                await store.append([Event("Joined", tags=["course:7", "student:3"])])
+                return end
+
+            client.end_position = end_position  # type: ignore[method-assign]
+            query = Query([QueryItem(["Joined"], ["course:7", "student:3"])])
+            assert await append(store, [Event("Joined", tags=["course:7", "student:3"])], AppendCondition(query)) is None
+
+    with_cluster(story)
+
+
+def test_an_append_that_others_overtake_for_ever_ends_at_its_time() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store, sent = EventStore(client, partition=0), list[int]()
+
+            async def lost(*_arguments: Any, position: int, **_options: Any) -> Rejected:
+                sent.append(position)
+                await asyncio.sleep(0.01)
+                return Rejected(Reason.IN_FLIGHT, 7, 1)
+
+            client.append = lost  # type: ignore[assignment,method-assign]
+            with pytest.raises(NotSent, match="other appends were faster"):
+                await store.append([Event("Joined")], AppendCondition(JOINED), timeout=0.2)
+            assert len(sent) > 1
+            assert set(sent) == {-1}, "there was nothing to examine"
+
+    with_cluster(story)
+
+
+def test_a_subscription_has_what_was_and_what_comes() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store, found = EventStore(client, partition=0), list[int]()
+            for number in range(3):
+                await store.append([Event("Joined", tags=["course:7"]), Event("Left", tags=[f"course:{number}"])])
+            async with aclosing(store.subscribe(JOINED, after=1)) as subscription:
+                async for one in subscription:
+                    found.append(one.position)
+                    if len(found) == 2:
+                        await client.append(b"no event", partition=0)
+                        await store.append([Event("Left"), Event("Joined", tags=["course:7"])])
+                    if len(found) == 3:
+                        break
+            assert found == [3, 5, 9]
+
+    with_cluster(story)
+
+
+def test_what_a_store_refuses() -> None:
+    with pytest.raises(BadArgument, match="100 tags; this Joined has 200"):
+        Event("Joined", tags=[str(number) for number in range(200)])
+    for wrong in (
+        {"type": ""},
+        {"type": 7},
+        {"type": "a", "data": "text"},
+        {"type": "a", "tags": "text"},
+        {"type": "a", "tags": [7]},
+    ):
+        with pytest.raises(BadArgument):
+            Event(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="types must be a sequence of texts"):
+        QueryItem(types="Joined")
+    with pytest.raises(BadArgument, match="items of the class QueryItem"):
+        Query(["Joined"])  # type: ignore[list-item]
+
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client(serializer=Json[Any]()) as other:
+            with pytest.raises(BadArgument, match="without a serializer"):
+                EventStore(other)
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            with pytest.raises(BadArgument, match="at least one event"):
+                await store.append([])
+            for position in (-1, "1", True):
+                with pytest.raises(BadArgument, match="a position of an event store"):
+                    await store.read(after=position)  # type: ignore[arg-type]
+            with pytest.raises(BadArgument, match="limit must be at least 1"):
+                await store.read(limit=0)
+            with pytest.raises(BadArgument, match="above the end of partition 0"):
+                await store.append([Event("Joined")], AppendCondition(after=9))
+            wide = Query([QueryItem([f"type {number}"], [f"tag {number}"]) for number in range(600)])
+            await store.append([Event("type 9", tags=["tag 8"])], AppendCondition(wide))
+            assert await append(store, [Event("type 9", tags=["tag 9"])], AppendCondition(wide)) == 2
+            assert await append(store, [Event("type 9", tags=["tag 9"])], AppendCondition(wide)) is None
+            assert [one.position for one in (await store.read(Query(wide.items[:200]))).events] == [2]
+
+    with_cluster(story)
+
+
+def test_a_partition_of_format_0_has_no_store() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            with pytest.raises(NeedsBatches):
+                await EventStore(client, partition=0).append([Event("a"), Event("b")])
+
+    with_cluster(story, format=0)
+
+
+def test_a_store_has_the_partition_of_its_name_and_shares_it(blocking_waltz_cluster: BlockingCluster) -> None:
+    with blocking_waltz_cluster.client() as client:
+        one, other = (
+            BlockingEventStore(client),
+            BlockingEventStore(client, partition=client.partition_of("dcb"), name="other"),
+        )
+        assert one.partition == client.partition_of("dcb")
+        joined = Event("Joined", b"\n{", ["course:7", "kürs"])
+        assert one.append([joined]) == 1
+        assert isinstance(client.append(b"{}", partition=one.partition), Committed)
+        assert one.append([Event("Left")], AppendCondition(Query([QueryItem(["Left"])]))) == 3
+        assert [found.event for found in one.read().events] == [
+            Event("Joined", b"\n{", ["course:7", "kürs"]),
+            Event("Left"),
+        ]
+        assert other.read().events == [], "a store finds what was marked under its own name"
+        subscription = one.subscribe(after=1)
+        assert next(subscription).position == 3
+        subscription.close()
+        with pytest.raises(AppendConditionFailed):
+            one.append([Event("Left")], AppendCondition())

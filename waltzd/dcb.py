@@ -1,0 +1,509 @@
+"""Event store with dynamic consistency boundaries (dcb.events): events have a type and tags, a decision reads the events of
+a query, and an append fails if events that the decision has not seen match a query.
+
+A store is one partition, where locks hold. The position of an event is its id + 1. An event marks locks by which it is
+found: one for each pair of its type or any type, and one of its tags or no tag.
+
+    event Joined {course:7, student:3}  marks  Joined·course:7  Joined·student:3  Joined·
+                                               any·course:7     any·student:3     any·
+
+An event that matches an item of a query has marked one lock for each type of the item, with any one of its tags. So a read
+follows the history of that lock, and decodes what it finds: the type and all tags are compared exactly. A condition is READ
+locks against the position that the decision has seen. A lock is only necessary for a match, not sufficient: it is coarser
+than an item with several tags, other names may have the same 48 bits, and an owner refuses what its lock table has
+forgotten. So a refusal is looked into. If an event matches, the condition has failed. If none does, the position rises to
+the end of what was examined, never further, and the append is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+from waltzd.client.blocking import BlockingClient, _batches, blocking, declared_by
+from waltzd.client.client import Client
+from waltzd.client.routes import pause_seconds
+from waltzd.client.submits import deadline_of
+from waltzd.client.view import Transaction
+from waltzd.errors import AppendConditionFailed, BadArgument, NotSent, OutcomeUnknown
+from waltzd.protocol.locks import (
+    AppendOutcome,
+    Committed,
+    History,
+    Lock,
+    Reason,
+    Rejected,
+    append_lock,
+    read_lock,
+    write_lock,
+)
+from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
+
+__all__ = [
+    "AppendCondition",
+    "BlockingEventStore",
+    "Event",
+    "EventStore",
+    "Query",
+    "QueryItem",
+    "ReadResult",
+    "SequencedEvent",
+]
+
+NAME = "dcb"
+TAGS_MAX = 100
+"""Limit of the tags of an event: a transaction may have 1000 locks unless the servers are configured otherwise."""
+CONDITION_LOCKS_MAX = 500
+"""Limit of the READ locks of a condition. A condition that needs more is checked by one lock, which each event marks."""
+PAGE_IDS = 1000
+"""Ids of one page of a lock's history."""
+READ_EVENTS = 500
+"""Events that are fetched at once."""
+_MAGIC = b'{"dcb":1,'
+"""Beginning of each payload. Other transactions of the partition are no events."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Event of an application.
+
+    Raises:
+        BadArgument: The type is empty, a tag is no text, the data is not bytes, or there are more than 100 tags.
+
+    Example:
+        ```python
+        Event("CourseDefined", b'{"capacity": 20}', ["course:7"])
+        ```
+    """
+
+    type: str
+    """Name of its type."""
+    data: bytes = b""
+    """Content, in a form of the application."""
+    tags: Sequence[str] = ()
+    """Things that the event concerns, such as `course:7`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or not self.type:
+            raise BadArgument(f"an event needs a type, which is a text, not {self.type!r}")
+        if not isinstance(self.data, bytes):
+            raise BadArgument(f"the data of an event must be bytes, not {type(self.data).__name__}")
+        object.__setattr__(self, "tags", _texts("tags", self.tags))
+        if len(self.tags) > TAGS_MAX:
+            raise BadArgument(f"an event may have {TAGS_MAX} tags; this {self.type} has {len(self.tags)}")
+
+
+@dataclass(frozen=True)
+class SequencedEvent:
+    """Event with its position in the store."""
+
+    event: Event
+    """The event that was appended."""
+    position: int
+    """Position, from 1 on: higher for later events, with gaps if the partition has other transactions."""
+
+
+@dataclass(frozen=True)
+class QueryItem:
+    """Description of events: an event matches if it has one of the types, or the item has none, and all of the tags.
+
+    Raises:
+        BadArgument: A type or a tag is no text.
+    """
+
+    types: Sequence[str] = ()
+    """Types of which the event has one; empty for any type."""
+    tags: Sequence[str] = ()
+    """Tags of which the event has all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", _texts("types", self.types))
+        object.__setattr__(self, "tags", _texts("tags", self.tags))
+
+    def matches(self, event: Event) -> bool:
+        return (not self.types or event.type in self.types) and set(event.tags).issuperset(self.tags)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Query for the events that match at least one of its items; without items, for all events.
+
+    Example:
+        ```python
+        Query([QueryItem(["Joined", "Left"], ["course:7"]), QueryItem(tags=["student:3"])])
+        ```
+    """
+
+    items: Sequence[QueryItem] = ()
+    """Items of which an event matches one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", tuple(self.items))
+        if not all(isinstance(item, QueryItem) for item in self.items):
+            raise BadArgument(f"a query has items of the class QueryItem, not {self.items!r:.100}")
+
+    def matches(self, event: Event) -> bool:
+        """Return whether an event matches one of the items."""
+        return not self.items or any(item.matches(event) for item in self.items)
+
+
+ALL = Query()
+
+
+@dataclass(frozen=True)
+class AppendCondition:
+    """Condition of an append: no event after a position matches the query.
+
+    Example:
+        ```python
+        found = await store.read(query)
+        await store.append(decide(found.events), AppendCondition(query, after=found.head))
+        ```
+    """
+
+    fail_if_events_match: Query = ALL
+    """Query that no event may match."""
+    after: int | None = None
+    """Position that the decision has seen: events up to it are ignored. None: no event at all may match."""
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """Events that match a query."""
+
+    events: Sequence[SequencedEvent]
+    """Events in the order of their positions."""
+    head: int
+    """Position up to which the read is complete, to give as `after`: that of the last event if `limit` cut the read, else
+    that of the last transaction of the store; 0 if the store is empty."""
+
+
+def _texts(what: str, given: Iterable[str]) -> tuple[str, ...]:
+    found = () if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not all(isinstance(one, str) for one in found):
+        raise BadArgument(f"{what} must be a sequence of texts, not {given!r:.100}")
+    return found
+
+
+def _encode(event: Event) -> bytes:
+    """Return the payload of an event: one line of JSON with type and tags, then the data."""
+    head = json.dumps({"type": event.type, "tags": list(event.tags)}, ensure_ascii=False, separators=(",", ":"))
+    return _MAGIC + head[1:].encode() + b"\n" + event.data
+
+
+def _decode(payload: bytes) -> Event | None:
+    """Return the event of a payload; None if it is none of a store."""
+    if not payload.startswith(_MAGIC):
+        return None
+    head, _, data = payload.partition(b"\n")
+    fields = json.loads(head)
+    return Event(fields["type"], data, fields["tags"])
+
+
+def _lock_id(type: str | None, tag: str | None) -> str:
+    """Return the id of the lock of a type, or None for any type, and a tag, or None for no tag."""
+    return json.dumps([type, tag], ensure_ascii=False)
+
+
+def _marks(event: Event) -> list[str]:
+    """Return the ids of the locks that an event marks."""
+    return list(dict.fromkeys(_lock_id(type, tag) for type in (event.type, None) for tag in (*event.tags, None)))
+
+
+def _candidates(query: Query) -> list[tuple[str, ...]]:
+    """Return the ids of the locks that matching events have marked: of each entry all, so any one of them is enough."""
+    items = query.items or (QueryItem(),)
+    found = [tuple(_lock_id(type, tag) for tag in item.tags or (None,)) for item in items for type in item.types or (None,)]
+    return list(dict.fromkeys(found))
+
+
+class EventStore:
+    """Event store in one partition of a cluster, for an asyncio client.
+
+    Example:
+        ```python
+        async with Client(servers, partitions=[0]) as client:
+            store = EventStore(client, partition=0)
+            joined = Query([QueryItem(["Joined"], ["course:7"])])
+            found = await store.read(joined)
+            if len(found.events) < 20:
+                event = Event("Joined", tags=["course:7", "student:3"])
+                await store.append([event], AppendCondition(joined, after=found.head))
+        ```
+    """
+
+    def __init__(self, client: Client[bytes], *, partition: int | None = None, name: str = NAME) -> None:
+        """Create a store; nothing is sent.
+
+        Args:
+            client: Client of the partition, without a serializer.
+            partition: Partition of the store; that of the key `name` if it is not given.
+            name: Name of the locks of the store. Its part before the first dot is the namespace that a policy can name.
+                A store must keep it, because events are found by it.
+
+        Raises:
+            BadArgument: The client has a serializer, or `name` is no name of locks.
+        """
+        if client._serializer is not None:
+            raise BadArgument("an event store needs a client without a serializer: it writes bytes of its own")
+        append_lock(name)
+        self._client = client
+        self._partition = partition
+        self._name = name
+
+    @property
+    def partition(self) -> int:
+        """Partition of the store."""
+        return self._client.partition_of(self._name) if self._partition is None else self._partition
+
+    # -- reading
+
+    async def read(
+        self, query: Query = ALL, *, after: int | None = None, limit: int | None = None, timeout: float | None = None
+    ) -> ReadResult:
+        """Return the events that match a query. They include every event that was appended before the call.
+
+        Args:
+            query: Query that the events match; all events if it is not given.
+            after: Position before the first event; the beginning if it is not given.
+            limit: Largest number of events; all if it is not given.
+            timeout: Seconds for each question to the owner; `submit_seconds` if it is not given.
+
+        Raises:
+            NeedsBatches: The partition has records of format 0, which have no locks.
+            OnlyInArchive, ArchiveAway, Trimmed: Events are below the trim floor, and could not be read.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
+        """
+        if limit is not None and limit < 1:
+            raise BadArgument(f"limit must be at least 1, not {limit!r}")
+        end = await self._client.end_position(self.partition, timeout=timeout)
+        found: list[SequencedEvent] = []
+        async with aclosing(self._matching(query, _id_before(after), end, timeout)) as events:
+            async for event in events:
+                found.append(event)
+                if len(found) == limit:
+                    return ReadResult(found, event.position)
+        return ReadResult(found, int(end) + 1)
+
+    async def _matching(
+        self, query: Query, after: int, end: Position, timeout: float | None
+    ) -> AsyncGenerator[SequencedEvent, None]:
+        """Iterate over the matching events with ids above `after`, up to `end`."""
+        if after >= end:
+            return
+        locks = [await self._rarest(locks, after, end, timeout) for locks in _candidates(query)]
+        async for ids in self._marked(locks, after, end, timeout):
+            for start in range(0, len(ids), READ_EVENTS):
+                for transaction in await self._fetch(ids[start : start + READ_EVENTS], timeout):
+                    event = _decode(transaction.payload)
+                    if event is not None and query.matches(event):
+                        yield SequencedEvent(event, transaction.id + 1)
+
+    async def _rarest(self, locks: Sequence[str], after: int, end: Position, timeout: float | None) -> str:
+        """Return the lock with the fewest marks; more than a page is not counted."""
+        if len(locks) == 1:
+            return locks[0]
+        pages = await asyncio.gather(*[self._history(lock, after, end, timeout) for lock in locks])
+        sizes = [(len(page.ids) + page.has_more, at) for at, page in enumerate(pages)]
+        return locks[min(sizes)[1]]
+
+    async def _marked(
+        self, locks: Sequence[str], after: int, end: Position, timeout: float | None
+    ) -> AsyncIterator[list[int]]:
+        """Iterate over the ids that marked one of the locks, in rising order and in lists. Of a lock with a million marks
+        one page is in memory."""
+        reached = after
+        while reached < end:
+            pages = await asyncio.gather(*[self._history(lock, reached, end, timeout) for lock in locks])
+            following = min((page.ids[-1] for page in pages if page.has_more), default=int(end))
+            yield sorted({id for page in pages for id in page.ids if id <= following})
+            reached = following
+
+    async def _history(self, lock: str, after: int, end: Position, timeout: float | None) -> History:
+        """Return a page of the marks of a lock that is complete up to `end`. An owner answers at once, and one that was
+        replaced without noticing may not know `end`; then a majority is asked."""
+        ask = partial(
+            self._client.history, read_lock(self._name, lock),
+            partition=self.partition, after=after, before=int(end) + 1, limit=PAGE_IDS, timeout=timeout,
+        )  # fmt: skip
+        page = await ask(confirmed=False)
+        return page if page.end >= end else await ask()
+
+    async def _fetch(self, ids: Sequence[int], timeout: float | None) -> list[Transaction[bytes]]:
+        found: list[Transaction[bytes]] = []
+        while len(found) < len(ids):
+            more = await self._client.read_ids(self.partition, ids[len(found) :], timeout=timeout)
+            assert more, "a read returns at least one transaction"
+            found += more
+        return found
+
+    # -- appending
+
+    async def append(
+        self, events: Sequence[Event], condition: AppendCondition | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Append events atomically: all of them, in a row, or none.
+
+        Args:
+            events: One event or more.
+            condition: Condition under which they are appended; without one they are always appended.
+            timeout: Seconds for the call; `submit_seconds` if it is not given.
+
+        Returns:
+            Position of the last of the events.
+
+        Raises:
+            AppendConditionFailed: An event matches the query of the condition. Nothing was appended.
+            OutcomeUnknown: The events were sent, and it is not known whether they are in the log.
+            NotSent: The partition took nothing in time, or other appends were faster until the time was over. Nothing was
+                appended.
+            NeedsBatches: The partition writes format 0. Nothing was sent.
+            TooLarge: The events are above the limits of the servers. Nothing was sent.
+            BadArgument: There is no event, or `after` is above the end of the log.
+            NotMounted, ClientClosed: The partition is not a partition of the client, or the client is not open.
+        """
+        events = tuple(events)
+        if not events:
+            raise BadArgument("an append needs at least one event")
+        deadline = deadline_of(self._client.settings.submit_seconds if timeout is None else timeout)
+        assert deadline is not None
+        clock = asyncio.get_running_loop().time
+        payloads, marks = [_encode(event) for event in events], [_marks(event) for event in events]
+        if condition is None:
+            return self._position(await self._send(payloads, marks, [], None, deadline - clock()))
+        query, candidates = condition.fail_if_events_match, _candidates(condition.fail_if_events_match)
+        position: int = _id_before(condition.after)
+        for attempt in count():
+            locks = [one[attempt % len(one)] for one in candidates]
+            if len(locks) > CONDITION_LOCKS_MAX:
+                locks = [_lock_id(None, None)]
+            outcome = await self._send(payloads, marks, locks, position, deadline - clock())
+            if not isinstance(outcome, Rejected):
+                return self._position(outcome)
+            if outcome.reason is not Reason.NOT_IN_LOG:
+                position = await self._examined(query, position, deadline - clock())
+            pause = pause_seconds(attempt, self.partition, self._client.client_id) if attempt else 0.0
+            if clock() + pause >= deadline:
+                raise NotSent(
+                    f"other appends were faster than this one in {attempt + 1} attempts, and its time is over",
+                    partition=self.partition,
+                )
+            await asyncio.sleep(pause)
+        raise AssertionError("the loop does not end")
+
+    async def _send(
+        self, payloads: list[bytes], marks: list[list[str]], reads: list[str], position: int | None, seconds: float
+    ) -> AppendOutcome:
+        name, checked = self._name, dict.fromkeys(reads)
+        locks: list[list[Lock]] = [[append_lock(name, one) for one in each] for each in marks]
+        own = dict.fromkeys(marks[0])
+        locks[0] = [write_lock(name, one) if one in checked else append_lock(name, one) for one in own]
+        locks[0] += [read_lock(name, one) for one in checked if one not in own]
+        if seconds <= 0:
+            raise NotSent("the time of the append was over before it was sent", partition=self.partition)
+        if len(payloads) == 1:
+            return await self._client.append(
+                payloads[0], partition=self.partition, locks=locks[0], position=position, timeout=seconds
+            )
+        return await self._client.append_atomic(
+            payloads, partition=self.partition, locks=locks, position=position, timeout=seconds
+        )
+
+    async def _examined(self, query: Query, position: int, seconds: float) -> int:
+        """Return the position up to which no event matches; raise `AppendConditionFailed` if one does. It stays the same
+        while the transaction that caused the refusal is not decided."""
+        end = await self._client.end_position(self.partition, timeout=max(seconds, 0.001))
+        async with aclosing(self._matching(query, position, end, max(seconds, 0.001))) as events:
+            async for one in events:
+                raise AppendConditionFailed(
+                    f"the event {one.event.type} at position {one.position} matches the condition", position=one.position
+                )
+        return max(position, end)
+
+    def _position(self, outcome: AppendOutcome) -> int:
+        if isinstance(outcome, Committed):
+            return outcome.ids[-1] + 1
+        if isinstance(outcome, Rejected):
+            raise NotSent("a fail-over came between, and the events are not in the log", partition=self.partition)
+        raise OutcomeUnknown("the events were sent, and no outcome came in time", partition=self.partition)
+
+    # -- following
+
+    def subscribe(self, query: Query = ALL, *, after: int | None = None) -> AsyncGenerator[SequencedEvent, None]:
+        """Iterate over the events that match a query, in order, and then over each new one, until the client is closed.
+
+        Events that were appended before are found by the query; after them the log is followed, and each event of the
+        partition is fed. Nothing is left out between the two.
+
+        Args:
+            query: Query that the events match; all events if it is not given.
+            after: Position before the first event; the beginning if it is not given.
+
+        Raises:
+            See `read` and `Client.feed`: while iterating.
+
+        Example:
+            ```python
+            async for one in store.subscribe(Query([QueryItem(["Joined"])]), after=projection.position):
+                projection.apply(one.event, one.position)
+            ```
+        """
+        return self._each(query, after)
+
+    async def _each(self, query: Query, after: int | None) -> AsyncGenerator[SequencedEvent, None]:
+        end = await self._client.end_position(self.partition)
+        async with aclosing(self._matching(query, _id_before(after), end, None)) as events:
+            async for event in events:
+                yield event
+        start = max(_id_before(after), end)
+        async with aclosing(self._client.feed(self.partition, after=start)) as feed:
+            async for transaction in feed:
+                event = _decode(transaction.payload)
+                if event is not None and query.matches(event):
+                    yield SequencedEvent(event, transaction.id + 1)
+
+
+def _id_before(after: int | None) -> int:
+    """Return the id of a position."""
+    if after is not None and (not isinstance(after, int) or isinstance(after, bool) or after < 0):
+        raise BadArgument(f"a position of an event store is an integer from 0 on, not {after!r}")
+    return EMPTY if after is None else after - 1
+
+
+class BlockingEventStore:
+    """`EventStore` for a `BlockingClient`: the same calls, and each blocks until it has its result.
+
+    Example:
+        ```python
+        with BlockingClient(servers, partitions=[0]) as client:
+            store = BlockingEventStore(client, partition=0)
+            store.append([Event("CourseDefined", tags=["course:7"])])
+        ```
+    """
+
+    def __init__(self, client: BlockingClient[bytes], *, partition: int | None = None, name: str = NAME) -> None:
+        """Create a store; the arguments are those of `EventStore`."""
+        self._inner = EventStore(client._inner, partition=partition, name=name)
+        self._thread = client._thread
+
+    @property
+    def partition(self) -> int:
+        """Partition of the store."""
+        return self._inner.partition
+
+    read = blocking(EventStore.read)
+    """Return the events that match a query; see `EventStore.read`."""
+    append = blocking(EventStore.append)
+    """Append events atomically; see `EventStore.append`."""
+
+    @declared_by(EventStore.subscribe)
+    def subscribe(self, query: Query = ALL, **options: Any) -> Generator[SequencedEvent, None, None]:
+        return _batches(self._thread, partial(self._inner.subscribe, query, **options))
