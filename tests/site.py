@@ -49,6 +49,10 @@ API = {
         *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),
         *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
     ),
+    "Event store": (
+        *("waltzd.dcb.EventStore", "waltzd.dcb.BlockingEventStore", "waltzd.dcb.Event", "waltzd.dcb.Query"),
+        *("waltzd.dcb.QueryItem", "waltzd.dcb.AppendCondition", "waltzd.dcb.ReadResult", "waltzd.dcb.SequencedEvent"),
+    ),
     "Consumer groups": (
         *("waltzd.Delivery", "waltzd.Subscription", "waltzd.Handling", "waltzd.Reject"),
         *("waltzd.BlockingDelivery", "waltzd.BlockingSubscription", "waltzd.BlockingHandling", "waltzd.sql.SqlInbox"),

@@ -266,7 +266,13 @@ class EventStore:
     # -- reading
 
     async def read(
-        self, query: Query = ALL, *, after: int | None = None, limit: int | None = None, timeout: float | None = None
+        self,
+        query: Query = ALL,
+        *,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        timeout: float | None = None,
     ) -> ReadResult:
         """Return the events that match a query. They include every event that was appended before the call.
 
@@ -274,6 +280,7 @@ class EventStore:
             query: Query that the events match; all events if it is not given.
             after: Position before the first event; the beginning if it is not given.
             limit: Largest number of events; all if it is not given.
+            newest_first: Whether to begin with the last event; `after` stays the lower bound.
             timeout: Seconds for each question to the owner; `submit_seconds` if it is not given.
 
         Raises:
@@ -286,21 +293,21 @@ class EventStore:
             raise BadArgument(f"limit must be at least 1, not {limit!r}")
         end = await self._client.end_position(self.partition, timeout=timeout)
         found: list[SequencedEvent] = []
-        async with aclosing(self._matching(query, _id_before(after), end, timeout)) as events:
+        async with aclosing(self._matching(query, _id_before(after), end, timeout, newest_first)) as events:
             async for event in events:
                 found.append(event)
                 if len(found) == limit:
-                    return ReadResult(found, event.position)
+                    return ReadResult(found, int(end) + 1 if newest_first else event.position)
         return ReadResult(found, int(end) + 1)
 
     async def _matching(
-        self, query: Query, after: int, end: Position, timeout: float | None
+        self, query: Query, after: int, end: Position, timeout: float | None, newest_first: bool = False
     ) -> AsyncGenerator[SequencedEvent, None]:
         """Iterate over the matching events with ids above `after`, up to `end`."""
         if after >= end:
             return
         locks = [await self._rarest(locks, after, end, timeout) for locks in _candidates(query)]
-        async for ids in self._marked(locks, after, end, timeout):
+        async for ids in self._marked(locks, after, end, timeout, newest_first):
             for start in range(0, len(ids), READ_EVENTS):
                 for transaction in await self._fetch(ids[start : start + READ_EVENTS], timeout):
                     event = _decode(transaction.payload)
@@ -311,31 +318,40 @@ class EventStore:
         """Return the lock with the fewest marks; more than a page is not counted."""
         if len(locks) == 1:
             return locks[0]
-        pages = await asyncio.gather(*[self._history(lock, after, end, timeout) for lock in locks])
+        pages = await asyncio.gather(*[self._history(lock, after, end, end + 1, timeout) for lock in locks])
         sizes = [(len(page.ids) + page.has_more, at) for at, page in enumerate(pages)]
         return locks[min(sizes)[1]]
 
     async def _marked(
-        self, locks: Sequence[str], after: int, end: Position, timeout: float | None
+        self, locks: Sequence[str], after: int, end: Position, timeout: float | None, newest_first: bool
     ) -> AsyncIterator[list[int]]:
-        """Iterate over the ids that marked one of the locks, in rising order and in lists. Of a lock with a million marks
+        """Iterate over the ids that marked one of the locks, in their order and in lists. Of a lock with a million marks
         one page is in memory."""
-        reached = after
-        while reached < end:
-            pages = await asyncio.gather(*[self._history(lock, reached, end, timeout) for lock in locks])
-            following = min((page.ids[-1] for page in pages if page.has_more), default=int(end))
-            yield sorted({id for page in pages for id in page.ids if id <= following})
-            reached = following
+        before = int(end) + 1
+        while after + 1 < before:
+            pages = await asyncio.gather(
+                *[self._history(lock, after, end, before, timeout, newest_first) for lock in locks]
+            )
+            cuts = [page.ids[-1] for page in pages if page.has_more]
+            found = sorted({id for page in pages for id in page.ids})
+            if newest_first:
+                before = max(cuts, default=after + 1)
+                yield [id for id in reversed(found) if id >= before]
+            else:
+                after = min(cuts, default=before - 1)
+                yield [id for id in found if id <= after]
 
-    async def _history(self, lock: str, after: int, end: Position, timeout: float | None) -> History:
-        """Return a page of the marks of a lock that is complete up to `end`. An owner answers at once, and one that was
+    async def _history(
+        self, lock: str, after: int, end: Position, before: int, timeout: float | None, newest_first: bool = False
+    ) -> History:
+        """Return a page of the marks of a lock, which is complete up to `end`. An owner answers at once, and one that was
         replaced without noticing may not know `end`; then a majority is asked."""
         ask = partial(
-            self._client.history, read_lock(self._name, lock),
-            partition=self.partition, after=after, before=int(end) + 1, limit=PAGE_IDS, timeout=timeout,
+            self._client.history, read_lock(self._name, lock), partition=self.partition,
+            after=after, before=before, limit=PAGE_IDS, newest_first=newest_first, timeout=timeout,
         )  # fmt: skip
         page = await ask(confirmed=False)
-        return page if page.end >= end else await ask()
+        return page if page.end >= min(end, before - 1) else await ask()
 
     async def _fetch(self, ids: Sequence[int], timeout: float | None) -> list[Transaction[bytes]]:
         found: list[Transaction[bytes]] = []

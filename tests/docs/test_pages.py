@@ -137,6 +137,26 @@ def test_large_payloads(tmp_path: Path) -> None:
     LocalCluster().run(story)
 
 
+def test_event_boundaries() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/event-boundaries", cluster) as shown:
+            async with cluster.client() as client:
+                store = shown.EventStore(client, partition=0)
+                defined = await asyncio.gather(*[shown.define_course(store, 7, 3) for _ in range(4)])
+                assert sorted(defined) == [False, False, False, True]
+                assert await shown.take_part(",".join(cluster.servers)) == "joined"
+                assert await shown.join(store, 7, 3) == "is a member"
+                found = await asyncio.gather(*[shown.join(store, 7, number) for number in range(10, 18)])
+                assert sorted(found) == ["joined"] * 2 + ["the course is full"] * 6
+                for number in range(20, 32):
+                    assert await shown.define_course(store, number, 100)
+                found = await asyncio.gather(*[shown.join(store, number, 4) for number in range(20, 32)])
+                assert sorted(found) == ["joined"] * 10 + ["the student has ten courses"] * 2
+                assert len(await shown.members_of(store, 7, 3)) == 3
+
+    LocalCluster().run(story)
+
+
 def test_several_applications() -> None:
     async def story(cluster: LocalCluster) -> None:
         cluster.set_channels({"orders": "0-1"})

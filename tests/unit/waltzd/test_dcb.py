@@ -81,6 +81,9 @@ def test_it_does_what_a_list_and_a_loop_do(steps: list[Any], page: int, bits: in
                     found = await store.read(one, after=after, limit=limit)
                     expected = twin.read(one, after, limit)
                     assert list(found.events) == expected
+                    newest = await store.read(one, after=after, limit=limit, newest_first=True)
+                    assert list(newest.events) == twin.read(one, after)[::-1][:limit]
+                    assert newest.head == len(twin.events)
                     cut = limit is not None and len(expected) == limit
                     assert found.head == (expected[-1].position if cut else len(twin.events))
                 else:
