@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.wire", "waltzd.server.core", "waltzd.server.groups", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.dcb", "waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
-    ("waltzd.server.subscriptions",),
+    ("waltzd.server.subscriptions", "waltzd.eventsourcing"),
     ("waltzd.server", "waltzctl.shell.removed"),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),
@@ -97,6 +97,7 @@ ONLY_IN = {
     "opentelemetry": (("waltzd.observe",), "it comes with the otel extra only"),
     "pydantic": (("waltzd.serializers",), "it comes with the pydantic extra only"),
     "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
+    "eventsourcing": (("waltzd.eventsourcing",), "it comes with the eventsourcing extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
     "obstore": (("waltzd.archive.objects",), "it comes with the archive extra only; take a `Store` as an argument"),
     **dict.fromkeys(
