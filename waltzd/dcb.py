@@ -482,9 +482,9 @@ class EventStore:
         start = max(_id_before(after), end)
         async with aclosing(self._client.feed(self.partition, after=start)) as feed:
             async for transaction in feed:
-                event = _decode(transaction.payload)
-                if event is not None and query.matches(event):
-                    yield SequencedEvent(event, transaction.id + 1)
+                fed = _decode(transaction.payload)
+                if fed is not None and query.matches(fed):
+                    yield SequencedEvent(fed, transaction.id + 1)
 
 
 def _id_before(after: int | None) -> int:

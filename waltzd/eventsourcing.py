@@ -441,7 +441,7 @@ class WaltzFactory(InfrastructureFactory[TrackingRecorder], DCBInfrastructureFac
             self._client: BlockingClient = BlockingClient(
                 servers,
                 partitions="all" if self._partition is None else [self._partition],
-                tls=Tls(*files) if all(files) else None,
+                tls=Tls(certificate=files[0], key=files[1], ca=files[2]) if all(files) else None,
             )
             self._client.open()
 
@@ -461,12 +461,12 @@ class WaltzFactory(InfrastructureFactory[TrackingRecorder], DCBInfrastructureFac
     def tracking_recorder(self, tracking_recorder_class: type[TrackingRecorder] | None = None) -> TrackingRecorder:
         """Return a recorder of tracking ids, of a subclass of `WaltzTrackingRecorder` if one is given or configured."""
         topic = self.env.get(self.TRACKING_RECORDER_TOPIC)
-        if tracking_recorder_class is None:
-            tracking_recorder_class = resolve_topic(topic) if topic else WaltzTrackingRecorder
-        assert tracking_recorder_class is not None
-        if not issubclass(tracking_recorder_class, WaltzTrackingRecorder):
-            raise InfrastructureFactoryError(f"{tracking_recorder_class} is no subclass of WaltzTrackingRecorder")
-        return tracking_recorder_class(self._client, self._name("tracking"), self._partition)
+        found: type[TrackingRecorder] | None = tracking_recorder_class
+        if found is None:
+            found = resolve_topic(topic) if topic else WaltzTrackingRecorder
+        if found is None or not issubclass(found, WaltzTrackingRecorder):
+            raise InfrastructureFactoryError(f"{found} is no subclass of WaltzTrackingRecorder")
+        return found(self._client, self._name("tracking"), self._partition)
 
     def process_recorder(self) -> ProcessRecorder:
         """Return a recorder of events together with tracking ids."""

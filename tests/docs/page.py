@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from waltzd import BlockingClient, Client
 
@@ -58,18 +60,19 @@ def page(name: str, cluster: Any = None, *, after: str = "", only: range = range
     `only`: of these blocks, where a page has two examples; others are run all the same."""
     found = ModuleType(f"docs.{name}")
     names = found.__dict__
-    for code in blocks(after) if after else ():
-        exec(compile(code, f"{after}.md", "exec", dont_inherit=True), names)
-    missing: dict[tuple[int, int, int], str] = {}
-    names[ENTERED] = lambda *place: missing.pop(place, None)
-    for number, code in enumerate(blocks(name)):
-        marked = _Marked(number)
-        tree = ast.fix_missing_locations(marked.visit(ast.parse(code)))
-        missing |= marked.functions if number in only else {}
-        exec(compile(tree, f"{name}.md", "exec", dont_inherit=True), names)
-    if cluster is not None:
-        for kind in (Client, BlockingClient):
-            if kind.__name__ in names:
-                names[kind.__name__] = partial(kind, connect=cluster.connect)
-    yield found
+    with patch.dict(sys.modules, {found.__name__: found}):  # some libraries look for classes by their names
+        for code in blocks(after) if after else ():
+            exec(compile(code, f"{after}.md", "exec", dont_inherit=True), names)
+        missing: dict[tuple[int, int, int], str] = {}
+        names[ENTERED] = lambda *place: missing.pop(place, None)
+        for number, code in enumerate(blocks(name)):
+            marked = _Marked(number)
+            tree = ast.fix_missing_locations(marked.visit(ast.parse(code)))
+            missing |= marked.functions if number in only else {}
+            exec(compile(tree, f"{name}.md", "exec", dont_inherit=True), names)
+        if cluster is not None:
+            for kind in (Client, BlockingClient):
+                if kind.__name__ in names:
+                    names[kind.__name__] = partial(kind, connect=cluster.connect)
+        yield found
     assert not missing, f"no test calls {', '.join(missing.values())} of {name}.md"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -155,6 +156,27 @@ def test_event_boundaries() -> None:
                 assert len(await shown.members_of(store, 7, 3)) == 3
 
     LocalCluster().run(story)
+
+
+def test_event_sourcing(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = partial(BlockingClient, connect=blocking_waltz_cluster.connect)
+    monkeypatch.setattr("waltzd.eventsourcing.BlockingClient", connected)
+    with page("event-sourcing") as shown:
+        servers = ",".join(blocking_waltz_cluster.servers)
+        with closing(shown.bank(servers)) as one, closing(shown.bank(servers)) as other:
+            account = one.open_account("ann")
+            one.deposit(account, 1000)
+            with ThreadPoolExecutor(4) as threads:
+                tries = [threads.submit(bank.withdraw, account, 300) for bank in (one, other) for _ in range(2)]
+            assert sorted(str(one.exception()) for one in tries) == ["None"] * 3 + ["ann has only 100 cents"]
+            assert one.cents(account) == other.cents(account) == 100
+            expected = ["Account.Opened", "Account.Deposited", *["Account.Withdrawn"] * 3]
+            assert [topic.rpartition(":")[2] for topic in shown.statement(other, 5)] == [
+                one.rpartition(".")[2] for one in expected
+            ]
+            for _ in range(60):
+                one.deposit(account, 1)
+            assert other.cents(account) == 160
 
 
 def test_several_applications() -> None:

@@ -37,7 +37,7 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.testing import BlockingCluster
 
 MODULE = "waltzd.eventsourcing"
-pytestmark = pytest.mark.filterwarnings("ignore:'log' is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("default:'log' is deprecated:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -216,16 +216,17 @@ def test_a_tracking_id_alone_is_no_notification() -> None:
 
 
 def test_two_processes_record_an_event_of_another_application_once() -> None:
-    one, other = factory().process_recorder(), factory().process_recorder()
-    read = one._newest  # type: ignore[attr-defined]
+    one: Any = factory().process_recorder()
+    other: Any = factory().process_recorder()
+    read = one._newest
 
     def newest(name: str) -> Any:
         found = read(name)
         other.insert_events([StoredEvent("account", 1, "paid", b"")], tracking=Tracking("shop", 7))
-        one._newest = read  # type: ignore[attr-defined]
+        one._newest = read
         return found
 
-    one._newest = newest  # type: ignore[attr-defined]
+    one._newest = newest
     with pytest.raises(IntegrityError, match="tracking id 7 of shop is not above 7"):
         one.insert_events([StoredEvent("account", 2, "paid", b"")], tracking=Tracking("shop", 7))
     assert len(one.select_events("account")) == 1
