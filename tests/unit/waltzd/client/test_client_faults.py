@@ -144,12 +144,16 @@ def test_faults_by_chance(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("feed", list(FeedMode), ids=lambda feed: feed.name)
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("format", [pytest.param(0, marks=pytest.mark.long), 1])  # groups need format 1
-def test_one_fault_at_every_moment(format: int, fault: str, feed: FeedMode) -> None:
+@pytest.mark.parametrize(
+    ("format", "every"),
+    [(1, 3), *(pytest.param(format, 1, marks=pytest.mark.long) for format in (0, 1))],  # groups need format 1
+)
+def test_one_fault_at_every_moment(format: int, every: int, fault: str, feed: FeedMode) -> None:
+    """In short each moment has two of the kinds of faults, or more, in each mode of the feed."""
     quiet = FakeCluster(format=format)
     run(scenario(quiet, feed=feed, rounds=7, chance=random.Random(1)))
     assert len(quiet.moments) > 15
-    for at in range(len(quiet.moments)):
+    for at in range(FAULTS.index(fault) % every, len(quiet.moments), every):
         fake = FakeCluster(choose=lambda count: count // 2, format=format)
         fake.fault = lambda moment, fake=fake, at=at: fault if len(fake.moments) == at + 1 else None  # type: ignore[misc]
         run(scenario(fake, feed=feed, rounds=7, chance=random.Random(1)))

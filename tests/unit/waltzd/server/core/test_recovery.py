@@ -170,7 +170,9 @@ def test_a_learner_of_our_own_session_holds_nothing_but_our_log(status: ReplicaS
 
 
 @pytest.mark.parametrize("are_batches", [True, False], ids=["format 1", "format 0"])
-@pytest.mark.parametrize("count", [1, 2, 3, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 5))])
+@pytest.mark.parametrize(
+    "count", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.long)]
+)
 def test_whose_end_is_the_log_is_decided_as_by_counting_in_all_small_cases(count: int, are_batches: bool) -> None:
     """Each replica holds one of three ends, or lags, or is silent. Where those that hold one agree, it is the log; where
     they do not, the majority of all members is, or nobody knows."""
