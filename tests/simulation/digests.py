@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 
 from tests.simulation.plan import make_plan
-from tests.simulation.world import simulate
+from tests.simulation.world import Outcome, simulate
 
 SECONDS = 2.0
 """Virtual time in which things go wrong: short, so that many seeds take minutes."""
@@ -20,7 +20,11 @@ SECONDS = 2.0
 
 def digest(seed: int) -> str:
     """Return the seed, how many transactions were committed, and a digest of the history that clients recorded."""
-    outcome = simulate(make_plan(seed, seconds=SECONDS))
+    return line(seed, simulate(make_plan(seed, seconds=SECONDS)))
+
+
+def line(seed: int, outcome: Outcome) -> str:
+    """Return the digest of a run that has ended."""
     history = sha256(repr((outcome.history, outcome.kind)).encode()).hexdigest()[:16]
     return f"{seed} {outcome.committed} {history}"
 

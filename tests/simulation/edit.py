@@ -69,16 +69,24 @@ def _begins_line(source: str, at: int) -> bool:
     return not source[source.rfind("\n", 0, at) + 1 : at].strip()
 
 
-@lru_cache(maxsize=8)
+parsed = lru_cache(maxsize=8)(ast.parse)
+"""A module as a tree; those of the last few edits are kept."""
+
+
 def node_of(source: str, scope: str) -> ast.AST:
     """Return the function or class `scope` (like `Recovery.held`) of a module; the module if it is empty."""
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = parsed(source)
     for name in scope.split(".") if scope else ():
         inner = [one for one in ast.walk(node) if isinstance(one, _SCOPES) and one.name == name]
         if not inner:
             raise LookupError(f"there is no {scope}")
         node = inner[0]
     return node
+
+
+def _scope_alone(source: str) -> str:
+    """Return what a function or class means to Python, whatever it stands in."""
+    return ast.dump(ast.parse(f"if True:\n{source}" if source[:1].isspace() else source))
 
 
 def span_of(source: str, scope: str) -> tuple[int, int]:
@@ -151,8 +159,8 @@ class Edit:
         places = places_of(self.old, text[start:end])
         assert len(places) == 1, f"{self.name}: {self.old!r} stands {len(places)} times in {self.scope or self.path.name}"
         changed = put(text, start + places[0][0], start + places[0][1], self.old, self.new)
-        before, after = node_of(text, self.scope), node_of(changed, self.scope)
-        assert ast.dump(before) != ast.dump(after), f"{self.name}: the edit changes nothing"
+        before, after = (_scope_alone(one) for one in (text[start:end], changed[start : end + len(changed) - len(text)]))
+        assert before != after, f"{self.name}: the edit changes nothing"
         return changed
 
     def install(self) -> None:

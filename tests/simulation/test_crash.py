@@ -10,7 +10,7 @@ from tests.simulation.crash import run_seed
 
 SLICES, WORKLOADS = 10, 4
 BATCH_SLICES, BATCH_WORKLOADS, EVERY = 8, 3, 3
-SHORT = 2
+SHORT = 1
 """So many slices of each are part of every run of the tests."""
 
 

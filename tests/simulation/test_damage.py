@@ -131,16 +131,18 @@ def damaged(first_id: int, offset: int, value: bytes, *, clean: bool) -> SimDisk
     return disk
 
 
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("first_id", [SEALED, LAST], ids=["sealed", "last"])
-def test_every_byte_of_a_segment_is_flipped(first_id: int, clean: bool) -> None:
-    """One bit of every second byte and all bits of the others, and the other way round where it was killed."""
+def test_every_byte_of_a_segment_is_flipped(first_id: int, clean: bool, every: int) -> None:
+    """One bit of a byte and all bits of the next, and the other way round where it was killed; in short, every second byte
+    where it was stopped, and the others where it was killed."""
     origin = sample(RECORDS, clean=clean)
     content = bytes(origin.content(segment_path(0, first_id)))
     assert len(content) == BOUNDS[first_id][-1]
-    for offset in range(len(content)):
+    for offset in range(clean * (every - 1), len(content), every):
         disk = origin.clone(offset)
-        pattern = 0x01 if offset % 2 == clean else 0xFF
+        pattern = 0x01 if offset // every % 2 == clean else 0xFF
         disk.corrupt(segment_path(0, first_id), offset, bytes([content[offset] ^ pattern]))
         hit = id_at(first_id, offset)
         found = judge(disk, lost=ids_of(first_id) if hit is None else [hit], again=offset % 10 == 0)
