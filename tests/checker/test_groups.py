@@ -266,7 +266,7 @@ def damaged(draw: st.DrawFn) -> GroupHistory:
     return history
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(damaged())
 def test_the_checker_agrees_with_its_twin(history: GroupHistory) -> None:
     assert set(judge_group(history).findings) == judge_group_slowly(history)

@@ -112,8 +112,8 @@ def test_a_cluster_of_its_own_is_gone_afterwards(waltzctl: Tool, tmp_path: Path)
 @pytest.mark.parametrize(
     ("begun", "number"),
     [
-        ("while the cluster starts", signal.SIGTERM),
         ("under load", signal.SIGINT),
+        pytest.param("while the cluster starts", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("while the cluster starts", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("under load", signal.SIGTERM, marks=pytest.mark.long),
     ],

@@ -39,15 +39,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> Iterator[LocalCluster]:
-    """A cluster to break."""
-    cluster = LocalCluster.make(tmp_path / "own", storages=1, servers=2, partitions=2, replication=1, settings=LASTING)
+@pytest.fixture(scope="module")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    place = tmp_path_factory.mktemp("looking") / "own"
+    cluster = LocalCluster.make(place, storages=1, servers=2, partitions=2, replication=1, settings=LASTING)
     try:
-        cluster.start()
         yield cluster
     finally:
         cluster.kill()
+
+
+@pytest.fixture
+def broken(breakable: LocalCluster) -> LocalCluster:
+    """A cluster to break, of which everything runs."""
+    breakable.start()
+    return breakable
 
 
 def as_json(told: Any) -> Any:

@@ -170,7 +170,7 @@ def test_a_message_costs_no_more_than_its_bytes() -> None:
                     *full(name, key.bytes, REQUEST_BYTES_MAX - 1000),
                     *full(name, key.bytes, 4 << 20),
                 ]
-                for number in range(count(10)):
+                for number in range(count(5)):
                     message: Any = filled(random.Random(f"{SEED} cost {name} {number}"), LOG[name])
                     if "cluster_key" in message.DESCRIPTOR.fields_by_name:
                         message.cluster_key = key.bytes

@@ -60,7 +60,7 @@ from waltzd.storage.replica.replica_context import PartitionSettings
 
 RECORDS = 12
 SENT = expected(0, RECORDS)
-TRIES = 40
+TRIES = 20
 ORIGIN = sample(RECORDS, clean=True)
 KILLED = sample(RECORDS)
 FIRSTS = first_ids(ORIGIN)

@@ -44,7 +44,7 @@ from waltzd.wire.codec import (
 )
 from waltzd.wire.grpc import ERROR_KEY, error_of
 
-TRIES = 250
+TRIES = 100
 LIMITS = Limits(payload_bytes_max=1 << 16, locks_max=10, frame_bytes_max=1 << 18)
 RUN = encode_payloads(7, [b"a", b"", b"ccc" * 30])
 BATCH = client_message([batch_of(b"ab", b"c", locks=[[(1, Mode.READ)], [(2, Mode.WRITE), (3, Mode.APPEND)]])])

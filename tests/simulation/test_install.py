@@ -402,10 +402,17 @@ def harmed(name: str, *, clean: bool, mark: int | None = None) -> SimDisk:
     return disk
 
 
-@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("name", sorted(HARMS))
+EVERY = [
+    pytest.param(name, clean, marks=[pytest.mark.long] if at % 2 == clean else [], id=f"{name}-{state}")
+    for at, name in enumerate(sorted(HARMS))
+    for clean, state in ((True, "stopped"), (False, "killed"))
+]
+"""Each harm, where the storage was stopped and where it was killed; in short each harm in one of the two."""
+
+
+@pytest.mark.parametrize(("name", "clean"), EVERY)
 def test_whatever_was_damaged_is_brought_level(name: str, clean: bool) -> None:
-    for seed in range(6):
+    for seed in range(3):
         disk = harmed(name, clean=clean)
         partition = open_directory(disk).partition(0)
         partition.open_session(5)
@@ -429,8 +436,7 @@ def test_a_lower_mark_than_the_replica_held_was_decided(name: str) -> None:
         is_level(disk, mark)
 
 
-@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("name", sorted(HARMS))
+@pytest.mark.parametrize(("name", "clean"), EVERY)
 def test_a_healing_is_crashed_before_every_operation(name: str, clean: bool) -> None:
     chance = random.Random(name)
     disk = harmed(name, clean=clean)

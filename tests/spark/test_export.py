@@ -134,9 +134,11 @@ def test_decoded_columns_stand_beside_the_log(exporting: Exporting, tmp_path: Pa
 # -- runs that die -----------------------------------------------------------------------------------------------------
 
 
-def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> None:
-    """Whatever a run was doing when it died: what counts is exact, and the next run makes it whole."""
-    at = 0
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path, every: int) -> None:
+    """Whatever a run was doing when it died: what counts is exact, and the next run makes it whole. In short every third
+    operation, beginning with another one in each run of the tests."""
+    at = int(os.environ["WALTZ_SEED"]) % every
     exporting.file_data_bytes = 1000
     while True:
         inner = LocalDestination(str(tmp_path / f"out {at}"))
@@ -159,7 +161,7 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path) -> 
         assert findings(check_files(inner, reached)) == []
         exporting.export()
         exporting.check()
-        at += 1
+        at += every
     assert at > 40
 
 
