@@ -203,6 +203,24 @@ def test_files_count_in_the_order_of_their_ids(exporting: Exporting) -> None:
     exporting.check()
 
 
+def test_an_interrupted_publication_is_finished_before_the_run_ends(
+    exporting: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between the manifest and the removal of what announced it."""
+    remove = LocalDestination.remove
+
+    def interrupted(destination: LocalDestination, path: str) -> None:
+        monkeypatch.setattr(LocalDestination, "remove", remove)
+        raise KeyboardInterrupt
+
+    run = exporting.prepared()
+    monkeypatch.setattr(LocalDestination, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.carry_out(exporting.tasks)
+    assert not has_leftovers(exporting.destination)
+    exporting.check()
+
+
 def test_damage_ends_a_run_and_what_was_finished_stays(exporting: Exporting) -> None:
     exporting.file_data_bytes = 1000
     path = exporting.storage.directory / "1" / segment_name(24)
@@ -462,6 +480,7 @@ def test_a_manifest_whose_files_were_getting_their_names_is_finished_by_the_next
     class Dies(exporting_.Dying):
         def move_new(self, old: str, new: str) -> bool:
             if new.startswith("partition-") and next(names) == 2:
+                self.left[0] = 0  # nothing happens after it
                 raise Killed
             return bool(self.inner.move_new(old, new))
 

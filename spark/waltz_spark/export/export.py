@@ -259,7 +259,7 @@ class Run:
             finally:
                 with suppress(ExportHeld):  # another run has the lock: unfinished files may be its own
                     hold.check()
-                    self._remove_unfinished()
+                    self._settle()  # Ctrl-C may have come in the middle of a publication
 
     def tidy(self) -> None:
         """Complete the publication of an earlier run, and remove its unfinished files."""
