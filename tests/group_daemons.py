@@ -208,7 +208,7 @@ class DaemonRace:
                     kinds=WANTED,
                     ack_wait=ACK_WAIT,
                     max_in_flight=ROOM,
-                    deliver_max=DELIVER_MAX,
+                    tries=DELIVER_MAX,
                     back_off=BACK_OFF,
                 )
 
@@ -319,7 +319,7 @@ async def _read(client: Client[bytes], partition: int) -> dict[int, Written]:
     found: dict[int, Written] = {}
     end = await client.end_position(partition)
     while len(found) <= end:
-        for one in await client.read_some(partition, len(found), end):
+        for one in await client.read_some(partition, after=len(found) - 1, through=end):
             found[one.id] = Written(payload_key(one.payload), one.kind, str(one.kind))
     return found
 

@@ -116,13 +116,13 @@ def test_readers_do_not_notice_that_old_segments_leave_the_storages(
             floor = rows[1]["floor"]
             time.sleep(0.3)
         assert [transaction.payload for transaction in client.scan(1)] == written
-        some = client.read_some(1, floor - 2, floor + 1)
+        some = client.read_some(1, after=floor - 3, through=floor + 1)
         assert [transaction.payload for transaction in some] == written[floor - 2 : floor + 2]
         fed = client.feed(1, after=99)
         assert [next(fed).payload for _ in range(len(written) - 100)] == written[100:]
         fed.close()
         old = client.read(1, 120)
-        assert next(iter(client.read_some(1, from_time=old.time, until_time=some[0].time))).id <= 120
+        assert next(iter(client.read_some(1, since=old.time, before=some[0].time))).id <= 120
     found = waltzctl("txn", "grep", "1", "--match", "record 7 of batch 2$", "-o", "json", *where(cluster))
     assert [json.loads(line)["id"] for line in found.out.splitlines()] == [107], found.err
 

@@ -209,7 +209,7 @@ CHANGING = {
     "group parked list": ["mailer", "--payload"],
     "group parked replay": ["mailer", "--all"],
     "group remove": ["mailer"],
-    "group reset": ["mailer", "--to-last"],
+    "group reset": ["mailer", "--start", "last"],
     "group resume": ["mailer"],
     "group set": ["mailer", "--tries", "3"],
     "health": [],

@@ -107,14 +107,14 @@ def _times(told: Told) -> None:
     assert rows[-2]["time_us"] <= rows[-1]["time_us"]
     assert [row["id"] for row in told.rows("get", 0, "--since", at)] == [second]
     assert [row["id"] for row in told.rows("tail", 0, "--since", "-1h")] == [first, second]
-    assert [row["id"] for row in told.rows("tail", 0, "--until", at, "-n", 1)] == [first]
+    assert [row["id"] for row in told.rows("tail", 0, "--before", at, "-n", 1)] == [first]
     assert [row["id"] for row in told.rows("grep", 0, "--since", "1h", "--header", 7)] == [second]
-    assert [row["id"] for row in told.rows("grep", 0, "--until", at)] == list(range(second))
-    assert told.rows("get", 0, "--until", "2020-01-01T00:00Z")[0]["id"] == 0, "what has no time is earlier than any"
+    assert [row["id"] for row in told.rows("grep", 0, "--before", at)] == list(range(second))
+    assert told.rows("get", 0, "--before", "2020-01-01T00:00Z")[0]["id"] == 0, "what has no time is earlier than any"
     nothing = told("txn", "tail", "--all", "--since", "2100-01-01")
     assert (nothing.code, nothing.out, nothing.err) == (0, "", "There are no transactions in that time.\n")
     refused(told("txn", "tail", 0, "--since", "yesterday"), 2, "W1001", "15m, 2h, 1d")
-    for words in (["get", 0], ["get", 0, 1, "--since", "1h"], ["tail", 0, "--until", "1h", "--follow"]):
+    for words in (["get", 0], ["get", 0, 1, "--since", "1h"], ["tail", 0, "--before", "1h", "--follow"]):
         assert told("txn", *words).code == 2, words
 
     heads, before, *lines = told("txn", "get", 0, "0-1", second).out.splitlines()

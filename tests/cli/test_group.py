@@ -113,17 +113,17 @@ def steps(told: Any) -> list[str]:
 def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) -> None:
     command = ("group", "create", "mailer", "--mode", "keyed", "--key", "lock", "--partitions", "0, 2-3", "--tries", "3",
                "--back-off", "10s,1m", "--ack-wait", "2m", "--then", "stop", "--headers", "7,-1", *WHERE)  # fmt: skip
-    assert steps(waltzctl(*command, "--from-last", "--dry-run", "-o", "json")) == [
+    assert steps(waltzctl(*command, "--start", "last", "--dry-run", "-o", "json")) == [
         "mode keyed (members share the work, one lock with one of them at a time)",
         "partitions 0,2-3",
         "only the headers -1, 7",
         "2 min to acknowledge",
         "at most 100 in flight for each member",
         "3 tries with pauses of 10 s, 1 min, then it stops",
-        "start in 0, 2-3 at id 100",
+        "start in 0, 2-3 after id 99",
     ]
     assert servers.asked == []
-    assert as_json(waltzctl(*command, "--from-id", "0=1,3=0", "-o", "json"))["made_at"] == 7
+    assert as_json(waltzctl(*command, "--after", "0=0", "-o", "json"))["made_at"] == 7
     ((_, verb, made),) = servers.asked
     assert verb == "make"
     assert (made.partitions, made.mode, made.key, made.headers) == ("0,2-3", Mode.KEYED, KeyedBy.LOCK, (-1, 7))
@@ -169,9 +169,10 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         return steps(waltzctl("group", "create", "mailer", *words, *WHERE, "--dry-run", "-o", "json"))[-1]
 
     assert begins() == "start in 0-3 at the first transaction"
-    assert begins("--from-last") == "start in 0-3 at id 100"
-    assert begins("--from-time", "2023-11-14T22:13:50") == "start in 0-3 at id 30"
-    assert begins("--from-id", "1000") == "start in 0-3 at id 1,000"
+    assert begins("--start", "last") == "start in 0-3 after id 99"
+    assert begins("--start", "2023-11-14T22:13:50") == "start in 0-3 after id 29"
+    assert begins("--after", "1000") == "start in 0-3 after id 1,000"
+    assert begins("--start", "first") == "start in 0-3 at the first transaction"
 
 
 @pytest.mark.parametrize(
@@ -185,17 +186,17 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--ack-wait", "25h"), 2, "this is not a duration of at most a day"),
         (("create", "mailer", "--back-off", "1s,x"), 2, "--back-off x: this is not a duration"),
         (("create", "mailer", "--headers", "5000000000"), 2, "these are no headers"),
-        (("create", "mailer", "--from-last", "--from-time", "1h"), 2, "--from-last and --from-time contradict each other"),
-        (("create", "mailer", "--from-id", "0=1,2"), 2, "this is not an id"),
-        (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is not in the group"),
-        (("create", "mailer", "--from-time", "noon"), 2, "this is not a time"),
+        (("create", "mailer", "--start", "1h", "--after", "1"), 2, "--start and --after exclude each other"),
+        (("create", "mailer", "--after", "0=1,2"), 2, "this is not an id"),
+        (("create", "mailer", "--partitions", "0", "--after", "3=1"), 3, "partition 3 is not in the group"),
+        (("create", "mailer", "--start", "noon"), 2, "this is not a time"),
         (("set", "index"), 2, "no setting was named"),
         (("set", "mailer", "--tries", "3"), 3, "no consumer group mailer"),
-        (("reset", "index"), 2, "give one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
-        (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to exclude each other"),
-        (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last exclude each other"),
-        (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is not in the group, which has 0-1"),
-        (("reset", "index", "--partitions", "3", "--skip-to", "5"), 3, "partition 3 is not in the group"),
+        (("reset", "index"), 2, "give one of --start, --after and --skip-through"),
+        (("reset", "index", "--start", "last", "--skip-through", "5"), 2, "--start and --skip-through exclude each other"),
+        (("reset", "index", "--start", "first", "--after", "5"), 2, "--start and --after exclude each other"),
+        (("reset", "index", "--start", "last", "--partitions", "2"), 3, "partition 2 is not in the group, which has 0-1"),
+        (("reset", "index", "--partitions", "3", "--skip-through", "5"), 3, "partition 3 is not in the group"),
         (("parked", "replay", "index"), 2, "name the parked transactions"),
         (("parked", "replay", "index", "17"), 2, "is not a list of parked transactions"),
         (("parked", "replay", "index", "0:17", "--all"), 2, "name the parked transactions"),
@@ -218,21 +219,22 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
         place(1, stopped="id 6: no such address", floor=5, reach=59, open=4),
         partitions="0-1",
     )
-    assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [
+    assert steps(waltzctl("group", "reset", "mailer", "--after", "49", *WHERE, "--dry-run", "-o", "json")) == [
         "partition 0: the next delivery is id 50; up to 44 acknowledged transactions are delivered again",
         "partition 1: the next delivery is id 50; what is not done from id 6 to 49 is skipped; up to 10 "
         "acknowledged transactions are delivered again",
         "note: members there start again: one",
     ]
-    refused(waltzctl("group", "reset", "mailer", "--to-last", "--yes", *WHERE), 2, "say --confirm mailer")
-    told = waltzctl("group", "reset", "mailer", "--to-id", "0=50", "--confirm", "mailer", *WHERE, "-o", "json")
+    refused(waltzctl("group", "reset", "mailer", "--start", "last", "--yes", *WHERE), 2, "say --confirm mailer")
+    told = waltzctl("group", "reset", "mailer", "--after", "0=49", "--confirm", "mailer", *WHERE, "-o", "json")
     assert as_json(told)["partitions"] == [{"partition": 0, "count": 1, "epoch": 2, "floor": 5}]
-    assert steps(waltzctl("group", "reset", "mailer", "--skip-to", "1=6", *WHERE, "--dry-run", "-o", "json")) == [
-        "partition 1: skip what is not done up to id 6, at most 1 transactions"
+    assert steps(waltzctl("group", "reset", "mailer", "--skip-through", "1=6", *WHERE, "--dry-run", "-o", "json")) == [
+        "partition 1: skip what is not done through id 6, at most 1 transactions"
     ]
-    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--skip-to", "1=5", *WHERE).out
+    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--skip-through", "1=5", *WHERE).out
     assert (
-        waltzctl("group", "reset", "mailer", "--partitions", "1", "--skip-to", "6", "--confirm", "mailer", *WHERE).code == 0
+        waltzctl("group", "reset", "mailer", "--partitions", "1", "--skip-through", "6", "--confirm", "mailer", *WHERE).code
+        == 0
     )
     assert waltzctl("group", "resume", "mailer", *WHERE).code == 0
     assert servers.asked == [
@@ -242,7 +244,7 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     ]
     servers.put(3, partitions="0-1")
     assert "nothing to do" in waltzctl("group", "resume", "mailer", *WHERE).out
-    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--to-first", *WHERE).out
+    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--start", "first", *WHERE).out
 
 
 def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool) -> None:

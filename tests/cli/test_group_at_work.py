@@ -59,10 +59,10 @@ def test_what_a_member_rejects_is_seen_replayed_and_done(cluster: LocalCluster, 
             for delivery in (next(deliveries), next(deliveries)):
                 delivery.ack(durable=True)
     assert told("describe", "mailer")["lag"] == 0
-    moved = told("reset", "mailer", "--partitions", "0", "--to-id", "1", "--confirm", "mailer")
+    moved = told("reset", "mailer", "--partitions", "0", "--after", "0", "--confirm", "mailer")
     assert moved["partitions"][0]["floor"] == 0
     assert told("describe", "mailer")["lag"] == 2
-    assert told("reset", "mailer", "--skip-to", "0=1", "--confirm", "mailer")["partitions"][0]["floor"] == 1
+    assert told("reset", "mailer", "--skip-through", "0=1", "--confirm", "mailer")["partitions"][0]["floor"] == 1
     assert told("set", "mailer", "--tries", "3", "--yes")["result"] == "done"
     assert told("describe", "mailer")["settings"]["deliver_max"] == 3
     assert told("remove", "mailer", "--confirm", "mailer")["result"] == "done"

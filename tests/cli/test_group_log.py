@@ -61,7 +61,7 @@ def until_level(waltzctl: Tool, place: tuple[str, ...]) -> None:
 
 async def kept(local: LocalCluster) -> list[bytes]:
     async with GroupLogClient[bytes](local.server_addresses) as client:
-        found = await client.read_some(client.number, 0, timeout=PATIENCE_SECONDS)
+        found = await client.read_some(client.number, timeout=PATIENCE_SECONDS)
         return [transaction.payload for transaction in found]
 
 

@@ -170,7 +170,7 @@ def test_a_mistyped_command_names_the_nearest(waltzctl: Tool) -> None:
         ["verify-segments", "--no-such-option", "."],
         ["rebuild-index"],
         ["segment", "dump"],
-        ["segment", "dump", "--from", "-1", "x.seg"],
+        ["segment", "dump", "--after", "-2", "x.seg"],
         ["segment", "dump", "--payload-bytes", "-1", "x.seg"],
     ],
     ids=" ".join,

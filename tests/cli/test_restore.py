@@ -304,7 +304,7 @@ def test_a_cluster_goes_on_from_a_moment_under_its_own_key(lost: Lost, waltzctl:
     with Elsewhere(tmp_path, key=lost.key) as there:
         moment = datetime.fromtimestamp(lost.moment, UTC).isoformat()
         command, one, other = ["cluster", "restore"], there.given[:2], there.given[2:]
-        end = ["--to-time", moment, *there.where]
+        end = ["--through", moment, *there.where]
         words = [*command, str(lost.store), *end, *one]
         refused(
             waltzctl(*words, "--dry-run"), 5, "W2284", "the storages have the key of the cluster that is to be restored"
@@ -351,20 +351,20 @@ def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool
     refused(waltzctl("archive", "status", lost.store, "--latest", "--timeline", "1=2"), 2, "W2277", "timeline 2 of")
     file = tmp_path / "marks.json"
     file.write_text(told.out)
-    drilled = waltzctl("backup", "drill", lost.store, "--to-marks", file, "--directory", tmp_path, "-o", "json")
+    drilled = waltzctl("backup", "drill", lost.store, "--through-marks", file, "--directory", tmp_path, "-o", "json")
     rows = json.loads(drilled.out)["partitions"]
     assert {str(row["partition"]): row["last_id"] for row in rows} == found["marks"]
     file.write_text(json.dumps({"0": 3, "1": 1 << 40, "2": -1}))
     marks = ("archive", "status", lost.store)
-    refused(waltzctl(*marks, "--to-marks", file), 2, "W2277", "partition 1 ends at id")
+    refused(waltzctl(*marks, "--through-marks", file), 2, "W2277", "partition 1 ends at id")
     file.write_text("{}")
-    refused(waltzctl(*marks, "--to-marks", file), 2, "holds no marks")
+    refused(waltzctl(*marks, "--through-marks", file), 2, "holds no marks")
     assert waltzctl(*marks, *by_time[3:5]).code == 2  # nothing is so old
-    refused(waltzctl(*marks, "--to-time", "2020-01-01"), 2, "W2277", "its first transaction is of 20")
-    refused(waltzctl(*marks, "--to-time", "2999-01-01"), 2, "W2277", "is in the future")
+    refused(waltzctl(*marks, "--through", "2020-01-01"), 2, "W2277", "its first transaction is of 20")
+    refused(waltzctl(*marks, "--through", "2999-01-01"), 2, "W2277", "is in the future")
     now = datetime.now(UTC).isoformat()
-    refused(waltzctl(*marks, "--to-time", now), 2, "W2277", "is complete up to", "--each-as-far-as-it-goes")
-    assert waltzctl(*marks, "--to-time", now, "--each-as-far-as-it-goes").code == 0
+    refused(waltzctl(*marks, "--through", now), 2, "W2277", "is complete up to", "--each-as-far-as-it-goes")
+    assert waltzctl(*marks, "--through", now, "--each-as-far-as-it-goes").code == 0
     assert waltzctl(*marks).out == waltzctl(*marks, "--latest").out
     assert waltzctl("archive", "status", "--latest").code == 2, "a moment of which store?"
-    assert waltzctl(*marks, "--latest", "--to-time", "1h").code == 2
+    assert waltzctl(*marks, "--latest", "--through", "1h").code == 2

@@ -79,10 +79,10 @@ SHOWN: list[tuple[str, str, int]] = [
     ("rebuild.txt", "rebuild-index {storage}", 5),
     ("rebuild.json", "rebuild-index -o json {storage}", 5),
     ("rebuild-left-out.txt", "rebuild-index {storage}/0 --leave-out 5-5", 0),
-    ("dump.txt", "segment dump --to 3 {storage}/" + SEGMENT, 0),
-    ("dump.json", "segment dump -o json --payload-bytes 8 --to 3 {storage}/" + SEGMENT, 0),
-    ("dump.hex", "segment dump -o hex --payload-bytes 20 --to 2 {storage}/" + SEGMENT, 0),
-    ("dump-tail.hex", "segment dump -o hex --from 419 {storage}/0/0000000000000000332.seg", 0),
+    ("dump.txt", "segment dump --through 3 {storage}/" + SEGMENT, 0),
+    ("dump.json", "segment dump -o json --payload-bytes 8 --through 3 {storage}/" + SEGMENT, 0),
+    ("dump.hex", "segment dump -o hex --payload-bytes 20 --through 2 {storage}/" + SEGMENT, 0),
+    ("dump-tail.hex", "segment dump -o hex --after 418 {storage}/0/0000000000000000332.seg", 0),
     ("dump-index.txt", "segment dump {storage}/1/0000000000000000030.idx", 0),
     ("dump-index.hex", "segment dump -o hex {storage}/1/0000000000000000030.idx", 0),
     ("dump-control.txt", "segment dump {storage}/waltz-storage.ctl", 0),
@@ -366,7 +366,7 @@ def test_the_bad_byte_is_marked_even_in_a_payload_that_is_not_shown(waltzctl: To
     path = storage / "1/0000000000000000000.seg"
     flip(path, 3000)
     value = path.read_bytes()[3000]
-    told = waltzctl("segment", "dump", "-o", "hex", "--payload-bytes", "0", "--from", "1", "--to", "1", path)
+    told = waltzctl("segment", "dump", "-o", "hex", "--payload-bytes", "0", "--after", "0", "--through", "1", path)
     [marked] = [line for line in told.out.splitlines() if "bad byte" in line]
     assert f">{value:02x}<" in marked
     offset = int(marked.split()[0])
@@ -376,7 +376,17 @@ def test_the_bad_byte_is_marked_even_in_a_payload_that_is_not_shown(waltzctl: To
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 def test_the_bad_byte_is_reversed_on_a_terminal(damaged: Path) -> None:
     parent, child = os.openpty()
-    arguments = ["segment", "dump", "-o", "hex", "--from", "5", "--to", "5", str(damaged / "0/0000000000000000000.seg")]
+    arguments = [
+        "segment",
+        "dump",
+        "-o",
+        "hex",
+        "--after",
+        "4",
+        "--through",
+        "5",
+        str(damaged / "0/0000000000000000000.seg"),
+    ]
     subprocess.run([sys.executable, "-m", "waltzctl", *arguments], stdout=child, check=True)
     os.close(child)
     assert b">\x1b[7m01\x1b[0m<" in os.read(parent, 1 << 16)
@@ -389,7 +399,7 @@ def test_dump_of_what_is_no_file_of_ours(waltzctl: Tool, storage: Path) -> None:
     assert waltzctl("segment", "dump", storage).code == 2
     assert waltzctl("segment", "dump", storage / "missing.seg").code == 2
     assert waltzctl("segment", "dump", "/dev/null").code == 2
-    assert waltzctl("segment", "dump", "--from", "5", "--to", "4", storage / "0/0000000000000000000.seg").code == 2
+    assert waltzctl("segment", "dump", "--after", "4", "--through", "4", storage / "0/0000000000000000000.seg").code == 2
 
 
 def test_dump_of_an_empty_file(waltzctl: Tool, storage: Path) -> None:

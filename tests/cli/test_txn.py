@@ -163,7 +163,7 @@ def follow(log: Log) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 @pytest.mark.parametrize("command", ["tail", "grep"])
 def test_follow_until_ctrl_c(log: Log, follow: Callable[..., subprocess.Popen[str]], command: str) -> None:
     last = log.ids[-1]
-    begin = ["-n", "1"] if command == "tail" else ["--from", str(last), "--match", "x|come"]
+    begin = ["-n", "1"] if command == "tail" else ["--after", str(last - 1), "--match", "x|come"]
     process = follow(command, "0", "--follow", "-o", "json", *begin)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["id"] == last
@@ -190,7 +190,7 @@ def test_grep(log: Log) -> None:
     first, order, payout, many = log.ids
 
     def ids(*words: object) -> list[int]:
-        return [row["id"] for row in log.rows("grep", 0, "--from", first, *words)]
+        return [row["id"] for row in log.rows("grep", 0, "--after", first - 1, *words)]
 
     assert ids() == list(log.ids)
     assert ids("--match", "pay(ment|out)") == [payout]
@@ -198,21 +198,23 @@ def test_grep(log: Log) -> None:
     assert ids("--header", "-7", "--match", "^payout") == [payout]
     assert ids("--json-path", "order.sku=17") == [order]
     assert ids("--json-path", "order.name=Tür", "--json-path", "order.sku") == [order]
-    assert ids("--to", payout, "-n", 2) == [first, order]
-    assert ids("--from", payout, "--to", 1 << 60) == [payout, many], "what is beyond the end is not there to match"
+    assert ids("--through", payout, "-n", 2) == [first, order]
+    assert ids("--after", payout - 1, "--through", 1 << 60) == [payout, many], (
+        "what is beyond the end is not there to match"
+    )
     client = log.rows("get", 0, order)[0]["client"]
     assert ids("--client", client) == [order]
-    told = log("grep", 0, "--from", first, "--to", order, "--header", "123")
+    told = log("grep", 0, "--after", first - 1, "--through", order, "--header", "123")
     assert (told.code, told.out, told.err) == (0, "", f"Nothing matches in ids {first} to {order} of partition 0.\n")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--from", "5", "--to", "4"], "--from 5 is above --to 4"),
+        (["--after", "4", "--through", "4"], "there are no ids after 4 through 4"),
         (["--match", "("], "this is not a regular expression"),
         (["--json-path", "a..b"], "this is not a path"),
-        (["--to", "4", "--follow"], "exclude each other"),
+        (["--through", "4", "--follow"], "exclude each other"),
         (["--header", "99999999999"], "--header"),
     ],
     ids=" ".join,
@@ -234,7 +236,7 @@ def test_reading_needs_no_client_id(log: Log, monkeypatch: pytest.MonkeyPatch) -
     first, last = log.ids[0], log.ids[-1]
     assert [row["id"] for row in log.rows("get", 0, first, f"{first}-{last}")] == [first, *log.ids]
     assert [row["id"] for row in log.rows("tail", 0, "-n", 2)] == list(log.ids[-2:])
-    assert [row["id"] for row in log.rows("grep", 0, "--from", first)] == list(log.ids)
+    assert [row["id"] for row in log.rows("grep", 0, "--after", first - 1)] == list(log.ids)
     assert "W2026" in log("append", 0, "x").err
 
 

@@ -103,7 +103,7 @@ class Seats:
         self.positions[fed.partition] = fed.id
 
     def failed(self, fed: Transaction[Event], error: Exception) -> Decision:
-        return Decision.PARK
+        return Decision.STOP
 
 
 class Book(Command[Booked]):
@@ -122,7 +122,7 @@ def book(servers: str, seat: UUID) -> list[Event]:
         client.submit(Book(seats, seat))
         many: Outcomes = client.append_many([Booked(seat=seat), Cancelled(seat)], key=seat)
         print(many.committed)
-        return [fed.value for fed in client.read_some(0, 0)]
+        return [fed.value for fed in client.read_some(0)]
 
 
 def move(cluster: BlockingCluster, seat: UUID) -> UUID:

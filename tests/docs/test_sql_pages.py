@@ -125,7 +125,7 @@ def test_members_of_a_group_do_nothing_twice(tmp_path: Path, monkeypatch: pytest
                 await asyncio.gather(done, return_exceptions=True)
                 assert other.is_done(0, 5)
                 assert not other.is_done(0, 3), "it was rejected"
-                assert not shown.do_again(other, 0, 5, 5)
+                assert not shown.do_again(other, 0, 4, 5)
                 assert other.is_done(0, 4)
                 assert shown.prune(other, 0, 4, [3]) == 4
                 with pytest.raises(InboxPruned):

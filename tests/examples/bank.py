@@ -70,7 +70,7 @@ class Bank:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         # What somebody else wrote into a branch is no transfer: it becomes a dead letter, and the branch goes on.
-        self.view: SqlView = SqlView(engine, self._apply, name="bank", tables=TABLES, tries=TRIES, dead_letters=True)
+        self.view: SqlView = SqlView(engine, self._apply, name="bank", tables=TABLES, tries=TRIES, then="park")
 
     def _apply(self, connection: Connection, transaction: Transaction) -> None:
         movement = movement_of(transaction.payload)

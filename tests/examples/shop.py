@@ -77,7 +77,7 @@ class Shop:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         # What somebody else writes into the log, say with `waltzctl txn append`, is put aside.
-        self.view = SqlView(engine, apply, name="shop", tables=TABLES, tries=2, dead_letters=True)
+        self.view = SqlView(engine, apply, name="shop", tables=TABLES, tries=2, then="park")
 
     def quantity(self, article: str) -> int:
         with self.engine.connect() as connection:

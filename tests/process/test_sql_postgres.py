@@ -309,7 +309,7 @@ def test_a_function_for_many_and_one_that_refuses(engine: Engine) -> None:
         if any(one.id in (3, 4) for one in given):
             raise Unhappy("no")
 
-    view: SqlView[str] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, dead_letters=True, batch_max=4)
+    view: SqlView[str] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, then="park", batch_max=4)
     view._prepare(CLUSTER)
     view.read_position(0)
     view.apply_all([Given(0), Given(1, follows=False), Given(2), Given(3), Given(4, follows=True), Given(5)])
@@ -321,7 +321,7 @@ def test_several_views_put_the_same_poison_aside_once(engine: Engine) -> None:
     views: list[SqlView[str]] = []
     for size in (1, 3, 5):
         view: SqlView[str] = SqlView(
-            engine, refusing(*range(0, 60, 7)), tables=TABLES, batch_max=size, tries=2, dead_letters=True
+            engine, refusing(*range(0, 60, 7)), tables=TABLES, batch_max=size, tries=2, then="park"
         )
         view._prepare(CLUSTER)
         view.read_position(0)

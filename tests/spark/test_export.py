@@ -333,8 +333,8 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(exporting: Exporting, m
 def test_no_gap_is_ever_made(exporting: Exporting) -> None:
     exporting.export(Range(first_of_others=3, last_of_others=7))
     for asked, said in (
-        (Range(first_of_others=9), "--from-txn is 9, and the export ends before id 8"),
-        (Range(first_of_others=2), "--from-txn is 2, and the export begins at id 3 already"),
+        (Range(first_of_others=9), "--after is 8, and the export ends before id 8"),
+        (Range(first_of_others=2), "--after is 1, and the export begins at id 3 already"),
     ):
         with pytest.raises(ExportGap, match=said):
             exporting.prepared(asked)
@@ -342,7 +342,7 @@ def test_no_gap_is_ever_made(exporting: Exporting) -> None:
     trimmed = replace(catalog, spans={number: Span(20, span.last) for number, span in catalog.spans.items()})
     with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 20 now"):
         wanted(trimmed, newest_manifest(exporting.destination), Range())
-    with pytest.raises(ExportGap, match="--from-txn is 3, and the first id that is still there is 20"):
+    with pytest.raises(ExportGap, match="--after is 2, and the first id that is still there is 20"):
         wanted(trimmed, None, Range(first_of_others=3))
     nothing_left = replace(catalog, spans={number: Span(36, 35) for number in catalog.spans})
     with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 36 now"):
@@ -365,8 +365,8 @@ def test_an_export_between_two_times(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     cut, late = times.index(middle), times.index(end)
     assert planned("--since", middle.isoformat()) == (cut, len(times) - 1)
-    assert planned("--until", middle.isoformat()) == (0, cut - 1)
-    assert planned("--since", middle.isoformat(), "--until", end.isoformat()) == (cut, late - 1)
+    assert planned("--before", middle.isoformat()) == (0, cut - 1)
+    assert planned("--since", middle.isoformat(), "--before", end.isoformat()) == (cut, late - 1)
     assert planned("--since", "1971-01-01") == (begin, len(times) - 1)
     assert planned("--since", "2100-01-01") == (len(times), len(times) - 1)
     line = ["spark-export", str(tmp_path / "out"), f"--source={tmp_path / 'storage'}", "--allow-uncommitted", "--dry-run"]
@@ -408,9 +408,9 @@ def test_a_log_whose_old_segments_are_gone(
     assert begins in said.err
     assert {part["first"] for part in json.loads(said.out)["partitions"]} == {12}
     for more, code, words in (
-        (["--from-txn", "20"], 0, ""),
+        (["--after", "19"], 0, ""),
         (["--partitions", "1"], 0, "begin at id 0 there: partition 1 at id 12. What"),
-        (["--from-txn", "0=3"], 4, "--from-txn is 3, and the first id that is still there is 12"),
+        (["--after", "0=2"], 4, "--after is 2, and the first id that is still there is 12"),
     ):
         assert waltzctl(["spark-export", str(tmp_path / "new"), source, "--dry-run", *more]) == code
         err = capsys.readouterr().err
@@ -503,7 +503,7 @@ def test_a_dry_run_writes_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     there = Java(program="/opt/java/bin/java", version="17.0.9", place="$JAVA_HOME")
     monkeypatch.setattr(java, "find_java", lambda home: there)
-    code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --from-txn 1=4 -o json")
+    code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --after 1=3 -o json")
     found = json.loads(out)
     assert (code, found["result"]) == (0, "planned")
     assert [(row["partition"], row["first"], row["last"], row["records"], row["files"]) for row in found["partitions"]] == [
@@ -551,14 +551,14 @@ def test_a_dry_run_says_that_there_is_no_java(
         ("spark-export OUT SOURCE --decode avro:x", 2, "--decode avro was removed"),
         ("spark-export OUT SOURCE --decode text", 4, "the decoder was none, and is to be text"),
         ("spark-export OUT SOURCE --no-incremental", 4, "holds an export already"),
-        ("spark-export OUT SOURCE --from-txn 50", 4, "the export ends before id 36"),
-        ("spark-export OUT SOURCE --to-txn 0=99", 3, "the last id that can be read is 35"),
-        ("spark-export OUT SOURCE --from-txn 9 --to-txn 3", 2, "--to-txn 3 lies before --from-txn 9"),
+        ("spark-export OUT SOURCE --after 49", 4, "the export ends before id 36"),
+        ("spark-export OUT SOURCE --through 0=99", 3, "the last id that can be read is 35"),
+        ("spark-export OUT SOURCE --after 9 --through 3", 2, "there are no ids after 9 through 3"),
         ("spark-export OUT SOURCE --since noon", 2, "--since noon: this is not a time"),
-        ("spark-export OUT SOURCE --since 2h --from-txn 5", 2, "--since and --from-txn say the same thing twice"),
-        ("spark-export OUT SOURCE --since 1h --until 2h", 2, "--until 2h lies before --since 1h"),
-        ("spark-export OUT SOURCE --from-txn x", 2, "it has to be an id, or PARTITION=ID"),
-        ("spark-export OUT SOURCE --from-txn 0=1,0=2", 2, "a partition is named twice"),
+        ("spark-export OUT SOURCE --since 2h --after 5", 2, "--since and --after say the same thing twice"),
+        ("spark-export OUT SOURCE --since 1h --before 2h", 2, "--before 2h is earlier than --since 1h"),
+        ("spark-export OUT SOURCE --after x", 2, "it has to be an id, or PARTITION=ID"),
+        ("spark-export OUT SOURCE --after 0=1,0=2", 2, "a partition is named twice"),
         ("spark-export OUT SOURCE --partitions 7", 3, "partition 7 is not there"),
         ("spark-export OUT SOURCE --partitions x", 2, "no partition and no range"),
         ("spark-export OUT SOURCE --compression zip", 2, "parquet has no zip"),

@@ -71,7 +71,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
 
 
 def rows_of(client: BlockingClient) -> list[dict[str, Any]]:
-    transactions = client.read_some(0, 0, with_locks=True)
+    transactions = client.read_some(0, with_locks=True)
     rows: list[dict[str, Any]] = []
     for transaction in transactions:
         if transaction.follows:

@@ -193,7 +193,7 @@ async def transactions(asked: PageRequest) -> Page:
         command = asked.command("txn", "tail", partition, "-n", ROWS)
     elif header is not None and not lock:
         command = asked.command(
-            "txn", "grep", partition, "--from", stretch.first_id, "--to", stretch.last_id, "--header", header
+            "txn", "grep", partition, "--after", stretch.first_id - 1, "--through", stretch.last_id, "--header", header
         )
     else:
         command = asked.command("txn", "get", partition, span, *(("--locks",) if lock else ()))
@@ -245,7 +245,7 @@ async def transaction(asked: PageRequest) -> Page:
             raise BeyondLog(
                 f"partition {partition} has ids up to {committed}; {id_} was asked for", not_done="nothing was shown"
             )
-        one = (await client.read_some(partition, id_, id_, with_locks=True))[0]
+        one = (await client.read_some(partition, after=id_ - 1, through=id_, with_locks=True))[0]
         group = await Groups(client).first_of(one)
     told = records.transaction_json(shortened(one), group, with_locks=True)
     return Page(

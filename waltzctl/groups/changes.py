@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from typer import Option
 
 from waltzctl.groups.command import GroupName, one_of
-from waltzctl.groups.position import Begin
+from waltzctl.groups.position import StartOptions
 from waltzctl.groups.request import made, told
 from waltzctl.groups.settings import ALL, GroupSettingOptions
 from waltzctl.placement.group_log import make_group_log, plan_group_log
-from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import check_name
 from waltzctl.shell.numbers import check_partitions
@@ -53,15 +52,7 @@ def create(
     numbers: Annotated[
         str, Option("--partitions", metavar="PARTITIONS", help="Partitions and channels, like 0-3,orders; all by default.")
     ] = ALL,
-    is_last: Annotated[bool, Option("--from-last", help="Start behind the last committed transaction.")] = False,
-    ids: Annotated[
-        str | None,
-        Option("--from-id", metavar="ID", help="Start at this id, inclusive; per partition as 0=1000,3=20."),
-    ] = None,
-    time: Annotated[
-        str | None,
-        Option("--from-time", metavar="TIME", help=f"Start at the first transaction of this time or later. {moment.HELP}"),
-    ] = None,
+    begin: StartOptions,
     given: GroupSettingOptions,
     command: ChangeCommand,
 ) -> int:
@@ -72,13 +63,12 @@ def create(
     \b
     Examples:
       waltzctl group create mailer --dry-run
-      waltzctl group create mailer --from-last --tries 3 --back-off 10s,1m
+      waltzctl group create mailer --start last --tries 3 --back-off 10s,1m
       waltzctl group create mailer-by-key --mode keyed --partitions 0-1 --then stop
     """
     check_name(name, not_done="nothing was changed")
-    begin = Begin(is_last=is_last, ids=ids, time=time)
-    if len(begin.options("from")) > 1:
-        raise BadArgument(f"{' and '.join(begin.options('from'))} contradict each other", not_done="nothing was changed")
+    if len(begin.used) > 1:
+        raise BadArgument("--start and --after exclude each other", not_done="nothing was changed")
     parts = None if numbers == ALL else Parts(numbers.replace(" ", ""))
     if parts is not None and not is_parts(parts):
         raise BadArgument(f"--partitions {numbers}: write them as 0-3,7, or name a channel", not_done="nothing was changed")
@@ -98,7 +88,7 @@ def create(
                     f"reset {name}`, or choose another name",
                 )
             return nothing_to_do("group create", name)
-        afters = await begin.afters(wanted, cluster, command.target, how="from")
+        afters = await begin.afters(wanted, cluster, command.target)
         starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
         if not group_log.is_there((await cluster.assignment())[0], meta):
@@ -127,14 +117,14 @@ def create(
 
 
 def _spelled(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
-    """Describe the starts, with partitions that start at the same id together."""
+    """Describe the starts, with partitions that start after the same id together."""
     begins: dict[int, list[int]] = {}
-    after = {start.partition: start.after for start in starts}
+    known = {start.partition: start.after for start in starts}
     for number in wanted:
-        begins.setdefault(after.get(number, -1) + 1, []).append(number)
+        begins.setdefault(known.get(number, -1), []).append(number)
     return [
-        f"start in {spell_numbers(numbers)} at {'the first transaction' if first == 0 else f'id {first:,}'}"
-        for first, numbers in sorted(begins.items())
+        f"start in {spell_numbers(numbers)} {'at the first transaction' if after < 0 else f'after id {after:,}'}"
+        for after, numbers in sorted(begins.items())
     ]
 
 

@@ -1,7 +1,6 @@
 """Positions of consumer groups: start, reset, skip, resume.
 
-Options name the first id to deliver, or a time; servers take the id in front of it. A plan states how many transactions are
-skipped, and how many are delivered a second time.
+A plan states how many transactions are skipped, and how many are delivered a second time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.numbers import check_partitions
-from waltzctl.shell.options import Misused
+from waltzctl.shell.options import Misused, option_group
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
@@ -38,27 +37,34 @@ Partitions = Annotated[
 ]
 
 
+@option_group
 @dataclass(frozen=True, kw_only=True)
-class Begin:
-    """Start of a group, from the options; without any, the first transaction."""
+class StartOptions:
+    """Options for the start of a group; without any, the first transaction."""
 
-    is_last: bool = False
-    ids: str | None = None
-    """First id to deliver: `1000`, or per partition `0=1000,3=20`."""
-    time: str | None = None
+    start: Annotated[
+        str | None,
+        Option(
+            "--start",
+            metavar="first|last|TIME",
+            help="Start with the first transaction, after the last committed one, or with the first one since a time. "
+            f"{moment.HELP}",
+        ),
+    ] = None
+    after: Annotated[str | None, Option("--after", metavar="ID", help="Start after this id; 0=999,3=19 for some.")] = None
 
-    def options(self, how: str) -> list[str]:
+    @property
+    def used(self) -> list[str]:
         """Names of the options that were used."""
-        said = {"last": self.is_last, "id": self.ids is not None, "time": self.time is not None}
-        return [f"--{how}-{name}" for name, is_said in said.items() if is_said]
+        return [name for name, value in {"--start": self.start, "--after": self.after}.items() if value is not None]
 
-    async def afters(self, numbers: Sequence[int], cluster: Cluster, target: ClusterTarget, *, how: str) -> dict[int, int]:
-        """Return for each partition the id in front of the first one to deliver."""
-        if self.ids is not None:
-            return _ids(self.ids, numbers, f"--{how}-id")
-        if not self.is_last and self.time is None:
+    async def afters(self, numbers: Sequence[int], cluster: Cluster, target: ClusterTarget) -> dict[int, int]:
+        """Return for each partition the id after which the group starts."""
+        if self.after is not None:
+            return _ids(self.after, numbers, "--after")
+        if self.start in (None, "first"):
             return dict.fromkeys(numbers, -1)
-        time = None if self.time is None else moment.microseconds(self.time, datetime.now(UTC), f"--{how}-time")
+        time = None if self.start == "last" else moment.microseconds(self.start, datetime.now(UTC), "--start")
         addresses = await addresses_of(cluster, None)
         async with opened(target, addresses, seconds=ASK_SECONDS) as client:
             return {
@@ -79,7 +85,7 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
             )
         if is_of_one and int(number) not in numbers:
             raise _not_there(int(number), numbers)
-        found |= dict.fromkeys([int(number)] if is_of_one else numbers, int(id_) - 1)
+        found |= dict.fromkeys([int(number)] if is_of_one else numbers, int(id_))
     return found
 
 
@@ -110,48 +116,37 @@ def reset(
     *,
     name: GroupName,
     numbers: Partitions = None,
-    is_first: Annotated[bool, Option("--to-first", help="Start at the first transaction.")] = False,
-    is_last: Annotated[bool, Option("--to-last", help="Start behind the last committed transaction.")] = False,
-    ids: Annotated[
-        str | None,
-        Option("--to-id", metavar="ID", help="Start at this id, inclusive; per partition as 0=1000,3=20."),
-    ] = None,
-    time: Annotated[
-        str | None,
-        Option("--to-time", metavar="TIME", help=f"Start at the first transaction of this time or later. {moment.HELP}"),
-    ] = None,
+    begin: StartOptions,
     skipped: Annotated[
-        str | None,
-        Option("--skip-to", metavar="ID", help="Skip up to this id, inclusive; per partition as 0=41,3=19."),
+        str | None, Option("--skip-through", metavar="ID", help="Skip through this id, inclusive, or 0=41,3=19 for some.")
     ] = None,
     command: ChangeCommand,
 ) -> int:
     """Reset the position of a group. All transactions from the new position on are delivered, also acknowledged and parked
     ones; transactions before it are not, and stay parked if they were. Members continue by themselves; their deliveries in
-    flight are void. With --skip-to the group only skips transactions that are not done up to an id: nothing is delivered
-    again, and parked transactions stay parked.
+    flight are void. With --skip-through the group only skips transactions that are not done, through an id: nothing is
+    delivered again, and parked transactions stay parked.
 
     \b
     Examples:
-      waltzctl group reset mailer --to-time 2026-11-24T08:00 --dry-run
-      waltzctl group reset mailer --partitions 0 --to-first --confirm mailer --reason 'index lost'
-      waltzctl group reset mailer --partitions 0 --skip-to 41 --confirm mailer --reason 'sent by hand'
+      waltzctl group reset mailer --start 2026-11-24T08:00 --dry-run
+      waltzctl group reset mailer --partitions 0 --start first --confirm mailer --reason 'index lost'
+      waltzctl group reset mailer --skip-through 0=41 --confirm mailer --reason 'sent by hand'
     """
-    begin = Begin(is_last=is_last, ids=ids, time=time)
-    said = [*(["--to-first"] if is_first else []), *begin.options("to"), *(["--skip-to"] if skipped is not None else [])]
-    if len(said) != 1:
+    used = [*begin.used, *(["--skip-through"] if skipped is not None else [])]
+    if len(used) != 1:
         raise BadArgument(
-            f"{' and '.join(said)} exclude each other" if said else "no new position was given",
+            f"{' and '.join(used)} exclude each other" if used else "no new position was given",
             not_done="nothing was changed",
-            next_step="give one of --to-first, --to-last, --to-id, --to-time and --skip-to",
+            next_step="give one of --start, --after and --skip-through",
         )
 
     async def prepare(cluster: Cluster) -> Planned:
         _, group = await one_of(cluster, command.target.tls, name)
         wanted = await chosen(cluster, group, numbers)
         if skipped is not None:
-            return _skipping(group, _ids(skipped, wanted, "--skip-to"), command)
-        afters = await begin.afters(wanted, cluster, command.target, how="to")
+            return _skipping(group, _ids(skipped, wanted, "--skip-through"), command)
+        afters = await begin.afters(wanted, cluster, command.target)
         moved = {number: after for number, after in afters.items() if not _is_there(group, number, after)}
         if not moved:
             return nothing_to_do("group reset", name)
@@ -175,15 +170,15 @@ def reset(
     return command.perform(prepare)
 
 
-def _skipping(group: GroupView, firsts: Mapping[int, int], command: ChangeCommand) -> Planned:
-    """Plan to skip ids. `firsts` is, by partition, the last id to skip minus 1."""
+def _skipping(group: GroupView, lasts: Mapping[int, int], command: ChangeCommand) -> Planned:
+    """Plan to skip ids. `lasts` is the last id to skip, by partition."""
     steps, wanted = list[str](), dict[int, Sequence[int]]()
-    for number, before in sorted(firsts.items()):
-        last, one = before + 1, group.at(number)
+    for number, last in sorted(lasts.items()):
+        one = group.at(number)
         assert one is not None
         if last > one.place.floor:
             most = min(last - one.place.floor, one.lag if one.lag is not None else last - one.place.floor)
-            steps.append(f"partition {number}: skip what is not done up to id {last}, at most {most:,} transactions")
+            steps.append(f"partition {number}: skip what is not done through id {last}, at most {most:,} transactions")
             wanted[number] = [last]
     if not wanted:
         return nothing_to_do("group reset", group.name)

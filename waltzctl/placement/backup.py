@@ -31,14 +31,14 @@ from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 class End:
     """Options that say where the logs end."""
 
-    to_time: Annotated[
+    through: Annotated[
         str | None,
-        Option("--to-time", metavar="TIME", help=f"End all partitions at this time. {moment.HELP}"),
+        Option("--through", metavar="TIME", help=f"End all partitions at this time, inclusive. {moment.HELP}"),
     ] = None
-    to_marks: Annotated[
+    through_marks: Annotated[
         Path | None,
         Option(
-            "--to-marks",
+            "--through-marks",
             metavar="FILE",
             help="End each partition at its id in FILE, in the form that `waltzctl archive status STORE` prints: a fork.",
         ),
@@ -67,22 +67,22 @@ class End:
 
     @property
     def is_said(self) -> bool:
-        return self.latest or self.each or bool(self.timelines or self.to_time or self.to_marks)
+        return self.latest or self.each or bool(self.timelines or self.through or self.through_marks)
 
     def check(self) -> None:
         """Raise `Misused` unless exactly one end is given."""
-        if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
-            raise Misused("Give one of --to-time, --to-marks and --latest.")
-        if self.each and self.to_marks is not None:
-            raise Misused("--each-as-far-as-it-goes does not go with --to-marks, which says where each one ends.")
+        if (self.through is not None) + (self.through_marks is not None) + self.latest != 1:
+            raise Misused("Give one of --through, --through-marks and --latest.")
+        if self.each and self.through_marks is not None:
+            raise Misused("--each-as-far-as-it-goes does not go with --through-marks, which says where each one ends.")
 
     @property
     def words(self) -> str:
         """Return the options as they were typed."""
         chosen = "".join(f" --timeline {one}" for one in self.timelines)
-        if self.to_time is not None:
-            return f"--to-time {self.to_time}{chosen}"
-        return ("--latest" if self.latest else f"--to-marks {self.to_marks}") + chosen
+        if self.through is not None:
+            return f"--through {self.through}{chosen}"
+        return ("--latest" if self.latest else f"--through-marks {self.through_marks}") + chosen
 
     @property
     def chosen(self) -> dict[int, int]:
@@ -98,11 +98,11 @@ class End:
         return found
 
     def cut(self, logs: Mapping[int, ArchivedLog], now: datetime) -> Cut:
-        if self.to_marks is not None:
-            return cut_at_marks(logs, marks_in(self.to_marks))
-        if self.to_time is None:
+        if self.through_marks is not None:
+            return cut_at_marks(logs, marks_in(self.through_marks))
+        if self.through is None:
             return cut_latest(logs, is_each=self.each)
-        time = moment.microseconds(self.to_time, now, "--to-time")
+        time = moment.microseconds(self.through, now, "--through")
         return cut_at_time(logs, time, now=int(now.timestamp() * 1_000_000), is_each=self.each)
 
 

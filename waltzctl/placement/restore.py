@@ -130,7 +130,7 @@ def restore(
     Examples:
       waltzctl cluster restore /mnt/archive --latest \\
         --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
-      waltzctl cluster restore s3://waltz-archive/orders --to-time 2026-11-23T14:00 \\
+      waltzctl cluster restore s3://waltz-archive/orders --through 2026-11-23T14:00 \\
         --storage one=10.0.0.1:55280,10.0.0.1:55281,rack-1 \\
         --storage two=10.0.0.2:55280,10.0.0.2:55281,rack-2 \\
         --replicas 2 --confirm orders --reason 'the data centre is gone'

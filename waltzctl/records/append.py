@@ -72,7 +72,7 @@ class Submitted:
         return OutcomeUnknown(
             f"partition {self.partition} did not report the outcome in time",
             next_step=f"when the partition takes transactions again, look for it with `waltzctl txn grep {self.partition} "
-            f"--from {self.mark + 1} --client {self.client}`, before you append it again",
+            f"--after {self.mark} --client {self.client}`, before you append it again",
         )
 
     def _why(self, refused: Rejected) -> str:

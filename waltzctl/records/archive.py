@@ -72,9 +72,9 @@ def status(
     `missing` lists lost objects. The exit code is 8 if archiving stopped or an object is missing.
 
     With a STORE no cluster is asked: show the last id of each partition that a restore would bring back, and what it would
-    leave out. The end is the newest moment for which the store is complete, unless --to-time or --to-marks sets another.
-    The JSON output is a file for `waltzctl cluster restore STORE --to-marks FILE`; edit its marks to fork the log at other
-    ids.
+    leave out. The end is the newest moment for which the store is complete, unless --through or --through-marks sets
+    another. The JSON output is a file for `waltzctl cluster restore STORE --through-marks FILE`; edit its marks to fork the
+    log at other ids.
 
     With --lost-now show for each partition how many transactions, and how many seconds of them, are committed and not in
     the store, and the age of the saved documents of the cluster. Without a STORE the owners report exact numbers. With a
@@ -88,7 +88,7 @@ def status(
     Examples:
       waltzctl archive status
       waltzctl archive status /mnt/archive --latest
-      waltzctl archive status s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
+      waltzctl archive status s3://waltz-archive/orders --through 2026-11-23T14:00 -o json
       waltzctl archive status --lost-now --watch 5
       waltzctl archive status /mnt/archive --lost-now -o json
       waltzctl archive status /mnt/archive --timelines
@@ -96,7 +96,7 @@ def status(
     from waltzctl.show import archive
 
     if end.is_said + is_loss + is_timelines > 1:
-        raise Misused("--lost-now, --timelines and an end (--latest, --to-time, --to-marks) exclude each other.")
+        raise Misused("--lost-now, --timelines and an end (--latest, --through, --through-marks) exclude each other.")
     if watch is not None and not is_loss:
         raise Misused("--watch needs --lost-now.")
     if is_loss:
@@ -108,7 +108,7 @@ def status(
     if store is not None:
         return _marks(store, end, output)
     if end.is_said:
-        raise Misused("An end (--latest, --to-time, --to-marks) needs a STORE.")
+        raise Misused("An end (--latest, --through, --through-marks) needs a STORE.")
     target = given.target()
     found = using(target, lambda cluster: _reaching(cluster, target))
     put(archive.reaching(found), output)

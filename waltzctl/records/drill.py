@@ -51,7 +51,7 @@ def drill(
     \b
     Examples:
       waltzctl backup drill /mnt/archive --latest --directory /var/tmp
-      waltzctl backup drill s3://waltz-archive/orders --to-time 2h --directory /var/tmp -o json
+      waltzctl backup drill s3://waltz-archive/orders --through 2h --directory /var/tmp -o json
     """
     if not scratch.is_dir():
         raise PathMissing(

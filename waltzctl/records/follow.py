@@ -52,7 +52,7 @@ async def stretch(
     """Return the first and last id in a range of time, or its newest ids. The range is empty if the first is above the
     last."""
     first = 0 if times.since is None else await client.position_at(partition, times.since) + 1
-    last = committed if times.until is None else min(committed, await client.position_at(partition, times.until))
+    last = committed if times.before is None else min(committed, await client.position_at(partition, times.before))
     return first if newest is None else max(first, last - newest + 1), last
 
 
@@ -61,7 +61,7 @@ async def between(
 ) -> AsyncGenerator[Transaction, None]:
     """Yield committed transactions, with calls that need no registered client."""
     while first_id <= last_id:
-        for transaction in await client.read_some(partition, first_id, last_id, with_locks=with_locks):
+        for transaction in await client.read_some(partition, after=first_id - 1, through=last_id, with_locks=with_locks):
             yield transaction
         first_id = transaction.id + 1
 

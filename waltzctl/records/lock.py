@@ -132,7 +132,7 @@ async def look(client: Client, partition: int, found: LockExplanation, search_ma
 
     last_id = min(found.mark, found.committed)
     if found.marker is not None:
-        looked = Looked(marker=(await client.read_some(partition, last_id, last_id, with_locks=True))[0])
+        looked = Looked(marker=(await client.read_some(partition, after=last_id - 1, through=last_id, with_locks=True))[0])
     else:
         async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
             looked = await search(client, partition, found.lock, last_id, search_max)

@@ -152,8 +152,8 @@ def _is_one_partition(targets: list[Target]) -> bool:
 def dump_segment(
     *,
     path: Annotated[str, Argument(metavar="PATH")],
-    first_id: Annotated[int, Option("--from", min=0, help="First transaction id to show, inclusive.")] = 0,
-    last_id: Annotated[int | None, Option("--to", min=0, help="Last transaction id to show, inclusive.")] = None,
+    after: Annotated[int, Option("--after", min=-1, metavar="ID", help="Show ids after this id; -1 for all ids.")] = -1,
+    through: Annotated[int | None, Option("--through", min=0, metavar="ID", help="Last id to show, inclusive.")] = None,
     output: Annotated[
         Literal["table", "json", "csv", "hex"],
         Option(
@@ -175,13 +175,13 @@ def dump_segment(
     \b
     Examples:
       waltzctl segment dump /var/lib/waltz/0/0000000000000000000.seg
-      waltzctl segment dump -o hex --from 17 --to 17 /var/lib/waltz/0/0000000000000000000.seg
+      waltzctl segment dump -o hex --after 16 --through 17 /var/lib/waltz/0/0000000000000000000.seg
       waltzctl segment dump -o json /var/lib/waltz/waltz-storage.ctl
     """
-    if last_id is not None and last_id < first_id:
-        raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was shown")
+    if through is not None and through <= after:
+        raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was shown")
     sink = shown.sink(output, payload_bytes)
-    dump(RealDisk(), plain_file(path), sink, first_id=first_id, last_id=last_id)
+    dump(RealDisk(), plain_file(path), sink, first_id=after + 1, last_id=through)
     return EXIT_OK
 
 

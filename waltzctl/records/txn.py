@@ -49,15 +49,15 @@ def _within(
     since: Annotated[
         str | None, Option("--since", metavar="TIME", help=f"First time to show, inclusive. {moment.HELP}")
     ] = None,
-    until: Annotated[str | None, Option("--until", metavar="TIME", help="Time to stop at, exclusive.")] = None,
+    before: Annotated[str | None, Option("--before", metavar="TIME", help="Time to stop at, exclusive.")] = None,
 ) -> moment.Within:
     now = datetime.now(UTC)
     found = moment.Within(
         since=None if since is None else moment.microseconds(since, now, "--since"),
-        until=None if until is None else moment.microseconds(until, now, "--until"),
+        before=None if before is None else moment.microseconds(before, now, "--before"),
     )
-    if found.since is not None and found.until is not None and found.since >= found.until:
-        raise BadArgument(f"--since {since} is not before --until {until}", not_done="nothing was read")
+    if found.since is not None and found.before is not None and found.since >= found.before:
+        raise BadArgument(f"--since {since} is not earlier than --before {before}", not_done="nothing was read")
     return found
 
 
@@ -106,7 +106,7 @@ def get(
     from waltzctl.records.follow import between, mark_for, stretch, with_client
 
     if bool(ids) == times.is_bounded:
-        raise Misused("Give either ids, or --since and --until.")
+        raise Misused("Give either ids, or --since and --before.")
     with_locks = with_locks or output == "json"
     spans, sink = spans_of(ids), records.sink(output, decode, with_locks=with_locks)
     highest = max((last for _, last in spans), default=-1)
@@ -159,8 +159,8 @@ def tail(
 
     if (partition is None) != is_all:
         raise Misused("Name a partition, or use --all.")
-    if follow and times.until is not None:
-        raise Misused("--until and --follow exclude each other.")
+    if follow and times.before is not None:
+        raise Misused("--before and --follow exclude each other.")
     if lines is None and not times.is_bounded:
         lines = 10
     sink, feed = records.sink(output, decode, with_partition=is_all), Feed()
@@ -189,10 +189,8 @@ def tail(
 
 def grep(
     *,
-    first_id: Annotated[int, Option("--from", min=0, metavar="ID", help="First id to search, inclusive.")] = 0,
-    last_id: Annotated[
-        int | None, Option("--to", min=0, metavar="ID", help="Last id to search, inclusive; the newest by default.")
-    ] = None,
+    after: Annotated[int, Option("--after", min=-1, metavar="ID", help="Search after this id; -1 for all ids.")] = -1,
+    through: Annotated[int | None, Option("--through", min=0, metavar="ID", help="Last id to search, inclusive.")] = None,
     header: Annotated[
         int | None, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="Transactions with this header.")
     ] = None,
@@ -221,7 +219,7 @@ def grep(
     decode: Decoding = "auto",
     output: Form = "table",
 ) -> int:
-    """Show the transactions of PARTITION that match all given filters. All transactions from --from to --to, both included,
+    """Show the transactions of PARTITION that match all given filters. All transactions after --after, through --through,
     are read.
 
     The value behind `=` in --json-path is compared as JSON, so that `=17` is a number, and as text. Without a value any
@@ -230,14 +228,14 @@ def grep(
     \b
     Examples:
       waltzctl txn grep 0 --match "pay(ment|out)"
-      waltzctl txn grep 0 --from 1 --header 7 --json-path order.sku=17 -o json
+      waltzctl txn grep 0 --after 0 --header 7 --json-path order.sku=17 -o json
     """  # fmt: skip
     from waltzctl.records.follow import Feed, Groups, between, mark_for, stretch, with_client
 
-    if follow and (last_id is not None or times.until is not None):
-        raise Misused(f"{'--until' if last_id is None else '--to'} and --follow exclude each other.")
-    if last_id is not None and last_id < first_id:
-        raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was read")
+    if follow and (through is not None or times.before is not None):
+        raise Misused(f"{'--before' if through is None else '--through'} and --follow exclude each other.")
+    if through is not None and through <= after:
+        raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was read")
     filters = Filters(
         header=header,
         client=client_id,
@@ -247,9 +245,9 @@ def grep(
     sink, feed = records.sink(output, decode), Feed()
 
     async def show(client: Any) -> None:
-        committed = await mark_for(client, partition, last_id)
+        committed = await mark_for(client, partition, through)
         begin, end = await stretch(client, partition, times, committed)
-        begin, end = max(begin, first_id), end if last_id is None else min(last_id, end)
+        begin, end = max(begin, after + 1), end if through is None else min(through, end)
         found = 0
         if follow:
             # A client cannot start behind the end of the log.

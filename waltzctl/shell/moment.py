@@ -26,12 +26,12 @@ class Within:
 
     since: int | None
     """First microsecond in the range; None for no lower bound."""
-    until: int | None
+    before: int | None
     """First microsecond behind the range; None for no upper bound."""
 
     @property
     def is_bounded(self) -> bool:
-        return self.since is not None or self.until is not None
+        return self.since is not None or self.before is not None
 
 
 def seconds(text: str) -> int | None:

@@ -283,7 +283,7 @@ ENDS: Columns[Mapping[str, Any]] = tuple(map(Column, ("partition", "last id", "t
 
 
 def marks(place: str, cut: Cut, moment: str | None, rows: Sequence[Mapping[str, Any]]) -> Listing[Mapping[str, Any]]:
-    """Return the marks of a restore; their JSON is a file for `--to-marks`."""
+    """Return the marks of a restore; their JSON is a file for `--through-marks`."""
     told = {
         "store": place, "moment": moment, "marks": {str(row["partition"]): row["last_id"] for row in rows},
         "partitions": rows,

@@ -402,7 +402,7 @@ def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut
         unknown = [coverage for coverage in coverages if coverage.complete_to is None]
         raise CutImpossible(
             f"{_describe(unknown)}: no moment is known to which all partitions are complete",
-            next_step="give a moment with --to-time and take these as far as they go, with --each-as-far-as-it-goes",
+            next_step="give a moment with --through and take these as far as they go, with --each-as-far-as-it-goes",
         )
     ahead = {number: front.mark for number, log in logs.items() if (front := log.ahead_from) is not None}
     points = {number: log.end if number in ahead else log.at_time(time) for number, log in logs.items()}

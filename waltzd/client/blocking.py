@@ -329,7 +329,7 @@ class BlockingClient(Generic[E]):
     read = blocking(Client[E].read)
     """Read one committed transaction by its id; see `Client.read`."""
     read_some = blocking(Client[E].read_some)
-    """Read committed transactions from `first_id` or `from_time` on, up to `last_id` or before `until_time`; see
+    """Read committed transactions of a range of ids or of times; see
     `Client.read_some`."""
 
     @declared_by(Client[E].scan)

@@ -734,7 +734,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
 
     async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         (found,) = await self._reader.some(
-            transaction.partition, transaction.id, transaction.id, timeline=transaction.timeline
+            transaction.partition, after=transaction.id - 1, through=transaction.id, timeline=transaction.timeline
         )
         return found.payload
 

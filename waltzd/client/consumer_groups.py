@@ -27,7 +27,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
 MEMBER_MAX = 128
-Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
+Start: TypeAlias = Literal["first", "last"] | datetime | int
 
 
 class ConsumerGroups(Generic[E]):
@@ -58,14 +58,15 @@ class ConsumerGroups(Generic[E]):
         mode: Literal["ordered", "queue", "keyed"],
         partitions: Partitions = EVERYTHING,
         start: Start = "first",
+        after: Mapping[int, int] | None = None,
         kinds: Sequence[int] = (),
         types: Sequence[type[E]] = (),
         key: Literal["kind", "lock"] = "kind",
         ack_wait: float = 30.0,
         max_in_flight: int = 100,
-        deliver_max: int = 5,
+        tries: int = 5,
         back_off: Sequence[float] = (1.0, 5.0, 30.0),
-        exhausted: Literal["park", "stop"] = "park",
+        then: Literal["park", "stop"] = "park",
     ) -> bool:
         """Create a consumer group, unless it exists with the same settings: every process may call this at its start.
 
@@ -77,17 +78,18 @@ class ConsumerGroups(Generic[E]):
             partitions: Partitions of the group: `"all"`, numbers, and names of channels, as in `Client`. A channel is
                 resolved again whenever it changes.
             start: Where the group starts. `"first"`: at the beginning of the log. `"last"`: after what is committed
-                now. A time: at the first transaction of that time or later. `{partition: position}`: after these
-                positions, and at the beginning in other partitions. A group that exists keeps its position.
+                now. A time: at the first transaction of that time or later. A group that exists keeps its position.
+            after: Positions after which the group starts, by partition, in place of `start`; it starts at the beginning
+                of the log in other partitions.
             kinds: Kinds of the transactions that the group gets; empty for all.
             types: Alternative to `kinds`: classes of events whose `EventType` in the client's serializer has a kind.
             key: Key of a `"keyed"` group: the kind of a transaction, or its first lock.
             ack_wait: Seconds that a member has for a delivery; it may extend them.
             max_in_flight: Limit of deliveries that a member has at a time, in each partition.
-            deliver_max: Number of failures after which a transaction is not tried again.
+            tries: Number of tries of a transaction.
             back_off: Seconds before the second try, the third, and so on; the last value is used for all later tries.
-            exhausted: What happens after the last try: `"park"` sets the transaction aside and continues, `"stop"`
-                waits for an operator.
+            then: What happens after the last try: `"park"` sets the transaction aside and continues, `"stop"` waits for
+                an operator.
 
         Returns:
             Whether this call created the group.
@@ -122,18 +124,18 @@ class ConsumerGroups(Generic[E]):
             mode=_one_of(Mode, "mode", mode),
             ack_wait_ms=_ms("ack_wait", ack_wait, 1),
             max_in_flight=_whole("max_in_flight", max_in_flight, 100_000),
-            deliver_max=_whole("deliver_max", deliver_max, 1000),
+            deliver_max=_whole("tries", tries, 1000),
             back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
-            exhausted=_one_of(Exhausted, "exhausted", exhausted),
+            exhausted=_one_of(Exhausted, "then", then),
             key=_KEYED_BY[key],
             headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds or self._kinds_of(types), HEADERS_MAX)),
         )
         where = await self._routes.numbers(meta.partitions or EVERYTHING)
-        _check_start(where, self._routes.partitions, start)
-        is_floating = not (start == "first" or isinstance(start, Mapping))
+        _check_start(where, self._routes.partitions, start, after)
+        is_floating = start != "first"
         if is_floating and (known := await self._known_group(meta)):
             return known.is_new
-        meta = replace(meta, starts=await self._starts(where, start))
+        meta = replace(meta, starts=await self._starts(where, start, after))
         try:
             made = await self._routes.ask_some(
                 "MakeGroup", lambda port: port.make_group(meta), "no server made the group", self.settings.submit_seconds
@@ -159,16 +161,16 @@ class ConsumerGroups(Generic[E]):
             return None
         return replace(found, is_new=False) if replace(found.meta, starts=()) == replace(meta, starts=()) else None
 
-    async def _starts(self, partitions: Sequence[int], start: Start) -> tuple[GroupStart, ...]:
+    async def _starts(
+        self, partitions: Sequence[int], start: Start, after: Mapping[int, int] | None
+    ) -> tuple[GroupStart, ...]:
         if start == "first":
-            return ()
-        if isinstance(start, Mapping):
-            return tuple([await self._start_at(partition, after) for partition, after in sorted(start.items())])
+            return tuple([await self._start_after(*one) for one in sorted((after or {}).items())])
         if isinstance(start, str):
             return tuple([_start(each, await self._reader.end_position(each)) for each in partitions])
         return tuple([_start(each, await self._reader.position_at(each, start)) for each in partitions])
 
-    async def _start_at(self, partition: int, after: int) -> GroupStart:
+    async def _start_after(self, partition: int, after: int) -> GroupStart:
         """Return the start after a position. A plain integer is an id of the current log."""
         checked = checked_position(after)
         if not isinstance(after, Position) and after != EMPTY:
@@ -284,17 +286,20 @@ K = TypeVar("K", bound=enum.StrEnum)
 V = TypeVar("V")
 
 
-def _check_start(partitions: Sequence[int], count: int, start: Start) -> None:
+def _check_start(partitions: Sequence[int], count: int, start: Start, after: Mapping[int, int] | None) -> None:
     for partition in partitions:
         if not 0 <= partition < count:
             raise BadArgument(f"there is no partition {partition}; the cluster has partitions 0 to {count - 1}")
+    strange = [partition for partition in after or {} if partition not in partitions]
+    if strange:
+        raise BadArgument(f"partition {strange[0]!r} of `after` is not a partition of the group")
+    if after is not None and start != "first":
+        raise BadArgument("give one of `start` and `after`")
     if isinstance(start, Mapping):
-        strange = [partition for partition in start if partition not in partitions]
-        if strange:
-            raise BadArgument(f"partition {strange[0]!r} is not a partition of the group, so it can have no start")
-    elif isinstance(start, str | bool):
+        raise BadArgument(f'start is "first", "last" or a time; give positions as `after={start!r}`')
+    if isinstance(start, str | bool):
         if start not in ("first", "last"):
-            raise BadArgument(f'start must be "first", "last", a time or positions, not {start!r}')
+            raise BadArgument(f'start must be "first", "last" or a time, not {start!r}')
     else:
         checked_time(start)
 

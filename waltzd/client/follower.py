@@ -2,7 +2,7 @@
 
 The credit of the mount bounds what waits here. A feed may be cut inside an atomic request; the beginning of the request
 is held until the rest has come, so `applied` is never inside one. A transaction that cannot be applied blocks those
-behind it, on purpose: it is tried again with growing pauses, or the application stops the partition (`Decision.PARK`).
+behind it, on purpose: it is tried again with growing pauses, or the application stops the partition (`Decision.STOP`).
 A lasting failure is logged with its traceback once, then counted at growing intervals; `failing` shows it meanwhile.
 Foreign transactions are skipped: `applied` passes them, and the view's position need not."""
 
@@ -332,7 +332,7 @@ class Follower:
                 return found
             except Exception as error:
                 self._fails(transaction, error)
-                if await self._decide(transaction, error) is Decision.PARK:
+                if await self._decide(transaction, error) is Decision.STOP:
                     raise ViewStopped(
                         f"{_names([transaction])} could not be applied: {error!r}",
                         partition=self._partition,
@@ -375,10 +375,10 @@ class Follower:
             decision: object = await self._call(failed, transaction, error)
         except Exception:  # noqa: BLE001  # the application's code
             _log.exception("`failed` of the view raised for %s", _names([transaction]))
-            return Decision.PARK
+            return Decision.STOP
         if not isinstance(decision, Decision):
             _log.error("`failed` of the view returned %r for %s, not a Decision", decision, _names([transaction]))
-            return Decision.PARK
+            return Decision.STOP
         return decision
 
 

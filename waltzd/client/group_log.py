@@ -25,7 +25,7 @@ class GroupLogClient(Client[E]):
         """Return the first id that the group log still has. Everything that is needed to know the state of the groups
         follows it."""
         try:
-            await self.read_some(self.number, 0)
+            await self.read_some(self.number)
         except Trimmed as error:
             return error.number("floor") or 0
         return 0

@@ -78,7 +78,7 @@ class IterationMethods(ReadMethods[E], Generic[E]):
         raise AssertionError("the client class makes partition clients")
 
     def scan(
-        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+        self, partition: int, *, after: int = EMPTY, through: int | None = None, with_locks: bool = False
     ) -> AsyncGenerator[Transaction[E], None]:
         """Iterate over the committed transactions of a range, in order. It needs no view and no partitions of the
         client.
@@ -90,11 +90,11 @@ class IterationMethods(ReadMethods[E], Generic[E]):
             partition: Partition to read.
             after: Position before the first transaction; the default is the beginning of the log. A plain integer is a
                 position of the first timeline of the log (`Position`).
-            to: Last id; without it, the highest id that is committed when the iteration begins.
+            through: Id of the last transaction; without it, the highest id that is committed when the iteration begins.
             with_locks: See `read`.
 
         Raises:
-            BeyondLog: `to` is not committed yet.
+            BeyondLog: `through` is not committed yet.
             OtherTimeline: `after` is on another timeline of the log, or an operator ended the log while it was read.
             CannotConnect: The owner did not answer within `submit_seconds`, while iterating.
             BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
@@ -105,7 +105,7 @@ class IterationMethods(ReadMethods[E], Generic[E]):
                 print(transaction.id, transaction.payload)
             ```
         """
-        return _each(self._scan(partition, after=after, to=to, with_locks=with_locks))
+        return _each(self._scan(partition, after=after, through=through, with_locks=with_locks))
 
     def feed(self, partition: int, *, after: int) -> AsyncGenerator[Transaction[E], None]:
         """Iterate over all transactions after a position, in order, and then over each new one, until the client is
@@ -139,20 +139,26 @@ class IterationMethods(ReadMethods[E], Generic[E]):
         return _each(self.feed_batches(partition, after=after))
 
     def _scan(
-        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+        self, partition: int, *, after: int = EMPTY, through: int | None = None, with_locks: bool = False
     ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)
-        return self._stretches(partition, checked_position(after), None if to is None else checked_position(to), with_locks)
+        end = None if through is None else checked_position(through)
+        return self._stretches(partition, checked_position(after), end, with_locks)
 
     async def _stretches(
-        self, partition: int, position: Position, to: int | None, with_locks: bool
+        self, partition: int, position: Position, through: int | None, with_locks: bool
     ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
-        end = await self._reader.end_position(partition, confirmed=to is None, since=position)
-        after, last = int(position), int(end) if to is None else to
+        end = await self._reader.end_position(partition, confirmed=through is None, since=position)
+        after, last = int(position), int(end) if through is None else through
         while after < last:
             self._check_reading(partition)  # the client may have been closed since
-            up_to = min(last, after + READ_MAX)
-            found = await self._reader.some(partition, after + 1, up_to, with_locks=with_locks, timeline=end.timeline)
+            found = await self._reader.some(
+                partition,
+                after=after,
+                through=min(last, after + READ_MAX),
+                with_locks=with_locks,
+                timeline=end.timeline,
+            )
             after = found[-1].id
             yield [one for one in found if not one.is_foreign]
 

@@ -112,7 +112,7 @@ class Keys:
 
     async def _read_up_to(self, through: int, timeout: float | None) -> None:
         last = min(through, self._covered + READ_MAX)
-        found = await self._read(self._covered + 1, last, timeout)
+        found = await self._read(self._covered, last, timeout)
         for transaction in found:
             if key := _key_of(transaction):
                 self._found.setdefault(key, (transaction.id, transaction.time_us or 0))
@@ -121,16 +121,21 @@ class Keys:
         for key in list(takewhile(lambda key: self._found[key][1] < expired, self._found)):
             del self._found[key]
 
-    async def _read(self, first_id: int, last_id: int, timeout: float | None) -> list[Transaction]:
+    async def _read(self, after: int, through: int, timeout: float | None) -> list[Transaction]:
         return await self._reader.some(
-            self._partition, first_id, last_id, with_locks=True, timeline=self.timeline, timeout=timeout
+            self._partition,
+            after=after,
+            through=through,
+            with_locks=True,
+            timeline=self.timeline,
+            timeout=timeout,
         )
 
     async def explain(self, key: Hashes, rejected: Rejected, timeout: float | None) -> int | None:
         """Return the id of the transaction with this key, if it caused the rejection. Raise `BeyondLog` if that is not
         decided."""
         if rejected.reason in (Reason.CONFLICT, Reason.IN_FLIGHT):  # usually the key itself caused it
-            (there,) = await self._read(rejected.conflict_id, rejected.conflict_id, timeout)
+            (there,) = await self._read(rejected.conflict_id - 1, rejected.conflict_id, timeout)
             if _key_of(there) == key:
                 return there.id
         return await self.find(key, rejected.conflict_id, timeout)

@@ -10,11 +10,12 @@ from uuid import UUID
 
 from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
-from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_time, transactions_of
+from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
 T = TypeVar("T")
@@ -51,36 +52,28 @@ class Reader:
     async def some(
         self,
         partition: int,
-        first_id: int | None,
-        last_id: int | None,
         *,
-        from_time: datetime | int | None = None,
-        until_time: datetime | int | None = None,
+        after: int | None = None,
+        through: int | None = None,
+        since: datetime | int | None = None,
+        before: datetime | int | None = None,
         with_locks: bool = False,
         timeline: UUID | None = None,
         timeout: float | None = None,
     ) -> list[Transaction[Any]]:
         """Return transactions of a range of ids in the timeline with this identity; None for the current log."""
-        if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
-            raise BadArgument(
-                "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
-            )
-        if from_time is not None:
-            first_id = await self.position_at(partition, from_time, timeout=timeout) + 1
-        assert first_id is not None
-        first_id = checked_id(first_id)
-        is_bounded = last_id is not None and from_time is None
-        if until_time is not None:
-            last_id = await self.position_at(partition, until_time, timeout=timeout)
-        elif last_id is None:
-            last_id = await self.end_position(partition, timeout=timeout)
-        else:
-            last_id = checked_id(last_id)
+        if (after is not None and since is not None) or (through is not None and before is not None):
+            raise BadArgument("give one of `after` and `since`, and one of `through` and `before`")
+        if since is not None:
+            after = await self.position_at(partition, since, timeout=timeout)
+        if before is not None:
+            through = await self.position_at(partition, before, timeout=timeout)
+        elif through is None:
+            through = await self.end_position(partition, timeout=timeout)
+        first_id = checked_position(EMPTY if after is None else after) + 1
+        last_id = min(checked_position(through), first_id + READ_IDS_MAX - 1)
         if last_id < first_id:
-            if is_bounded:
-                raise BadArgument(f"there are no ids from {first_id} to {last_id}")
             return []
-        last_id = min(last_id, first_id + READ_IDS_MAX - 1)
         runs = await self._runs(partition, first_id, last_id, with_locks, timeline, timeout)
         for run in runs:
             self._seen.note(run.times)
@@ -179,30 +172,33 @@ class ReadMethods(Generic[E]):
             CannotConnect: The owner did not answer in time.
             BadArgument, ClientClosed: There is no such partition, or the client is not open.
         """
-        return (await self.read_some(partition, id, id, with_locks=with_locks, timeout=timeout))[0]
+        return (
+            await self.read_some(partition, after=checked_id(id) - 1, through=id, with_locks=with_locks, timeout=timeout)
+        )[0]
 
     async def read_some(
         self,
         partition: int,
-        first_id: int | None = None,
-        last_id: int | None = None,
         *,
-        from_time: datetime | int | None = None,
-        until_time: datetime | int | None = None,
+        after: int | None = None,
+        through: int | None = None,
+        since: datetime | int | None = None,
+        before: datetime | int | None = None,
         with_locks: bool = False,
         timeout: float | None = None,
     ) -> list[Transaction[E]]:
-        """Read committed transactions from `first_id` or `from_time` on, up to `last_id` or before `until_time`.
+        """Read committed transactions of a range of ids or of times.
 
         A call returns at most 10,000 transactions and about 4 MiB, and at least one unless the range is empty. To read
-        on, call it again from the next id. The result may begin or end inside an atomic append.
+        on, call it again after the last id. The result may begin or end inside an atomic append.
 
         Args:
             partition: Partition to read.
-            first_id: First id; or give `from_time`.
-            last_id: Last id; or give `until_time`. With neither, the highest committed id.
-            from_time: First time; see `position_at`.
-            until_time: End of the times; transactions of this time or later are left out.
+            after: Id before the first transaction, or give `since`. With neither, the range begins with the log.
+            through: Id of the last transaction, or give `before`. With neither, the range ends with the highest
+                committed id.
+            since: Time of the first transaction, or a time before it; see `position_at`.
+            before: Time after the last transaction: transactions of this time or later are left out.
             with_locks: See `read`.
             timeout: See `end_position`; for each question that is asked.
 
@@ -215,10 +211,10 @@ class ReadMethods(Generic[E]):
         self._check_reading(partition)
         return await self._reader.some(
             partition,
-            first_id,
-            last_id,
-            from_time=from_time,
-            until_time=until_time,
+            after=after,
+            through=through,
+            since=since,
+            before=before,
             with_locks=with_locks,
             timeout=timeout,
         )

@@ -406,13 +406,13 @@ class Decision(enum.Enum):
     Example:
         ```python
         def failed(self, transaction, error):
-            return Decision.RETRY if isinstance(error, OSError) else Decision.PARK
+            return Decision.RETRY if isinstance(error, OSError) else Decision.STOP
         ```
     """
 
     RETRY = "retry"
     """Try it again after a pause, for ever; later transactions wait."""
-    PARK = "park"
+    STOP = "stop"
     """Stop this partition before the transaction, until `set_partitions` removes and adds the partition."""
 
 

@@ -334,7 +334,7 @@ class NotMounted(WaltzError, code="W2061", exit_code=EXIT_CONFLICT):
 
 
 class ViewStopped(WaltzError, code="W2062", exit_code=EXIT_FINDINGS):
-    """The application's view could not apply a transaction and returned PARK. The partition stops in front of that
+    """The application's view could not apply a transaction and returned STOP. The partition stops in front of that
     transaction: nothing after it is applied, and the client accepts no transactions for the partition. The log is
     unchanged. Not done: the transaction that the message names, and those after it, were not applied here. Next: repair
     the view or its database, then remove the partition with set_partitions and add it again."""

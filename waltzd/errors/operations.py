@@ -506,7 +506,7 @@ class CutImpossible(WaltzError, code="W2277", exit_code=EXIT_USAGE):
 class NoTimes(WaltzError, code="W2278", exit_code=EXIT_USAGE):
     """Records of format 0 have no times, so the records of a given moment are unknown. Such a partition can be restored
     to a mark, or to the end of the store. From format 1 on each batch has its time. Not done: nothing was changed.
-    Next: give a mark for each partition with --to-marks, or take all of it with --latest --each-as-far-as-it-goes."""
+    Next: give a mark for each partition with --through-marks, or take all of it with --latest --each-as-far-as-it-goes."""
 
 
 class TargetNotEmpty(WaltzError, code="W2279", exit_code=EXIT_CONFLICT):

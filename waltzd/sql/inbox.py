@@ -271,25 +271,25 @@ class SqlInbox:
         with _translated("read the inbox"), self._engine.connect() as connection:
             return self._done.has(connection, partition, id)
 
-    def forget(self, partition: int, first: int, last: int = FORGET, *, timeline: UUID | None = None) -> None:
+    def forget(self, partition: int, *, after: int, through: int = FORGET, timeline: UUID | None = None) -> None:
         """Delete the record that these ids were handled, so that they are handled again when they are delivered. Use it
         before a group is reset to repeat its work, and for the ids above the fork after a rescue or a restore.
 
         Args:
             partition: Number of the partition.
-            first: First id of the range.
-            last: Last id of the range.
+            after: Id before the first one to forget; -1 for all.
+            through: Last id to forget; all above `after` by default.
             timeline: If given, only ids that were handled in this timeline of the log, which `OtherTimeline` names. Pruned
                 ids stay pruned then.
 
         Raises:
-            BadArgument: `first` is negative or above `last`.
+            BadArgument: `after` is below -1, or `through` is not above it.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
-        if not 0 <= first <= last:
-            raise BadArgument(f"ids {first} to {last} are not a range of ids", not_done="nothing was forgotten")
+        if not -1 <= after < through:
+            raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was forgotten")
         with _translated("forget what was done"), self._exclusive() as connection:
-            self._done.forget(connection, partition, first, last, timeline)
+            self._done.forget(connection, partition, after + 1, through, timeline)
 
     def prune(self, partition: int, floor: int, *, parked: Collection[int] = ()) -> int:
         """Delete the rows of ids up to the floor of the group; return how many. These ids are refused from then on.
@@ -496,7 +496,7 @@ class _Done:
         lineage.check(
             done, id, what=f"the inbox {self._name!r}", partition=partition,
             next_step="undo the work for the transactions that are gone, and let the inbox forget them: "
-            f"`inbox.forget({partition}, {0 if shared is None else shared + 1}, timeline=UUID({str(done)!r}))`",
+            f"`inbox.forget({partition}, after={-1 if shared is None else shared}, timeline=UUID({str(done)!r}))`",
         )  # fmt: skip
 
     def has(self, connection: Connection, partition: int, id: int) -> bool:
@@ -514,7 +514,8 @@ class _Done:
             raise InboxPruned(
                 f"the inbox {self._name!r} was pruned up to id {last} of partition {partition}: "
                 f"the inbox cannot tell whether transaction {id} was handled",
-                next_step=f"to handle it, call `inbox.forget({partition}, {id}, {id})` and replay it; else discard it",
+                next_step=f"to handle it, call `inbox.forget({partition}, after={id - 1}, through={id})` and replay it; "
+                "else discard it",
                 partition=partition,
                 id=id,
             )

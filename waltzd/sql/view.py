@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -115,7 +115,7 @@ class SqlView(Generic[E_contra]):
         name: str = "view",
         tables: sa.MetaData | None = None,
         tries: int = TRIES,
-        dead_letters: bool = False,
+        then: Literal["stop", "park"] = "stop",
         on_poison: Callable[[Poison], object] | None = None,
         accept_rename: bool = False,
         batch_max: int = BATCH_MAX,
@@ -136,9 +136,9 @@ class SqlView(Generic[E_contra]):
                 and keeps it.
             tables: The application's own tables, created if they are missing.
             tries: Number of tries of a transaction that the function fails on.
-            dead_letters: What happens after the last try. False: the partition stops in front of the transaction
-                (`ViewStopped`). True: the transaction, with its whole group, is written to the table
-                `waltz_dead_letters`, and the view continues. An event of a newer program (`EventUnknown`) is tried
+            then: What happens after the last try. `"stop"`: the partition stops in front of the transaction
+                (`ViewStopped`). `"park"`: the transaction, with its whole group, is written to the table
+                `waltz_dead_letters`, and the view continues; an event of a newer program (`EventUnknown`) is tried
                 without limit.
             on_poison: `on_poison(poison)` is called in both cases, on a thread of this view. Its errors are logged.
             accept_rename: Accept a function with another name than the one that made the view before.
@@ -157,16 +157,18 @@ class SqlView(Generic[E_contra]):
         function: Any = apply if apply is not None else apply_many
         check_function(function)
         numbers = {"batch_max": batch_max, "lock_seconds": lock_seconds, "threads": threads, "tries": tries}
+        if then not in ("stop", "park"):
+            raise BadArgument(f'then must be "stop" or "park", not {then!r}')
         for number, value in numbers.items():
             if value is not None and value < 1:
                 raise BadArgument(f"{number} must be at least 1, not {value}")
         self.name = name
         self._function = function
         self._is_for_many = apply_many is not None
-        self._positions = Positions(self._engine, name, has_dead_letters=dead_letters)
+        self._positions = Positions(self._engine, name, has_dead_letters=then == "park")
         self._tables = tables
         self._tries_max = tries
-        self._has_dead_letters = dead_letters
+        self._has_dead_letters = then == "park"
         self._on_poison = on_poison
         self._accept_rename = accept_rename
         self._batch_max = batch_max
@@ -209,18 +211,18 @@ class SqlView(Generic[E_contra]):
         await self._on_thread(self.apply_all, transactions)
 
     async def failed(self, transaction: Transaction[E_contra], error: Exception) -> Decision:
-        """Return `PARK` if the function has failed `tries` times, the database went back in time (`ViewBehind`), or the
-        view is on another timeline of the log (`OtherTimeline`). Else return `RETRY`. With `dead_letters` the last try
-        writes a dead letter and does not fail."""
+        """Return `STOP` if the function has failed `tries` times, the database went back in time (`ViewBehind`), or the
+        view is on another timeline of the log (`OtherTimeline`). Else return `RETRY`. With `then="park"` the last
+        try writes a dead letter and does not fail."""
         if isinstance(error, ViewBehind | OtherTimeline):
-            return Decision.PARK
+            return Decision.STOP
         failing = self._failing.get(transaction.partition)
         is_enough = failing is not None and failing.tries >= self._tries_max and not self._has_dead_letters
         if failing is None or not isinstance(error, ApplyFailed) or not is_enough:
             return Decision.RETRY
         del self._failing[transaction.partition]  # a partition that is taken out and in begins to count anew
         await self._on_thread(self._tell, failing, error)
-        return Decision.PARK
+        return Decision.STOP
 
     async def wait(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """Wait until this view contains a transaction, whichever process applies it, by reading the position in the
@@ -361,7 +363,7 @@ class SqlView(Generic[E_contra]):
         """Apply transactions of one partition with consecutive ids. Those that the view contains already are skipped.
 
         A group is applied in one database transaction. If a transaction fails, all before it are applied, and nothing of
-        its group. One that has failed `tries` times becomes a dead letter if the view has `dead_letters`.
+        its group. One that has failed `tries` times becomes a dead letter if the view has `then="park"`.
 
         Raises:
             ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.

@@ -55,7 +55,7 @@ class Range:
     last_of_others: int | None = None
     since: int | None = None
     """Start time in µs since 1970; `timed` replaces `first` by its ids."""
-    until: int | None = None
+    before: int | None = None
     """End time, excluded; `timed` replaces `last` by its ids."""
 
     def timed(self, origin: Origin, catalog: Catalog) -> Range:
@@ -66,13 +66,13 @@ class Range:
             return {number: origin.first_at(catalog, number, time) for number in wanted}
 
         first = self.first if self.since is None else ids(self.since)
-        ends = self.last if self.until is None else {number: id_ - 1 for number, id_ in ids(self.until).items()}
+        ends = self.last if self.before is None else {number: id_ - 1 for number, id_ in ids(self.before).items()}
         return replace(self, first=first, last=ends)
 
     @property
     def may_be_empty(self) -> bool:
         """True if the range has times: there may be no transaction between two times."""
-        return self.since is not None or self.until is not None
+        return self.since is not None or self.before is not None
 
     def first_of(self, partition: int) -> int | None:
         return self.first.get(partition, self.first_of_others)
@@ -134,26 +134,26 @@ def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
 def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Range) -> Span:
     first, last = asked.first_of(number), asked.last_of(number)
     if first is not None and last is not None and last < first - asked.may_be_empty:
-        raise BadArgument(f"partition {number}: --to-txn {last} lies before --from-txn {first}", not_done=_NOT_WRITTEN)
+        raise BadArgument(f"partition {number}: there are no ids after {first - 1} through {last}", not_done=_NOT_WRITTEN)
     if last is not None and last > there.last and number in asked.last:
         raise BeyondLog(
-            f"partition {number}: --to-txn is {last}, and the last id that can be read is {there.last}",
+            f"partition {number}: --through is {last}, and the last id that can be read is {there.last}",
             not_done=_NOT_WRITTEN,
-            next_step=f"ask for ids up to {there.last}, or leave --to-txn out",
+            next_step=f"ask for ids up to {there.last}, or leave --through out",
         )
     if reached is not None:
         assert before is not None
         begin = before.partitions[number].span.first
         if first is not None and first > reached:
-            raise ExportGap(f"partition {number}: --from-txn is {first}, and the export ends before id {reached}")
+            raise ExportGap(f"partition {number}: --after is {first - 1}, and the export ends before id {reached}")
         if first is not None and first < begin:
-            raise ExportGap(f"partition {number}: --from-txn is {first}, and the export begins at id {begin} already")
+            raise ExportGap(f"partition {number}: --after is {first - 1}, and the export begins at id {begin} already")
         start = reached
     else:
         start = there.first if first is None else first
         if start < there.first:
             raise ExportGap(
-                f"partition {number}: --from-txn is {start}, and the first id that is still there is {there.first}"
+                f"partition {number}: --after is {start - 1}, and the first id that is still there is {there.first}"
             )
     if start < there.first:
         raise ExportGap(f"partition {number}: the export ends before id {start}, and the log begins at {there.first} now")

@@ -133,22 +133,22 @@ class ExportOptions:
     partitions: Annotated[
         str | None, Option("--partitions", metavar="LIST", help="Partitions to export: 0-3,7 or channels.")
     ] = None
-    from_txn: Annotated[
+    after: Annotated[
         str | None,
         Option(
-            "--from-txn",
+            "--after",
             metavar="ID",
-            help="First id of each partition, or P=ID,… for some; the first available by default.",
+            help="Start after this id in each partition, or P=ID,… for some; at the first available id by default.",
         ),
     ] = None
-    to_txn: Annotated[
+    through: Annotated[
         str | None,
         Option(
-            "--to-txn", metavar="ID", help="Last id of each partition, or P=ID,… for some; the last committed by default."
+            "--through", metavar="ID", help="Last id of each partition, or P=ID,… for some; the last committed by default."
         ),
     ] = None
     since: Annotated[str | None, Option("--since", metavar="TIME", help=f"Start at this time. {moment.HELP}")] = None
-    until: Annotated[str | None, Option("--until", metavar="TIME", help="End before this time.")] = None
+    before: Annotated[str | None, Option("--before", metavar="TIME", help="End before this time.")] = None
     incremental: Annotated[
         bool,
         Option(
@@ -176,17 +176,20 @@ class ExportOptions:
     def ids(self, log: SourceOptions) -> Range:
         from waltz_spark.export.export import Range
 
-        first, first_of_others = _ids("--from-txn", self.from_txn)
-        last, last_of_others = _ids("--to-txn", self.to_txn)
+        after, after_of_others = _ids("--after", self.after)
+        last, last_of_others = _ids("--through", self.through)
         now = datetime.now(UTC)
-        since = _time("--since", self.since, now, "--from-txn", self.from_txn)
-        until = _time("--until", self.until, now, "--to-txn", self.to_txn)
-        if since is not None and until is not None and until < since:
-            raise BadArgument(f"--until {self.until} lies before --since {self.since}", not_done="nothing was written")
+        since = _time("--since", self.since, now, "--after", self.after)
+        before = _time("--before", self.before, now, "--through", self.through)
+        if since is not None and before is not None and before < since:
+            raise BadArgument(
+                f"--before {self.before} is earlier than --since {self.since}", not_done="nothing was written"
+            )
         return Range(
             partitions=None if self.partitions is None else log.numbers(self.partitions),
-            first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others, since=since,
-            until=until,
+            first={number: id_ + 1 for number, id_ in after.items()}, last=last,
+            first_of_others=None if after_of_others is None else after_of_others + 1, last_of_others=last_of_others,
+            since=since, before=before,
         )  # fmt: skip
 
 

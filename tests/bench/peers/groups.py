@@ -66,7 +66,7 @@ class WaltzSide:
         await self._client.open()
 
     async def make(self, group: str) -> None:
-        words = ["group", "create", group, "--from-last", "--ack-wait", f"{ACK_WAIT_SECONDS}s", "--tries", str(TRIES)]
+        words = ["group", "create", group, "--start", "last", "--ack-wait", f"{ACK_WAIT_SECONDS}s", "--tries", str(TRIES)]
         words += [
             "--back-off",
             "none",

@@ -219,7 +219,7 @@ def test_a_view_waits_for_the_program_that_knows_an_event_and_puts_aside_what_no
 
     engine = sqlite(str(tmp_path / "view.db"))
     told: list[Any] = []
-    options: dict[str, Any] = {"tables": metadata, "tries": 2, "dead_letters": True, "on_poison": told.append}
+    options: dict[str, Any] = {"tables": metadata, "tries": 2, "then": "park", "on_poison": told.append}
     older, newer = SqlView(engine, apply, **options), SqlView(engine, apply, **options)
     for view in (older, newer):
         asyncio.run(view.opened(UUID(int=1)))

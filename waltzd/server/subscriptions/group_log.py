@@ -84,7 +84,7 @@ class ClientLog:
 
     async def read(self, after: Position, to: int) -> AsyncGenerator[Sequence[Entry], None]:
         client, number = await self._open()
-        async with aclosing(client.scan(number, after=after, to=to)) as found:
+        async with aclosing(client.scan(number, after=after, through=to)) as found:
             async for transaction in found:
                 yield ((transaction.position, transaction.payload),)
 

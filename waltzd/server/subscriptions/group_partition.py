@@ -698,7 +698,7 @@ def other_timeline(key: Key, state: GroupState, lineage: Lineage) -> OtherTimeli
         lineage.check(
             state.timeline, state.reach, what=f"group {key.name}", partition=key.partition,
             next_step=f"undo what its members did for the transactions above id {shared}, and reset the group to that id: "
-            f"`waltzctl group reset {key.name} --partitions {key.partition} --to-id {shared + 1}`",
+            f"`waltzctl group reset {key.name} --partitions {key.partition} --after {shared}`",
         )  # fmt: skip
     except OtherTimeline as error:
         return error

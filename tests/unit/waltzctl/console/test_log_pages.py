@@ -42,9 +42,9 @@ class Client:
         self.log = log
         self.read: list[tuple[int, int]] = []
 
-    async def read_some(self, _partition: int, first_id: int, last_id: int, *, with_locks: bool) -> list[Transaction]:
-        self.read.append((first_id, last_id))
-        return self.log[first_id : last_id + 1]
+    async def read_some(self, _partition: int, *, after: int, through: int, with_locks: bool) -> list[Transaction]:
+        self.read.append((after + 1, through))
+        return self.log[after + 1 : through + 1]
 
 
 def looked(log: list[Transaction], last_id: int, wanted: Wanted = Wanted()) -> tuple[Any, Client]:  # noqa: B008

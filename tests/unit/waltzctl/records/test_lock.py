@@ -36,10 +36,10 @@ class Log:
         self._transactions = transactions
         self.calls = 0
 
-    async def read_some(self, _partition: int, first_id: int, last_id: int, *, with_locks: bool) -> Sequence[Transaction]:
+    async def read_some(self, _partition: int, *, after: int, through: int, with_locks: bool) -> Sequence[Transaction]:
         self.calls += 1
-        assert 0 <= first_id <= last_id < len(self._transactions)
-        return self._transactions[first_id : min(last_id + 1, first_id + 3)]
+        assert -1 <= after < through < len(self._transactions)
+        return self._transactions[after + 1 : min(through + 1, after + 4)]
 
     async def position_at(self, _partition: int, time: int) -> int:
         return next((one.id for one in self._transactions if one.time_us is not None and one.time_us >= time), 10) - 1
@@ -139,4 +139,4 @@ def test_a_group_of_very_many() -> None:
 )
 def test_the_ids_of_a_time(since: int | None, until: int | None, newest: int | None, span: tuple[int, int]) -> None:
     log: Any = Log(*(transaction(id_, time=10 * id_) for id_ in range(10)))
-    assert asyncio.run(stretch(log, 0, Within(since=since, until=until), 9, newest=newest)) == span
+    assert asyncio.run(stretch(log, 0, Within(since=since, before=until), 9, newest=newest)) == span

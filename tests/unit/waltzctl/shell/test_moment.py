@@ -46,7 +46,7 @@ def test_what_is_no_time_is_refused_with_what_would_be_one(text: str) -> None:
 def test_what_is_older_than_the_epoch_is_refused() -> None:
     for text in ("1969-12-31T23:59:59.999999", "0001-01-01T00:00+23:59", "-999999d"):
         with pytest.raises(BadArgument, match="this is before 1970"):
-            microseconds(text, NOW, "--until")
+            microseconds(text, NOW, "--before")
 
 
 @given(st.integers(0, 253_402_300_799_999_999))

@@ -156,7 +156,7 @@ def test_groups_times_and_locks_on_the_blocking_face() -> None:
             client.append_atomic([b"d"], partition=0, locks=[[write_lock("x")]])
         locks = [[], [write_lock("x")]]
         assert client.append_atomic([b"a", b"b"], partition=0, locks=locks, position=2) == Committed(3, 2)
-        assert [found.id for found in client.read_some(0, from_time=noon, last_id=3)] == [1, 2, 3]
+        assert [found.id for found in client.read_some(0, since=noon, through=3)] == [1, 2, 3]
         found = client.read(0, 4, with_locks=True)
         assert (found.time_us, found.locks) == (noon, (LoggedLock(write_lock("x").hash, Mode.WRITE),))
     assert view.payloads[:2] == [b"1", b"1"], "each was built against the view in front of the group"

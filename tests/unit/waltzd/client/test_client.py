@@ -446,7 +446,7 @@ def test_a_partition_that_is_parked_stops_alone_and_can_be_taken_up_again() -> N
             await super().apply(transaction)
 
         def failed(self, transaction: Transaction, error: Exception) -> Decision:
-            return Decision.PARK
+            return Decision.STOP
 
     view = Picky()
 
@@ -544,7 +544,7 @@ def test_a_view_that_goes_back_is_not_fed_twice() -> None:
 
         def failed(self, transaction: Transaction, error: Exception) -> Decision:
             self.errors.append(str(error))
-            return Decision.PARK
+            return Decision.STOP
 
     view = Back()
 
@@ -967,12 +967,13 @@ async def test_reading_needs_no_client_id(client: Client, fake: FakeCluster) -> 
     partition.write(*[b"%d" % i * 100 for i in range(30)])
     assert (fake.clients, client.partitions, await client.end_position(0)) == (0, (), 29)
     assert (await client.read(0, 7)).payload == b"7" * 100
-    assert [found.id for found in await client.read_some(0, 3, 29)] == list(range(3, 30))
+    assert [found.id for found in await client.read_some(0, after=2, through=29)] == list(range(3, 30))
     with pytest.raises(BeyondLog):
-        await client.read_some(0, 3, 30)
-    for broken in ((3, 2), (-1, 2), (0, 1 << 64)):
+        await client.read_some(0, after=2, through=30)
+    assert await client.read_some(0, after=3, through=2) == []
+    for after, through in ((-2, 2), (0, 1 << 64), (0, -2)):
         with pytest.raises(BadArgument):
-            await client.read_some(0, *broken)
+            await client.read_some(0, after=after, through=through)
     assert fake.clients == 0
     await client.set_partitions([0])
     assert (fake.clients, client.client_id) == (1, 1)
@@ -988,7 +989,7 @@ async def test_no_more_is_read_at_once_than_is_good_for_the_memory(
     fake.partitions[0].write(*[b"x" * (100 if i < 10 else 700) for i in range(30)])
     sizes: list[int] = []
     while (next_id := sum(sizes)) < 30:
-        found = await client.read_some(0, next_id, 29)
+        found = await client.read_some(0, after=next_id - 1, through=29)
         assert found[0].id == next_id
         sizes.append(len(found))
     assert sizes == [8, 4, *[2] * 9]

@@ -325,7 +325,7 @@ def test_transactions_have_times_and_on_request_locks() -> None:
         fake.now = us(NOON)
         locks = [[read_lock("a"), write_lock("b", 7)], []]
         await client.append_atomic([b"x", b"y"], partition=0, locks=locks, position=-1)
-        first, second = await client.read_some(0, 0, with_locks=True)
+        first, second = await client.read_some(0, with_locks=True)
         assert (first.time, first.time_us, first.follows, second.follows) == (NOON, us(NOON), False, True)
         assert first.locks == (
             LoggedLock(read_lock("a").hash, Mode.READ), LoggedLock(write_lock("b", 7).hash, Mode.WRITE),
@@ -347,9 +347,9 @@ def test_what_was_written_in_format_0_has_no_time_and_is_before_all_times() -> N
         fake.partitions[0].write(b"c")
         assert await client.position_at(0, 0) == 1
         assert await client.position_at(0, datetime(1960, 1, 1, tzinfo=UTC)) == 1
-        assert [found.time_us for found in await client.read_some(0, 0)] == [None, None, fake.now]
-        assert [found.id for found in await client.read_some(0, from_time=0)] == [2]
-        assert [found.id for found in await client.read_some(0, 0, until_time=fake.now)] == [0, 1]
+        assert [found.time_us for found in await client.read_some(0)] == [None, None, fake.now]
+        assert [found.id for found in await client.read_some(0, since=0)] == [2]
+        assert [found.id for found in await client.read_some(0, before=fake.now)] == [0, 1]
 
     with_client(test, partitions=())
 
@@ -362,26 +362,26 @@ def test_reading_begins_and_ends_at_a_time() -> None:
     fake.run_records = 3
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        async def ids(*arguments: Any, **named: Any) -> list[int]:
-            return [found.id for found in await client.read_some(0, *arguments, **named)]
+        async def ids(**named: Any) -> list[int]:
+            return [found.id for found in await client.read_some(0, **named)]
 
         def at(minutes: float) -> datetime:
             return NOON + timedelta(minutes=minutes)
 
-        assert await ids(from_time=at(2), until_time=at(4)) == [4, 5, 6, 7]
-        assert await ids(from_time=at(1.5), until_time=at(3.5)) == [4, 5, 6, 7]
-        assert await ids(from_time=us(at(8))) == [16, 17, 18, 19]
-        assert await ids(from_time=at(8), last_id=17) == [16, 17]
-        assert await ids(3, until_time=at(2)) == [3]
-        assert await ids(4, until_time=at(2)) == []
-        assert await ids(from_time=at(9.5)) == []
-        assert await ids(from_time=at(5), until_time=at(3)) == []
-        assert await ids(from_time=datetime(1960, 1, 1, tzinfo=UTC), last_id=0) == [0]
-        assert await ids(18) == [18, 19]
+        assert await ids(since=at(2), before=at(4)) == [4, 5, 6, 7]
+        assert await ids(since=at(1.5), before=at(3.5)) == [4, 5, 6, 7]
+        assert await ids(since=us(at(8))) == [16, 17, 18, 19]
+        assert await ids(since=at(8), through=17) == [16, 17]
+        assert await ids(after=2, before=at(2)) == [3]
+        assert await ids(after=3, before=at(2)) == []
+        assert await ids(since=at(9.5)) == []
+        assert await ids(since=at(5), before=at(3)) == []
+        assert await ids(since=datetime(1960, 1, 1, tzinfo=UTC), through=0) == [0]
+        assert await ids(after=17) == [18, 19]
         assert await client.position_at(0, at(3)) == 5
         for broken in (
-            {}, {"first_id": 0, "from_time": 0}, {"first_id": 0, "last_id": 1, "until_time": 0},
-            {"from_time": datetime(2026, 1, 1)}, {"from_time": "noon"}, {"from_time": -1}, {"from_time": 1.5},
+            {"after": 0, "since": 0}, {"after": 0, "through": 1, "before": 0}, {"after": -2},
+            {"since": datetime(2026, 1, 1)}, {"since": "noon"}, {"since": -1}, {"since": 1.5},
         ):  # fmt: skip
             with pytest.raises(BadArgument):
                 await client.read_some(0, **broken)

@@ -132,7 +132,7 @@ def test_a_position_that_no_log_has_is_refused() -> None:
         with pytest.raises(BadArgument, match="there is no partition 9"):
             client.feed(9, after=-1)
         with pytest.raises(BeyondLog):
-            await anext(client.scan(0, to=7))
+            await anext(client.scan(0, through=7))
         assert await client.append(b"1", partition=0)  # the client itself goes on
 
     with_client(test)
@@ -145,9 +145,9 @@ def test_a_scan_has_the_range_that_was_there(monkeypatch: pytest.MonkeyPatch) ->
         assert [transaction async for transaction in client.scan(0)] == []
         await client.append_many([b"%d" % number for number in range(10)], partition=0)
         for after in range(-1, 11):
-            for to in [None, *range(-1, 10)]:
-                last = 9 if to is None else to
-                found = [transaction.id async for transaction in client.scan(0, after=after, to=to)]
+            for through in [None, *range(-1, 10)]:
+                last = 9 if through is None else through
+                found = [transaction.id async for transaction in client.scan(0, after=after, through=through)]
                 assert found == list(range(after + 1, last + 1))
         scan = client.scan(0)
         assert (await anext(scan)).payload == b"0"
@@ -175,7 +175,7 @@ def test_the_blocking_twins_are_generators() -> None:
     fake = FakeCluster()
     with BlockingClient("s0:1", connect=fake.connect, settings=SETTINGS) as client:
         client.append_many([b"%d" % number for number in range(5)], partition=0)
-        assert [one.payload for one in client.scan(0, after=1, to=3)] == [b"2", b"3"]
+        assert [one.payload for one in client.scan(0, after=1, through=3)] == [b"2", b"3"]
         for transaction in client.feed(0, after=2):
             if transaction.id == 4:
                 break

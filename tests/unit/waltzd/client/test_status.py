@@ -33,7 +33,7 @@ class ViewFailure(View):
 
 class Poisoned(ViewFailure):
     def failed(self, transaction: Transaction, error: Exception) -> Decision:
-        return Decision.PARK
+        return Decision.STOP
 
 
 def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_far_it_is_behind() -> None:

@@ -112,7 +112,7 @@ def test_an_unknown_group_is_refused_with_what_to_do() -> None:
 
 def test_what_failed_comes_again_and_what_is_rejected_does_not() -> None:
     async def test(cluster: LocalCluster, client: Client) -> None:
-        await client.create_group("mailer", mode="queue", deliver_max=2, back_off=[0])
+        await client.create_group("mailer", mode="queue", tries=2, back_off=[0])
         await fill(client, 3)
         async with client.subscribe("mailer") as subscription:
             first, second, third = await some(subscription, 3)
@@ -131,7 +131,7 @@ def test_what_failed_comes_again_and_what_is_rejected_does_not() -> None:
 
 def test_in_an_ordered_group_a_failure_brings_back_what_lies_behind() -> None:
     async def test(cluster: LocalCluster, client: Client) -> None:
-        await client.create_group("index", mode="ordered", deliver_max=3, back_off=[0])
+        await client.create_group("index", mode="ordered", tries=3, back_off=[0])
         await fill(client, 6)
         seen: list[tuple[int, int]] = []
         async with client.subscribe("index") as subscription:
@@ -284,7 +284,7 @@ def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() 
         assert await client.create_group("late", mode="queue", start="last")
         await fill(client, 2)
         assert not await client.create_group("late", mode="queue", start="last")
-        assert await client.create_group("some", mode="queue", start={0: 2}, kinds=[0])
+        assert await client.create_group("some", mode="queue", after={0: 2}, kinds=[0])
         with pytest.raises(GroupExists):
             await client.create_group("late", mode="ordered", start="last")
         for group, ids in (("late", [4, 5]), ("some", [3, 4, 5])):
@@ -300,13 +300,15 @@ def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() 
         {"mode": "stack"},
         {"partitions": [7]},
         {"partitions": []},
-        {"start": {7: 0}},
+        {"after": {7: 0}},
+        {"after": {0: 0}, "start": "last"},
+        {"start": {0: 0}},
         {"start": "middle"},
         {"start": datetime(2026, 1, 1)},
         {"ack_wait": 0},
         {"max_in_flight": 0},
         {"back_off": [-1]},
-        {"exhausted": "drop"},
+        {"then": "drop"},
         {"key": "payload"},
         {"kinds": [1 << 40]},
     ],

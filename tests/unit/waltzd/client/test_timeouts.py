@@ -62,7 +62,7 @@ async def test_what_was_not_sent_never_will_be(client: Client, fake: FakeCluster
         await client.append(b"x", partition=0, timeout=3)
     with pytest.raises(NotSent):
         await client.submit(Increment(View()), timeout=2)
-    for question in (client.end_position(0, timeout=1), client.read(0, 0, timeout=1), client.read_some(0, 0, timeout=1)):
+    for question in (client.end_position(0, timeout=1), client.read(0, 0, timeout=1), client.read_some(0, timeout=1)):
         with pytest.raises(CannotConnect):
             await question
     assert now() - begun < 10

@@ -101,7 +101,7 @@ def test_up_to_the_fork_a_view_goes_over_and_above_it_says_what_to_do(engine: En
     with pytest.raises(OtherTimeline, match=r"'view' stands at id 29 .* behind id 24") as refused:
         view.apply_all(log.feed(30))
     assert "view.reset(0, 24" in " ".join(refused.value.lines())
-    assert asyncio.run(view.failed(log.feed(30)[0], refused.value)) is Decision.PARK
+    assert asyncio.run(view.failed(log.feed(30)[0], refused.value)) is Decision.STOP
     with pytest.raises(BadArgument):
         view.reset_blocking(0, 30)
 
@@ -263,9 +263,9 @@ def test_an_inbox_of_a_group_whose_log_is_ended_behind_id_5(engine: Engine) -> N
             client.append_many([b"another %d" % id for id in range(6, 10)], partition=0)
         with pytest.raises(OtherTimeline, match=r"'mailer' stands at id 6 .* behind id 5") as refused:
             take(cluster, range(10))
-        assert f"inbox.forget(0, 6, timeline=UUID('{FIRST}'))" in refused.value.detail_next_step
+        assert f"inbox.forget(0, after=5, timeline=UUID('{FIRST}'))" in refused.value.detail_next_step
         before = [*done]
-        inbox.forget(0, 6, timeline=FIRST)
+        inbox.forget(0, after=5, timeline=FIRST)
         assert [inbox.is_done(0, id) for id in (5, 6, 9)] == [True, False, False]
         take(cluster, range(10))
         inbox.close_blocking()
@@ -297,9 +297,9 @@ def test_an_inbox_of_an_earlier_version_gets_its_columns(engine: Engine) -> None
     again_do(Handed(19, log.lineage))
     with pytest.raises(OtherTimeline, match="'mailer' stands at id 20") as refused:
         again_do(Handed(20, log.lineage))
-    assert f"inbox.forget(0, 20, timeline=UUID('{FIRST}'))" in " ".join(refused.value.lines())
+    assert f"inbox.forget(0, after=19, timeline=UUID('{FIRST}'))" in " ".join(refused.value.lines())
     assert done == [*range(30)]
-    again.forget(0, 20, timeline=FIRST)
+    again.forget(0, after=19, timeline=FIRST)
     again_do(Handed(20, log.lineage))
     assert done == [*range(30), 20]
 
@@ -327,13 +327,13 @@ def test_an_inbox_does_each_transaction_once_whatever_forks(engine: Engine, seed
                         done.append(row)
             except InboxPruned:
                 if row not in done:
-                    inbox.forget(0, id, id)
+                    inbox.forget(0, after=id - 1, through=id)
             except OtherTimeline as error:
                 assert row not in done
                 (timeline,) = [
                     one for one in (FIRST, *(one.identity for one in lineage.later)) if str(one) in error.lines()[-1]
                 ]
-                inbox.forget(0, (lineage.shared_to(timeline) or 0) + 1, timeline=timeline)
+                inbox.forget(0, after=lineage.shared_to(timeline) or 0, timeline=timeline)
             else:
                 assert done.count(row) == 1
     assert len({*done}) == len(done)

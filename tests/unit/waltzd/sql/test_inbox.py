@@ -303,17 +303,20 @@ def test_a_pruned_id_is_refused_until_it_is_forgotten(engine: Engine) -> None:
     inbox.prune(0, 5)
     with pytest.raises(InboxPruned) as refused:
         inbox.handler_blocking(send)(Delivery(2))
-    assert (refused.value.code, "`inbox.forget(0, 2, 2)`" in " ".join(refused.value.lines())) == ("W2339", True)
+    assert (refused.value.code, "`inbox.forget(0, after=1, through=2)`" in " ".join(refused.value.lines())) == (
+        "W2339",
+        True,
+    )
     assert rows_and_ranges(engine) == (0, [(0, 5)])
-    inbox.forget(0, 2, 2, timeline=FIRST)
+    inbox.forget(0, after=1, through=2, timeline=FIRST)
     with pytest.raises(InboxPruned):
         inbox.handler_blocking(send)(Delivery(2))
-    inbox.forget(0, 2, 3)
+    inbox.forget(0, after=1, through=3)
     assert rows_and_ranges(engine) == (0, [(0, 1), (4, 5)])
     inbox.handler_blocking(send)(Delivery(2))
     assert sent(engine) == [0, 1, 2, 2, 3, 4, 5]
     inbox.handler_blocking(send)(Delivery(6))
-    inbox.forget(0, 0)
+    inbox.forget(0, after=-1)
     assert rows_and_ranges(engine) == (0, [])
 
 
@@ -329,7 +332,7 @@ def test_only_one_prunes_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(DatabaseUnavailable):
             other.prune(0, 1)
         with pytest.raises(DatabaseUnavailable):
-            other.forget(0, 0)
+            other.forget(0, after=-1)
     assert one.is_done(0, 1)
     assert other.prune(0, 1) == 1
     for engine in (first, second):
@@ -387,16 +390,16 @@ def test_operators_have_work_done_again(engine: Engine) -> None:
     inbox = inbox_of(engine)
     for id in range(4):
         inbox.handler_blocking(send)(Delivery(id))
-    inbox.forget(0, 2)
+    inbox.forget(0, after=1)
     for id in range(4):
         inbox.handler_blocking(send)(Delivery(id))
     assert sent(engine) == [0, 1, 2, 2, 3, 3]
     again = inbox_of(engine, name="mailer-2")
     again.handler_blocking(send)(Delivery(0))
     assert sent(engine) == [0, 0, 1, 2, 2, 3, 3]
-    for first, last in ((-1, 4), (5, 4)):
+    for after, through in ((-2, 4), (4, 4)):
         with pytest.raises(BadArgument):
-            inbox.forget(0, first, last)
+            inbox.forget(0, after=after, through=through)
 
 
 # -- whose it is, and what is refused ----------------------------------------------------------------------------------

@@ -753,7 +753,7 @@ def as_a_client(view: SqlView[str], given: Sequence[Transaction[str]]) -> list[D
 
     async def story() -> list[Decision]:
         decisions: list[Decision] = []
-        while Decision.PARK not in decisions:
+        while Decision.STOP not in decisions:
             try:
                 await view.apply_batch(given)
                 break
@@ -767,7 +767,7 @@ def as_a_client(view: SqlView[str], given: Sequence[Transaction[str]]) -> list[D
 def test_after_so_many_tries_the_partition_is_parked_and_the_hook_is_told(engine: Engine) -> None:
     told: list[Poison] = []
     view = view_of(engine, refusing(2), tries=3, on_poison=told.append)
-    assert as_a_client(view, feed(0, 4)) == [Decision.RETRY, Decision.RETRY, Decision.PARK]
+    assert as_a_client(view, feed(0, 4)) == [Decision.RETRY, Decision.RETRY, Decision.STOP]
     assert holds(engine, 1)
     assert [(one.view, one.partition, one.id, one.count, one.is_put_aside) for one in told] == [("view", 0, 2, 1, False)]
     assert isinstance(told[0].error.__cause__, Unhappy)
@@ -788,9 +788,9 @@ async def _ask_often(view: SqlView[str], error: Exception) -> list[Decision]:
 
 def test_a_dead_letter_is_put_aside_and_the_view_goes_on(engine: Engine) -> None:
     told: list[Poison] = []
-    view = view_of(engine, refusing(2, 3), tries=3, dead_letters=True, on_poison=told.append)
+    view = view_of(engine, refusing(2, 3), tries=3, then="park", on_poison=told.append)
     given = [Given(id, header=70 + id) for id in range(6)]
-    assert Decision.PARK not in as_a_client(view, given)
+    assert Decision.STOP not in as_a_client(view, given)
     assert content(engine) == ([0, 1, 4, 5], 4, 5)
     reasons = [f"applying transaction {id} of partition 0 failed: Unhappy: no such customer" for id in (2, 3)]
     assert letters(engine) == [
@@ -803,7 +803,7 @@ def test_a_dead_letter_is_put_aside_and_the_view_goes_on(engine: Engine) -> None
 def test_a_group_is_put_aside_as_a_whole(engine: Engine) -> None:
     given = groups(2, 3, 1)
     told: list[Poison] = []
-    view = view_of(engine, refusing(3), tries=1, dead_letters=True, on_poison=told.append)
+    view = view_of(engine, refusing(3), tries=1, then="park", on_poison=told.append)
     assert as_a_client(view, given) == []
     assert content(engine) == ([0, 1, 5], 3, 5)
     assert [letter[3] for letter in letters(engine)] == [2, 3, 4]
@@ -812,10 +812,10 @@ def test_a_group_is_put_aside_as_a_whole(engine: Engine) -> None:
 
 def test_a_dead_letter_and_the_position_are_written_together(fresh: Engine, path: Path) -> None:
     """Whatever fails while a transaction is put aside: it is a letter and the position is over it, or neither."""
-    SqlView(fresh, refusing(0), tries=1, dead_letters=True, accept_rename=True)._prepare(CLUSTER)
+    SqlView(fresh, refusing(0), tries=1, then="park", accept_rename=True)._prepare(CLUSTER)
 
     def put_aside() -> None:
-        view = SqlView(unreliable(path), refusing(0), tries=1, dead_letters=True)
+        view = SqlView(unreliable(path), refusing(0), tries=1, then="park")
         view._cluster = CLUSTER
         view.apply_all([Given(0)])
 
@@ -835,7 +835,7 @@ def test_a_dead_letter_and_the_position_are_written_together(fresh: Engine, path
 
 def test_what_another_process_could_apply_is_no_dead_letter(engine: Engine) -> None:
     told: list[Poison] = []
-    view = view_of(engine, refusing(0), tries=2, dead_letters=True, on_poison=told.append)
+    view = view_of(engine, refusing(0), tries=2, then="park", on_poison=told.append)
     with pytest.raises(ApplyFailed):
         view.apply_all([Given(0)])
     mended = view_of(engine, accept_rename=True)
@@ -854,7 +854,7 @@ def test_a_hook_that_fails_stops_nothing(engine: Engine) -> None:
     def hook(poison: Poison) -> None:
         raise Unhappy
 
-    view = view_of(engine, refusing(0), tries=1, dead_letters=True, on_poison=hook)
+    view = view_of(engine, refusing(0), tries=1, then="park", on_poison=hook)
     view.apply_all(feed(0, 1))
     assert content(engine) == ([1], 1, 1)
 

@@ -53,7 +53,7 @@ def test_a_client_may_live_on_a_loop_of_its_own() -> None:
             while len(view.seen) < 5:
                 await asyncio.sleep(0.001)
             assert await client.end_position(2) == 4
-            found = await client.read_some(2, 1, 3)
+            found = await client.read_some(2, after=0, through=3)
             assert [transaction.payload for transaction in found] == [b"1", b"2", b"3"]
             assert await client.position_at(2, 0) == -1
         return view.seen

@@ -76,7 +76,7 @@ async def test_a_group_has_one_outcome_one_time_and_its_locks(cluster: LocalClus
         assert await client.append_atomic([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(0, 2)
         refused = await client.append_atomic([b"z", b"z"], partition=0, locks=[[], [read_lock("c")]], position=0)
         assert refused == Rejected(Reason.CONFLICT, 1, read_lock("c").hash)
-        first, second = await client.read_some(0, 0, with_locks=True)
+        first, second = await client.read_some(0, with_locks=True)
         assert (first.time, second.time, first.follows, second.follows) == (NOON, NOON, False, True)
         assert first.locks == (LoggedLock(write_lock("a").hash, Mode.WRITE),)
         assert second.locks is not None
@@ -93,7 +93,7 @@ async def test_a_cluster_of_format_0_knows_neither_groups_nor_times(cluster: Loc
             await client.append_atomic([b"x", b"y"], partition=0)
         assert await client.append(b"z", partition=0) == Committed(0)
         with pytest.raises(NeedsBatches):
-            await client.read_some(0, from_time=NOON)
+            await client.read_some(0, since=NOON)
         assert (await client.read(0, 0, with_locks=True)).time is None
 
 
@@ -109,8 +109,8 @@ async def test_reading_by_time_whoever_owns_the_partition(cluster: LocalCluster)
         await client.append(b"later", partition=0)
         assert await client.position_at(0, NOON + timedelta(minutes=3)) == 5
         start, end = NOON + timedelta(minutes=2), NOON + timedelta(minutes=4)
-        assert [found.id for found in await client.read_some(0, from_time=start, until_time=end)] == [4, 5, 6, 7]
-        times = [found.time for found in await client.read_some(0, 0)]
+        assert [found.id for found in await client.read_some(0, since=start, before=end)] == [4, 5, 6, 7]
+        times = [found.time for found in await client.read_some(0)]
         assert times == sorted(times, key=lambda time: time or NOON)
         assert times[-2:] == [NOON + timedelta(minutes=5)] * 2, "time has not fallen"
     with pytest.raises(BadArgument):

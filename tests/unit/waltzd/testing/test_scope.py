@@ -221,7 +221,7 @@ def test_an_ordered_group_passes_over_what_follows_a_failure() -> None:
 
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client(serializer=bank()) as client:
-            await client.create_group("audit", mode="ordered", ack_wait=3600, deliver_max=2, back_off=[0])
+            await client.create_group("audit", mode="ordered", ack_wait=3600, tries=2, back_off=[0])
             await both(cluster, client)
             tries = list[Any]()
             async with client.subscribe("audit") as deliveries:

@@ -57,7 +57,7 @@ def test_a_state_goes_over_where_nothing_above_the_fork_is_acknowledged(seed: in
     if any(id > fork for id in acknowledged):
         assert other is not None
         assert other.facts["fork"] == str(fork)
-        assert f"group reset {META.name} --partitions 0 --to-id {fork + 1}" in " ".join(other.lines())
+        assert f"group reset {META.name} --partitions 0 --after {fork}" in " ".join(other.lines())
         assert of(writer.state) == of(state)
         return
     assert other is None

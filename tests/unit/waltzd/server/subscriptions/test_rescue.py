@@ -52,7 +52,7 @@ def test_a_group_stops_above_the_fork_until_it_is_reset() -> None:
         await room.again_and_again(lambda: room.coordinator().level())
         await room.until(lambda: "stands at id" in room.group_partition("mailer").stopped)
         async with room.member("mailer", "b", room=100) as b:
-            await b.until(lambda: "group reset mailer --partitions 0 --to-id 6" in b.paused)
+            await b.until(lambda: "group reset mailer --partitions 0 --after 5" in b.paused)
             assert (b.given, room.group_partition("mailer").is_at_work) == ([], True)
             for change, ids in ((Change.GO_ON, []), (Change.SKIP, [20])):
                 with pytest.raises(OtherTimeline):
