@@ -286,8 +286,8 @@ def run(arguments: Sequence[str]) -> int:
         return ended.exit_code
     except (typer.Abort, KeyboardInterrupt) as error:
         with suppress(OSError):  # the terminal may have gone away
-            said = f"\n{error}" if isinstance(error, Interrupted) else "Interrupted. Data files are as they were."
-            typer.echo(said, err=True)
+            message = f"\n{error}" if isinstance(error, Interrupted) else "Interrupted. Data files are as they were."
+            typer.echo(message, err=True)
         return EXIT_INTERRUPTED
     except WaltzError as error:
         code = exit_code_of(error, arguments)

@@ -837,7 +837,7 @@ def test_who_watches_waits_for_the_end_of_a_removal(home: Path, monkeypatch: pyt
     cluster = make_small(home / "small")
     cluster.start_one("storage-1")
     told: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(up, "_tell", told.put)
+    monkeypatch.setattr(up, "_print", told.put)
 
     def watch() -> bool:
         assert up._watch(LocalCluster.find(home / "small"), ["storage-1"]) == ["storage-1"]

@@ -344,7 +344,7 @@ def _run(
         counters, series = loop.run(run(), fast=True)
     settings = {field: value for field, value in asdict(load).items() if value is not None and field != "partitions"}
     rows = [one.as_dict() for one in series]
-    told = {
+    content = {
         "bench": name, "settings": settings, "place": facts | {"durability": _durability(facts)}, "series": rows,
         "refused": counters.refused, "unknown": counters.unknown, "attempts": counters.attempts,
     }  # fmt: skip
@@ -363,7 +363,7 @@ def _run(
     if facts.get("filesystem") in IN_MEMORY:
         note = f"Note: the storages keep their files in memory ({facts['filesystem']}): a flush keeps nothing there"
         page.append(Line(note, "yellow"))
-    put(Listing(page=page, told=told), output)
+    put(Listing(page=page, content=content), output)
     return EXIT_OK
 
 

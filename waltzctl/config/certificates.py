@@ -157,7 +157,7 @@ def issue(
         put_json({"certificates": [{"uri": uris[one], **_fields(one, paths)} for one, paths in issued.items()]})
         return EXIT_OK
     for one, paths in issued.items():
-        typer.echo(f"# {_told(one)}")
+        typer.echo(f"# {_describe(one)}")
         for line in _lines(one, paths):
             typer.echo(line)
     return EXIT_OK
@@ -168,7 +168,7 @@ def of_kind(kind: Kind, name: str, key: uuid.UUID) -> Wanted:
     return Wanted(kind, name, None if is_of_zookeeper else Identity(key, Role(kind.value), name))
 
 
-def _told(one: Wanted) -> str:
+def _describe(one: Wanted) -> str:
     if one.identity is not None:
         return one.identity.uri
     return f"ZooKeeper at {one.name}" if one.kind is Kind.ZOOKEEPER else f"{one.name}, at ZooKeeper"
@@ -272,8 +272,8 @@ def _openssl(making: Path, configuration: str | None, *words: str | Path) -> Non
     except FileNotFoundError as error:
         raise CertificateNotMade("the program openssl is not here") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or "it said nothing"
-        raise CertificateNotMade(f"openssl {words[0]} ended with {done.returncode}: {said}")
+        complaint = " ".join(done.stderr.split()) or "it said nothing"
+        raise CertificateNotMade(f"openssl {words[0]} ended with {done.returncode}: {complaint}")
 
 
 def _place(made: Path, path: Path) -> None:

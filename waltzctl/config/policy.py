@@ -225,8 +225,8 @@ def connected(there: ClientInventory) -> list[ApplicationInstance]:
 
 def spelled_loss(loss: Loss, live: Sequence[ApplicationInstance]) -> str:
     cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
-    told = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
-    end = f"; mounted there at the moment: {told}" if cut else ""
+    parts = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
+    end = f"; mounted there at the moment: {parts}" if cut else ""
     return f"{loss.name} may not {loss.verb} any more in {spell(loss.partitions)}{end}"
 
 

@@ -79,7 +79,7 @@ def thinned(times: Sequence[float], values: Sequence[float | None], span: float)
 def cursors(found: Sequence[Cursor]) -> Markup:
     """Draw the replicas of a partition: the committed mark is the line at the right, and a level replica is next to it. A
     hollow cursor is a replica that does not count for the majority."""
-    said = ", ".join(f"{one.name} {f'{one.behind:,} behind' if one.behind else 'level'}" for one in found)
+    summary = ", ".join(f"{one.name} {f'{one.behind:,} behind' if one.behind else 'level'}" for one in found)
     drawn, radius = [], 3 if len(found) <= 3 else 2
     for place, one in enumerate(found):
         x = max(6.0, MARK_X - 4 - STEP * math.log2(1 + max(0, one.behind)))
@@ -90,6 +90,6 @@ def cursors(found: Sequence[Cursor]) -> Markup:
         )
     return Markup(
         f'<svg class="cursors" viewBox="0 0 {TRACK} {TRACK_HEIGHT}" width="{TRACK}" height="{TRACK_HEIGHT}" role="img" '
-        f'aria-label="{escape(said or "no replica is known")}">{"".join(drawn)}'
+        f'aria-label="{escape(summary or "no replica is known")}">{"".join(drawn)}'
         f'<path class="mark" d="M{MARK_X} 0V{TRACK_HEIGHT}"/></svg>'
     )

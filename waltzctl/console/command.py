@@ -100,7 +100,7 @@ async def _serve(
                 typer.echo(json.dumps({"version": JSON_VERSION, "address": address}) if output == "json" else address)
                 sys.stdout.flush()
 
-            auth = SessionAuth(hosts=hosts_of(here.host, here.port), told=put_address)
+            auth = SessionAuth(hosts=hosts_of(here.host, here.port), report=put_address)
             config = uvicorn.Config(
                 Site(watch, auth).app,
                 log_config=None,
@@ -123,8 +123,8 @@ async def _serve(
             if until_eof:
                 threading.Thread(target=_read_out, args=(running, end), name="standard-input", daemon=True).start()
             try:
-                said = f"The console of the cluster {watch.name} runs until Ctrl-C. An address opens once:"
-                typer.echo(said, err=True)
+                headline = f"The console of the cluster {watch.name} runs until Ctrl-C. An address opens once:"
+                typer.echo(headline, err=True)
                 auth.begin()
                 await Server(config).serve(sockets=[bound])
             finally:

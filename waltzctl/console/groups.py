@@ -34,19 +34,19 @@ def tone_of_standing(state: str) -> Tone:
 
 async def groups(asked: PageRequest) -> Page:
     found = await asked_for(await asked.cluster(), asked.target.tls)
-    told = show.groups(found)
-    chosen, pager = cut(asked, told.rows, {})
-    look = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
+    listing = show.groups(found)
+    chosen, pager = cut(asked, listing.rows, {})
+    style = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
     return Page(
         title="Groups",
         commands=(asked.command("group", "list"),),
-        looks=2,
+        polls=2,
         parts=(
             Part(
                 name="groups",
                 template="group.html",
                 given={
-                    "grid": listed("Consumer groups", told, look, chosen),
+                    "grid": listed("Consumer groups", listing, style, chosen),
                     "pager": pager,
                     "path": "/groups",
                     "state": "",
@@ -66,7 +66,7 @@ async def group(asked: PageRequest) -> Page:
     cluster = await asked.cluster()
     found, view = await one_of(cluster, asked.target.tls, name)
     chosen, pager = cut(asked, view.partitions, {})
-    look = Look(
+    style = Look(
         links={"partition": lambda one: of_partition(one.partition)},
         tones={"state": tone_of_standing},
         wide={"delivered", "acknowledged", "failed"},
@@ -85,13 +85,13 @@ async def group(asked: PageRequest) -> Page:
             asked.command("group", "describe", name),
             asked.command("group", "parked", "list", name),
         ),
-        looks=2,
+        polls=2,
         parts=(
             Part(
                 name="group",
                 template="group.html",
                 given={
-                    "grid": grid("Where it stands", show.PLACES, chosen, look, nothing="It has no partitions."),
+                    "grid": grid("Where it stands", show.PLACES, chosen, style, nothing="It has no partitions."),
                     "pager": pager,
                     "path": f"/groups/{name}",
                     "state": str(view.standing),

@@ -19,11 +19,11 @@ from waltzctl.console.table import Look, Tone, grid
 from waltzctl.records.append import lock_id
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
-from waltzctl.records.lock import ask, can_look, look
+from waltzctl.records.lock import ask, can_search, search_log
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import check_operator, unknown
 from waltzctl.show import records
-from waltzctl.show.records import Explained, Looked
+from waltzctl.show.records import Explained, LogSearch
 from waltzd import Client, Transaction
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import BadArgument, BeyondLog, WaltzError
@@ -87,14 +87,14 @@ class Stretch:
 async def backwards(client: Client, partition: int, last_id: int, wanted: Wanted) -> Stretch:
     """From this id down, until a page is full or enough was read for one page."""
     found: list[Transaction] = []
-    first, size, looked, read_bytes = last_id + 1, CHUNK, 0, 0
-    while first > 0 and len(found) < ROWS and looked < LOOKED_MAX and read_bytes < LOOKED_BYTES_MAX:
+    first, size, searched, read_bytes = last_id + 1, CHUNK, 0, 0
+    while first > 0 and len(found) < ROWS and searched < LOOKED_MAX and read_bytes < LOOKED_BYTES_MAX:
         end, first = first - 1, max(0, first - size)
         chunk, chunk_bytes = list[Transaction](), 0
         async for one in between(client, partition, first, end, with_locks=wanted.lock is not None):
             chunk_bytes += one.length
             chunk.append(one if one.length <= SHOWN_BYTES else shortened(one))
-        looked, read_bytes = looked + len(chunk), read_bytes + chunk_bytes
+        searched, read_bytes = searched + len(chunk), read_bytes + chunk_bytes
         size = min(CHUNK_MAX, size * 2) if chunk_bytes * 2 < CHUNK_BYTES and not wanted.is_anything else size
         for one in reversed(chunk):
             if wanted.matches(one):
@@ -166,8 +166,8 @@ COLUMNS = tuple(
 
 def row_of(transaction: Transaction) -> dict[str, Any]:
     """Return the fields of `-o json`, with the payload as one line for people."""
-    told = records.transaction_json(transaction, transaction.id)
-    return told | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
+    fields = records.transaction_json(transaction, transaction.id)
+    return fields | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
 
 
 async def transactions(asked: PageRequest) -> Page:
@@ -198,12 +198,12 @@ async def transactions(asked: PageRequest) -> Page:
     else:
         command = asked.command("txn", "get", partition, span, *(("--locks",) if lock else ()))
     rows = [row_of(one) for one in stretch.found]
-    look_ = Look(links={"id": lambda row: f"/transactions/{partition}-{row['id']}"})
-    looked = f"ids {stretch.first_id:,} to {stretch.last_id:,}" if stretch.last_id >= 0 else "no ids"
+    style = Look(links={"id": lambda row: f"/transactions/{partition}-{row['id']}"})
+    searched = f"ids {stretch.first_id:,} to {stretch.last_id:,}" if stretch.last_id >= 0 else "no ids"
     return Page(
         title="Transactions",
         commands=(command,),
-        looks=0,
+        polls=0,
         parts=(
             Part(
                 name="transactions",
@@ -216,15 +216,15 @@ async def transactions(asked: PageRequest) -> Page:
                     "since": since,
                     "kept": kept,
                     "committed": committed,
-                    "looked": looked,
+                    "looked": searched,
                     "older": stretch.first_id - 1 if stretch.first_id > 0 else None,
                     "newer": min(committed, stretch.last_id + ROWS) if stretch.last_id < committed else None,
                     "grid": grid(
                         "Transactions",
                         COLUMNS,
                         rows,
-                        look_,
-                        nothing=f"Nothing matches in {looked}."
+                        style,
+                        nothing=f"Nothing matches in {searched}."
                         if not wanted.is_anything and committed >= 0
                         else "There are no transactions yet.",
                     ),
@@ -247,11 +247,11 @@ async def transaction(asked: PageRequest) -> Page:
             )
         one = (await client.read_some(partition, after=id_ - 1, through=id_, with_locks=True))[0]
         group = await Groups(client).first_of(one)
-    told = records.transaction_json(shortened(one), group, with_locks=True)
+    content = records.transaction_json(shortened(one), group, with_locks=True)
     return Page(
         title=f"Transaction {id_} of partition {partition}",
         commands=(asked.command("txn", "get", partition, id_, "--locks"),),
-        looks=0,
+        polls=0,
         parts=(
             Part(
                 name="transaction",
@@ -261,12 +261,12 @@ async def transaction(asked: PageRequest) -> Page:
                     "id": id_,
                     "committed": committed,
                     "facts": [
-                        (name.replace("_", " "), told[name])
+                        (name.replace("_", " "), content[name])
                         for name in ("time", "header", "client", "generation", "sequence", "size", "group")
                     ],
                     "locks": [(mode, hash_) for mode, hash_ in records.spelled_locks(one)],
                     "keeps_locks": one.time_us is not None,
-                    "encoding": told["payload_encoding"],
+                    "encoding": content["payload_encoding"],
                     "payload": whole_text(shortened(one).payload),
                     "left": one.length - len(shortened(one).payload),
                 },
@@ -309,26 +309,26 @@ async def locks(asked: PageRequest) -> Page:
     form = Part(name="ask", template="locks.html", given=given)
     if not (query["name"] and query["id"]):
         return Page(
-            title="Locks", commands=(asked.command("lock", "explain", partition, "NAME", "ID"),), looks=0, parts=(form,)
+            title="Locks", commands=(asked.command("lock", "explain", partition, "NAME", "ID"),), polls=0, parts=(form,)
         )
     words = ["lock", "explain", str(partition), query["name"], query["id"], "--mode", mode, "--search", str(SEARCH_MAX)]
     words += [] if mark is None else ["--mark", str(mark)]
-    told = await explained(asked, partition, Lock(query["name"], lock_id(query["id"]), Mode[mode.upper()]), mark)
+    explanation = await explained(asked, partition, Lock(query["name"], lock_id(query["id"]), Mode[mode.upper()]), mark)
     return Page(
         title="Locks",
         commands=(asked.command(*words),),
-        looks=0,
-        parts=(form, Part(name="lock", template="lock.html", given=lock_given(told))),
+        polls=0,
+        parts=(form, Part(name="lock", template="lock.html", given=lock_given(explanation))),
     )
 
 
 async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | None) -> Explained:
     owner, found = await ask(await asked.cluster(), asked.target, partition, lock)
-    looked, trouble = Looked(), None
-    if can_look(found, SEARCH_MAX):
+    searched, trouble = LogSearch(), None
+    if can_search(found, SEARCH_MAX):
         try:
             async with client_of(asked) as client:
-                looked = await look(client, partition, found, SEARCH_MAX)
+                searched = await search_log(client, partition, found, SEARCH_MAX)
         except WaltzError as error:  # the owner's answer is shown all the same
             trouble = error
     return Explained(
@@ -337,14 +337,14 @@ async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | 
         lock=lock,
         found=found,
         seen=found.committed if mark is None else mark,
-        looked=looked,
+        searched=searched,
         trouble=trouble,
     )
 
 
-def lock_given(told: Explained) -> Mapping[str, Any]:
-    marker = told.looked.marker
-    document = records.lock(told).document
+def lock_given(explanation: Explained) -> Mapping[str, Any]:
+    marker = explanation.searched.marker
+    document = records.lock(explanation).document
     names = (
         "lock",
         "owner",
@@ -359,11 +359,11 @@ def lock_given(told: Explained) -> Mapping[str, Any]:
         "locks_max",
     )
     return {
-        "tone": Tone.GOOD if told.is_accepted else Tone.BAD,
-        "verdict": records.lock_verdict(told),
-        "basis": records.lock_basis(told),
-        "search": records.lock_search(told.looked) if told.looked.has_read else "",
+        "tone": Tone.GOOD if explanation.is_accepted else Tone.BAD,
+        "verdict": records.lock_verdict(explanation),
+        "basis": records.lock_basis(explanation),
+        "search": records.lock_search(explanation.searched) if explanation.searched.has_read else "",
         "facts": [(name.replace("_", " "), document[name]) for name in names],
         "marker": None if marker is None else (marker.partition, marker.id, line(marker.payload, "auto", LINE_CHARACTERS)),
-        "trouble": told.trouble,
+        "trouble": explanation.trouble,
     }

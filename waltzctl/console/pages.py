@@ -44,7 +44,7 @@ class Page:
     commands: Sequence[str]
     """Commands that print the same data."""
     parts: Sequence[Part]
-    looks: int = 1
+    polls: int = 1
     """Number of polls after which a followed page is rendered again; 0 for never."""
 
 
@@ -78,7 +78,7 @@ class PageRequest:
 
     def command(self, *words: object) -> str:
         """Return a command line, with the options that select the cluster of this console."""
-        return shlex.join(["waltzctl", *map(str, words), *said(self.target)])
+        return shlex.join(["waltzctl", *map(str, words), *cluster_options(self.target)])
 
     def number(self, name: str, least: int, most: int) -> int | None:
         text = self.query.get(name, "").strip()
@@ -94,7 +94,7 @@ class PageRequest:
 Make = Callable[[PageRequest], Awaitable[Page]]
 
 
-def said(target: ClusterTarget) -> list[str]:
+def cluster_options(target: ClusterTarget) -> list[str]:
     """Return the options that selected the cluster."""
     found = []
     for name in MEANT:
@@ -174,11 +174,11 @@ def charts(seen: Seen) -> list[dict[str, Any]]:
 
     def chart(title: str, unit: str, *fields: tuple[str, str]) -> dict[str, Any]:
         series = [Line(name, [getattr(point.total, of) for point in seen.trail]) for of, name in fields]
-        told = []
+        values = []
         for one in series:
             known = [value for value in one.values if value is not None]
             newest = next(iter(reversed(one.values)), None)
-            told.append(
+            values.append(
                 {
                     "name": one.name,
                     "now": "-" if newest is None else f"{newest:,.1f}".removesuffix(".0"),
@@ -186,12 +186,12 @@ def charts(seen: Seen) -> list[dict[str, Any]]:
                 }
             )
         label = f"{title}, the last {TRAIL_SECONDS / 60:.0f} minutes: " + "; ".join(
-            f"{one['name']} {one['now']} {unit} now, {one['most']} at most" for one in told
+            f"{one['name']} {one['now']} {unit} now, {one['most']} at most" for one in values
         )
         return {
             "title": title,
             "unit": unit,
-            "lines": told,
+            "lines": values,
             "drawn": lines(times, series, seconds=TRAIL_SECONDS, label=label),
         }
 
@@ -300,7 +300,7 @@ async def partition(asked: PageRequest) -> Page:
         meta, _ = await (await asked.cluster()).partition(number)
     except WaltzError as error:  # what its owner says is shown all the same
         trouble = error
-    told = cluster.partition(view, meta, snapshot.moves.get(number))
+    listing = cluster.partition(view, meta, snapshot.moves.get(number))
     rates = (
         next((one for one in asked.seen.rates.partitions if one.partition == number), None) if asked.seen.rates else None
     )
@@ -339,9 +339,9 @@ async def partition(asked: PageRequest) -> Page:
                         Look(without={"partition", "owner", "state"}),
                         nothing="Not known yet.",
                     ),
-                    "replicas": listed("Replicas", told, Look(tones={"state": tone_of})),
+                    "replicas": listed("Replicas", listing, Look(tones={"state": tone_of})),
                     "track": track(view),
-                    "recorded": (told.told or {}).get("recorded"),
+                    "recorded": (listing.content or {}).get("recorded"),
                     "trouble": trouble,
                 },
             ),
@@ -355,14 +355,14 @@ async def partition(asked: PageRequest) -> Page:
 
 async def storages(asked: PageRequest) -> Page:
     rates: Sequence[StorageRates] = asked.seen.rates.storages if asked.seen.rates is not None else ()
-    look = Look(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
+    style = Look(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
     return Page(
         title="Storages",
         commands=(asked.command("storage", "list"), asked.command("top")),
         parts=(
             grids(
                 "storages",
-                listed("Storages", cluster.storages(asked.snapshot), look),
+                listed("Storages", cluster.storages(asked.snapshot), style),
                 grid("In the last seconds", activity.STORAGE_RATES, rates, nothing="Not known yet."),
             ),
         ),
@@ -370,8 +370,8 @@ async def storages(asked: PageRequest) -> Page:
 
 
 async def servers(asked: PageRequest) -> Page:
-    look = Look(tones={"state": tone_of}, wide={"version", "error"})
-    found = listed("Servers", cluster.servers(asked.snapshot), look)
+    style = Look(tones={"state": tone_of}, wide={"version", "error"})
+    found = listed("Servers", cluster.servers(asked.snapshot), style)
     drains = [
         (f"let {view.meta.name} take partitions again", ("server", "drain", view.meta.name, "--undo"))
         if view.meta.is_draining

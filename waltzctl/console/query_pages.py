@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from waltzctl.console.pages import Page, PageRequest, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
-from waltzctl.health.events import LEVELS, duration, heard
+from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
@@ -30,16 +30,16 @@ SINCE = ("10m", "1h", "6h", "1d")
 async def clients(asked: PageRequest) -> Page:
     with_gone = asked.query.get("show") == "all"
     found = await client_inventory.take_inventory(await asked.cluster(), asked.target.tls, needs_answer=True)
-    told = client.clients(found, with_gone=with_gone)
-    look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
-    chosen, pager = cut(asked, told.rows, {"show": "all"} if with_gone else {})
+    listing = client.clients(found, with_gone=with_gone)
+    style = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
+    chosen, pager = cut(asked, listing.rows, {"show": "all"} if with_gone else {})
     names = sorted({one.name for one in chosen if one.state != "gone"})
     uses = [one for one in found.uses if one.use.name in {one.name for one in chosen}] if pager["last"] else found.uses
     ends = [(f"end the mounts of {name}", ("client", "disconnect", name)) for name in names]
     return Page(
         title="Clients",
         commands=(asked.command("client", "list", *(("--all",) if with_gone else ())),),
-        looks=2,
+        polls=2,
         parts=(
             Part(
                 name="choice",
@@ -53,7 +53,7 @@ async def clients(asked: PageRequest) -> Page:
             ),
             grids(
                 "clients",
-                listed("Instances of applications", told, look, chosen),
+                listed("Instances of applications", listing, style, chosen),
                 grid("What names use, at each server", (NAME, *client.USES), uses, nothing="Nothing is used."),
                 notes=silent_servers(found.silent),
                 pager=pager | {"path": "/clients"},
@@ -64,23 +64,23 @@ async def clients(asked: PageRequest) -> Page:
 
 
 async def archive(asked: PageRequest) -> Page:
-    told = shown_archive.reaching(await reached(await asked.cluster(), asked.snapshot))
+    listing = shown_archive.reaching(await reached(await asked.cluster(), asked.snapshot))
     backups = backed_up(asked.snapshot)
-    look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
+    style = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     backup = backups.page()
-    target, pager = cut(asked, told.rows, {})
+    target, pager = cut(asked, listing.rows, {})
     saved, _ = cut(asked, backup.rows, {})
-    is_used = any(one.archive for one in told.rows)
+    is_used = any(one.archive for one in listing.rows)
     remarks = [] if is_used else ["Nothing is archived yet: no segment is full, or no storage has the setting archive."]
     return Page(
         title="Archive and backup",
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),
-        looks=3,
+        polls=3,
         parts=(
-            grids("archive", listed("How far archives reach", told, look, target), remarks=remarks, has_titles=True),
+            grids("archive", listed("How far archives reach", listing, style, target), remarks=remarks, has_titles=True),
             grids(
                 "backup",
-                listed("What would be lost with all storages", backup, look, saved),
+                listed("What would be lost with all storages", backup, style, saved),
                 remarks=[f"Documents of the cluster: {backups.documents()}"],
                 has_titles=True,
                 pager=pager | {"path": "/archive"},
@@ -90,13 +90,13 @@ async def archive(asked: PageRequest) -> Page:
 
 
 async def history(asked: PageRequest) -> Page:
-    told = change.history(await (await asked.cluster()).history(HISTORY_ENTRIES))
-    look = Look(tones={"outcome": tone_of_outcome})
+    listing = change.history(await (await asked.cluster()).history(HISTORY_ENTRIES))
+    style = Look(tones={"outcome": tone_of_outcome})
     return Page(
         title="History",
         commands=(asked.command("history", "-n", HISTORY_ENTRIES),),
-        looks=3,
-        parts=(grids("history", listed("What people changed", told, look)),),
+        polls=3,
+        parts=(grids("history", listed("What people changed", listing, style)),),
     )
 
 
@@ -107,15 +107,15 @@ async def events(asked: PageRequest) -> Page:
         raise BadArgument(f"level: {level!r} is none of {', '.join(LEVELS)}", not_done="no daemon was asked")
     since_ms = int((time.time() - duration(since)) * 1000)
     names = (daemon,) if daemon else ()
-    lines, silent = await heard(asked.watch.poll, asked.report, since_ms, names, level)
+    lines, silent = await collect_lines(asked.watch.poll, asked.report, since_ms, names, level)
     newest: Sequence[Line] = lines[: -LINES_MAX - 1 : -1]
     words = ["events", "--since", since, "--level", level, *(("--daemon", daemon) if daemon else ())]
     remarks = [f"The newest {LINES_MAX:,} of {len(lines):,} lines."] if len(lines) > LINES_MAX else []
-    look = Look(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})
+    style = Look(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})
     return Page(
         title="Events",
         commands=(asked.command(*words),),
-        looks=2,
+        polls=2,
         parts=(
             Part(
                 name="choice",
@@ -131,7 +131,7 @@ async def events(asked: PageRequest) -> Page:
             ),
             grids(
                 "events",
-                grid("The newest first", activity.EVENTS, newest, look, nothing="Nothing was said in this time."),
+                grid("The newest first", activity.EVENTS, newest, style, nothing="Nothing was said in this time."),
                 notes=[f"{name} does not answer: {one.code} {one.message}" for name, one in sorted(silent.items())],
                 remarks=remarks,
             ),

@@ -53,16 +53,16 @@ def _secret() -> str:
 class SessionAuth:
     hosts: frozenset[str]
     """Accepted values of the Host header, in lower case."""
-    told: Callable[[str], None] = lambda token: None
+    report: Callable[[str], None] = lambda token: None
     """Callback for each new token: the first, and one after each use."""
     _token: str = ""
     _sessions: dict[str, Session] = field(default_factory=dict)
 
     def begin(self) -> None:
         self._token = _secret()
-        self.told(self._token)
+        self.report(self._token)
 
-    def knows(self, host: str) -> bool:
+    def is_known(self, host: str) -> bool:
         return host.lower() in self.hosts
 
     def enter(self, token: str) -> Session | None:

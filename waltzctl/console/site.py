@@ -206,7 +206,7 @@ class Site:
             parts=page.parts,
             commands=page.commands,
             entries=[(one.path, one.name, one.path == top) for one in ENTRIES if one.name],
-            is_live=bool(page.looks),
+            is_live=bool(page.polls),
             every=self.watch.every,
         )
         response = HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})
@@ -224,7 +224,7 @@ class Site:
     async def follow(self, entry: Entry, request: Request) -> AsyncIterator[str]:
         """Yield server-sent events: the changed parts as HTML after each poll, or a comment that keeps the connection
         open."""
-        told: dict[str, str] = {}
+        sent: dict[str, str] = {}
         session = self.session(request)
         assert session is not None
         rounds = 0
@@ -235,14 +235,14 @@ class Site:
                 asked = self._asked(request, seen)
                 parts = [pages.head(asked)]
                 page, _ = await self._made(entry, asked)
-                if rounds % max(1, page.looks) == 0:
+                if rounds % max(1, page.polls) == 0:
                     parts += page.parts
                 changed = {}
                 for part in parts:
                     html = self.templates.part(part, session)
                     mark = hashlib.sha256(html.encode()).hexdigest()
-                    if told.get(part.name) != mark:
-                        told[part.name] = mark
+                    if sent.get(part.name) != mark:
+                        sent[part.name] = mark
                         changed[part.name] = html
                 yield f"data: {json.dumps(changed)}\n\n" if changed else ": quiet\n\n"
                 rounds += 1
@@ -270,7 +270,7 @@ class Site:
         asked = self._asked(request, await self.watch.now())
         path = request.url.path.removeprefix(session.base)
         error = NoSuchName(f"there is no page {path}", not_done="nothing was shown")
-        page = Page(title="Not there", commands=(), parts=(error_part(error),), looks=0)
+        page = Page(title="Not there", commands=(), parts=(error_part(error),), polls=0)
         return self.answer(asked, page, path, session, 404)
 
 
@@ -296,7 +296,7 @@ class _Guard:
             await send(message)
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._auth.knows(hosts[0]):
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._auth.is_known(hosts[0]):
             await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
             return
         place = scope["path"].split("/")[1]

@@ -68,7 +68,7 @@ class Watch:
         self.seen = Seen()
         self.is_over = False
         self._viewers = 0
-        self._looked = asyncio.Condition()
+        self._polled = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._trail: deque[Point] = deque(maxlen=TRAIL_MAX)
         self._at = 0.0
@@ -80,7 +80,7 @@ class Watch:
     async def running(self) -> AsyncIterator[None]:
         """Poll the cluster while the body runs. Raise the error of the first poll: there may be no cluster."""
         async with self.poll:
-            await self._look()
+            await self._poll_once()
             if self.seen.error is not None:
                 raise self.seen.error
             task = asyncio.create_task(self._go_on())
@@ -110,8 +110,8 @@ class Watch:
         self._ending = asyncio.create_task(self._wake())
 
     async def _wake(self) -> None:
-        async with self._looked:
-            self._looked.notify_all()
+        async with self._polled:
+            self._polled.notify_all()
 
     async def now(self) -> Seen:
         """Return the current state; wait briefly for a poll that is due."""
@@ -138,8 +138,8 @@ class Watch:
 
     async def _next(self, before: int, seconds: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._looked:
-                await self._looked.wait_for(lambda: self.seen.number > before or self.is_over)
+            async with asyncio.timeout(seconds), self._polled:
+                await self._polled.wait_for(lambda: self.seen.number > before or self.is_over)
 
     async def _go_on(self) -> None:
         while True:
@@ -150,9 +150,9 @@ class Watch:
                 else:
                     async with asyncio.timeout(max(0.0, self._at + IDLE_SECONDS - time.monotonic())):
                         await self._wanted.wait()
-            await self._look()
+            await self._poll_once()
 
-    async def _look(self) -> None:
+    async def _poll_once(self) -> None:
         before, then = self.seen, self._at
         try:
             report = await self.poll.report()
@@ -167,9 +167,9 @@ class Watch:
 
     async def publish(self, seen: Seen) -> None:
         """To all that follow."""
-        async with self._looked:
+        async with self._polled:
             self.seen = seen
-            self._looked.notify_all()
+            self._polled.notify_all()
 
     def _examine(self, report: HealthReport) -> None:
         """Beside the looks: what does not answer the doctor must not hold them up. It comes again sooner when something

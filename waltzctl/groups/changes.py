@@ -10,7 +10,7 @@ from typer import Option
 
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import StartOptions
-from waltzctl.groups.request import made, told
+from waltzctl.groups.request import call_server, create_group
 from waltzctl.groups.settings import ALL, GroupSettingOptions
 from waltzctl.placement.group_log import make_group_log, plan_group_log
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
@@ -108,7 +108,7 @@ def create(
             if storages:
                 report("creating the group log")
                 await make_group_log(cluster, tls=command.target.tls)
-            found = await made(cluster, command.target.tls, report, dataclasses.replace(plain, starts=starts))
+            found = await create_group(cluster, command.target.tls, report, dataclasses.replace(plain, starts=starts))
             return {"name": name, "made_at": found.made_at, "is_new": found.is_new}
 
         return Change(plan=plan, do=do)
@@ -162,7 +162,7 @@ def set_(*, name: GroupName, given: GroupSettingOptions, command: ChangeCommand)
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             _, now = await one_of(cluster, command.target.tls, name)
             meta = dataclasses.replace(now.meta, **changes)
-            await told(cluster, command.target.tls, report, lambda admin: admin.set_group(meta, group.made_at))
+            await call_server(cluster, command.target.tls, report, lambda admin: admin.set_group(meta, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)
@@ -185,7 +185,7 @@ def remove(*, name: GroupName, command: ChangeCommand) -> int:
         plan = Plan(verb="group remove", subject=name, steps=tuple(_lost(group)), danger=Danger.TYPED)
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            await told(cluster, command.target.tls, report, lambda admin: admin.remove_group(name, group.made_at))
+            await call_server(cluster, command.target.tls, report, lambda admin: admin.remove_group(name, group.made_at))
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)

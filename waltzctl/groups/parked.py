@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
-from waltzctl.groups.request import changed, told
+from waltzctl.groups.request import call_server, changed
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand
@@ -181,7 +181,7 @@ async def parked_in(
             async def ask(admin: ServerAdminClient, number: int = number, after: int = after, count: int = count) -> Any:
                 return await admin.parked(group.name, number, after=after, count=count)
 
-            part = await told(cluster, target.tls, _quietly, ask)
+            part = await call_server(cluster, target.tls, _quietly, ask)
             found += part.parked
             is_more = part.is_more and bool(part.parked)
             after = part.parked[-1].id if part.parked else after

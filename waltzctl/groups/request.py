@@ -29,7 +29,9 @@ PAUSE_SECONDS = 0.3
 T = TypeVar("T")
 
 
-async def told(cluster: Cluster, tls: Tls | None, report: Report, call: Callable[[ServerAdminClient], Awaitable[T]]) -> T:
+async def call_server(
+    cluster: Cluster, tls: Tls | None, report: Report, call: Callable[[ServerAdminClient], Awaitable[T]]
+) -> T:
     """Call one server after the other until one answers; return its answer."""
     key = (await cluster.meta()).key
 
@@ -40,7 +42,7 @@ async def told(cluster: Cluster, tls: Tls | None, report: Report, call: Callable
     return await _in_turn(cluster, report, ask)
 
 
-async def made(cluster: Cluster, tls: Tls | None, report: Report, meta: GroupMeta) -> MadeGroup:
+async def create_group(cluster: Cluster, tls: Tls | None, report: Report, meta: GroupMeta) -> MadeGroup:
     key = (await cluster.meta()).key
 
     async def ask(server: ServerMeta) -> MadeGroup:

@@ -85,21 +85,21 @@ async def _once(
     target: ClusterTarget, since_ms: int, names: Sequence[str], level: str
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     async with Poll(target) as poll:
-        return await heard(poll, await poll.report(), since_ms, names, level)
+        return await collect_lines(poll, await poll.report(), since_ms, names, level)
 
 
-async def heard(
+async def collect_lines(
     poll: Poll, report: HealthReport, since_ms: int, names: Sequence[str], level: str
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     """Return the lines, and the error of each daemon that did not answer."""
     _check(report, names)
     async with Listening(report.snapshot.meta.key, poll.target.tls, seconds=CALL_SECONDS) as listening:
-        told = await listening.listen(report.snapshot, names)
+        events_of = await listening.listen(report.snapshot, names)
         history = await _history(poll, report)
     silent = dict(listening.silent)
     if report.lost is not None:
         silent["ZooKeeper"] = report.lost.cause
-    return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
+    return event_lines(events_of, history, since_ms=since_ms, level=level, names=names), silent
 
 
 async def _history(poll: Poll, report: HealthReport) -> list[HistoryEntry]:
@@ -121,22 +121,22 @@ def _check(report: HealthReport, names: Sequence[str]) -> None:
 # -- asking -------------------------------------------------------------------------------------------------------------
 
 
-def told_lines(
-    told: Mapping[tuple[str, str], Events],
+def event_lines(
+    daemons: Mapping[tuple[str, str], Events],
     history: Iterable[HistoryEntry],
     *,
     since_ms: int,
     level: str,
     names: Sequence[str] = (),
 ) -> list[Line]:
-    """Merge the lines of daemons and of the history, and filter them. `told`: (kind, name) of a daemon → its lines.
+    """Merge the lines of daemons and of the history, and filter them. `daemons`: (kind, name) of a daemon → its lines.
     Lines of the history have level info; a change that failed is a warning."""
     logs = [
         [
             Line(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
             for one in events.events
         ]
-        for (kind, name), events in told.items()
+        for (kind, name), events in daemons.items()
     ]
     least = LEVELS.index(level)
     return [
@@ -199,7 +199,7 @@ class Listening:
         async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], Events | None]:
             async with turn:
                 try:
-                    return (kind, name), await self._hear(kind, name, address)
+                    return (kind, name), await self._fetch(kind, name, address)
                 except WaltzError as error:
                     self.silent[name] = error
                     return (kind, name), None
@@ -208,7 +208,7 @@ class Listening:
         answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
         return {daemon: reported for daemon, reported in answers if reported is not None}
 
-    async def _hear(self, kind: str, name: str, address: str) -> Events:
+    async def _fetch(self, kind: str, name: str, address: str) -> Events:
         async with first_contact(address, self._tls):
             return await self._client(kind, name, address).events(0)
 

@@ -88,8 +88,8 @@ def diagnose(facts: Facts) -> list[Check]:
 
 def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -> tuple[tuple[Reason, ...], dict[str, str]]:
     """Fill in `since` from the last report, and return the reasons with what to remember for the next report."""
-    told = tuple(replace(reason, since=before.get(reason.key, now)) for reason in reasons)
-    return told, {reason.key: reason.since or now for reason in told}
+    dated = tuple(replace(reason, since=before.get(reason.key, now)) for reason in reasons)
+    return dated, {reason.key: reason.since or now for reason in dated}
 
 
 def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:

@@ -36,13 +36,13 @@ def status(
       waltzctl status --timeout 10 -o json
     """
     if watch is None:
-        found = loop.run(_look(target, seconds))
+        found = loop.run(_report(target, seconds))
         put(page(target, found), output)
         return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
     return _watch(target, watch, seconds, output)
 
 
-async def _look(target: ClusterTarget, seconds: float) -> HealthReport:
+async def _report(target: ClusterTarget, seconds: float) -> HealthReport:
     async with Poll(target, seconds=seconds, aloud=True) as poll:
         return await poll.report()
 
@@ -53,8 +53,8 @@ def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
         return cluster.status(report)
     found = LocalCluster.find(target.directory)
     running = found.processes
-    told = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
-    return cluster.status(report, Listing(page=processes(running, found.blueprint.key, found.directory), told=told))
+    content = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
+    return cluster.status(report, Listing(page=processes(running, found.blueprint.key, found.directory), content=content))
 
 
 def _watch(target: ClusterTarget, every: float, seconds: float, output: str) -> int:

@@ -27,7 +27,7 @@ import typer
 from typer import Option
 
 from waltzctl.health.doctor import examined
-from waltzctl.health.events import Listening, history_of, told_lines
+from waltzctl.health.events import Listening, event_lines, history_of
 from waltzctl.health.poll import Poll
 from waltzctl.health.rules import diagnose
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
@@ -87,8 +87,8 @@ def bundle(
     path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
     size = found.write(path)
     if output == "json":
-        told = {"bytes": size, "files": sorted(found.files), "missing": dict(sorted(found.missing.items()))}
-        put_json({"file": str(path.absolute()), **told})
+        found_events = {"bytes": size, "files": sorted(found.files), "missing": dict(sorted(found.missing.items()))}
+        put_json({"file": str(path.absolute()), **found_events})
         return EXIT_PARTIAL if found.missing else EXIT_OK
     typer.echo(str(path))
     typer.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
@@ -122,8 +122,8 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
             found.missing["metadata"] = f"{report.lost.cause.code} {report.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
         async with Listening(snapshot.meta.key, target.tls, seconds=seconds) as listening:
-            told = await listening.listen(snapshot)
-        lines = told_lines(told, history, since_ms=0, level="debug")
+            found_events = await listening.listen(snapshot)
+        lines = event_lines(found_events, history, since_ms=0, level="debug")
         found.put_json("events.json", events(lines).document)
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"

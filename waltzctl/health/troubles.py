@@ -262,25 +262,25 @@ def _short(facts: Facts) -> Iterator[Reason]:
     for view in facts.snapshot.partitions:
         if view.reported is None or not view.is_open:
             continue
-        told = {replica.storage for replica in view.reported.replicas}
+        shown = {replica.storage for replica in view.reported.replicas}
         for replica in view.reported.replicas:
             is_short = not replica.counts and replica.role == Membership.MEMBER
             if (is_short or replica.state == DIVERGED) and replica.storage not in silent:
                 grouped.setdefault((replica.storage, replica.state), []).append((view.partition, replica.story))
         for name, role in view.replicas.items():
-            if role is Membership.MEMBER and name not in told and name not in silent:
+            if role is Membership.MEMBER and name not in shown and name not in silent:
                 grouped.setdefault((name, "UNKNOWN"), []).append((view.partition, "its owner does not know of it yet"))
     for (storage, state), stories in sorted(grouped.items()):
         numbers = tuple(number for number, _ in stories)
         few = "counts" if len(numbers) == 1 else "count"
         story = stories[0][1]
         about = f"{story} (partition {numbers[0]})" if len(numbers) > 1 and story else story
-        state_said = state.lower().replace("_", " ")
+        state_words = state.lower().replace("_", " ")
         yield Reason(
             key=f"short {storage} {state}",
             grade=Grade.FAIL if state == DIVERGED else Grade.WARN,
             sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {spell(numbers)} no longer {few}: "
-            f"{state_said}{', ' if about else ''}{about}",
+            f"{state_words}{', ' if about else ''}{about}",
             next_step=_WHEN_SHORT.get(state, "look at it with `waltzctl storage describe {0}`").format(storage),
             partitions=numbers,
             names=(storage,),
@@ -375,8 +375,8 @@ def consumer_groups(facts: Facts) -> Found:
             yield warn(f"{where} has {one.lag:,} transactions that are not done, and no member")
         if one.parked:
             yield warn(f"{where} has parked {one.parked:,} transactions")
-    told = sum(bool(one.stopped or one.paused or one.is_unattended) for one in found.troubles)
-    left = found.stopped + found.paused + found.unattended - told
+    shown = sum(bool(one.stopped or one.paused or one.is_unattended) for one in found.troubles)
+    left = found.stopped + found.paused + found.unattended - shown
     if left > 0:
         yield warn(f"and at least {left:,} more are stuck: `waltzctl group list` shows all")
     return f"all {found.groups:,} advance" if found.groups else "there are none"

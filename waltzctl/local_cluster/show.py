@@ -209,7 +209,7 @@ def ready(
         page.append(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}")
     if not stays:
         page.append("Ctrl-C stops everything.")
-    told = {
+    content = {
         "directory": str(directory.absolute()),
         "cluster_key": str(found.meta.key),
         "is_healthy": found.is_healthy,
@@ -219,7 +219,7 @@ def ready(
         "application": _application(directory) if has_tls else None,
         "archive": archive,
     }
-    return Listing(kind="processes", columns=PROCESSES, rows=running, page=page, told=told)
+    return Listing(kind="processes", columns=PROCESSES, rows=running, page=page, content=content)
 
 
 def _archive_lines(directory: Path, archive: str | None) -> Iterator[str]:
@@ -305,13 +305,13 @@ def _tries(
 
 def stopped(names: Sequence[str], killed: Sequence[str], directory: str, output: str) -> None:
     reported = f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything."
-    told = {"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)}
-    put(Listing(page=[reported if names else f"Nothing ran in {directory}."], told=told), output)
+    content = {"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)}
+    put(Listing(page=[reported if names else f"Nothing ran in {directory}."], content=content), output)
     if output != "json":
-        told_killed(killed)
+        print_killed(killed)
 
 
-def told_killed(killed: Sequence[str]) -> None:
+def print_killed(killed: Sequence[str]) -> None:
     for name in killed:
         typer.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)
 

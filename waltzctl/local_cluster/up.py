@@ -155,7 +155,7 @@ def up(
             found = cluster.start(timeout)
         seconds = time.monotonic() - started
         for stranger in strangers:
-            _tell(stranger)
+            _print(stranger)
         if detach:
             _ready(cluster, found, seconds=seconds, stays=True, output=output)
             return EXIT_OK
@@ -271,17 +271,17 @@ class _Console:
     def __init__(self, directory: Path, output: str) -> None:
         words = ["console", "--directory", str(directory), "--until-eof", "-o", output]
         self._process = subprocess.Popen([sys.executable, "-m", "waltzctl", *words], stdin=subprocess.PIPE)
-        self._is_told = False
+        self._is_reported = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report the end of the console once; it stops nothing else."""
         code = self._process.poll()
-        if code is not None and not self._is_told:
-            self._is_told = True
-            _tell(f"The console ended with exit code {code}; `waltzctl console` starts another one.")
+        if code is not None and not self._is_reported:
+            self._is_reported = True
+            _print(f"The console ended with exit code {code}; `waltzctl console` starts another one.")
 
     def end(self) -> None:
-        self._is_told = True
+        self._is_reported = True
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -303,14 +303,14 @@ def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output:
                 beside.callback(console.end)
             names = _watch(cluster, names, console)
     except KeyboardInterrupt:
-        _tell("Stopping everything. Ctrl-C again kills what is left.")
+        _print("Stopping everything. Ctrl-C again kills what is left.")
     except OSError:  # the terminal was closed
-        _tell("Stopping everything.")
+        _print("Stopping everything.")
     else:  # another command has stopped them, and may have removed the cluster
         if is_whole(cluster.directory):
             shown.stopped(names, [], str(cluster.directory), output)
         else:
-            _tell(f"The cluster in {cluster.directory} was removed.")
+            _print(f"The cluster in {cluster.directory} was removed.")
         return EXIT_OK
     try:
         killed = cluster.stop()
@@ -327,16 +327,16 @@ def _watch(cluster: LocalCluster, before: list[str], console: _Console | None = 
     while True:
         time.sleep(WATCH_SECONDS)
         if console is not None:
-            console.look()
+            console.check()
         cluster.recall()
         now = cluster.running
         for name in before:
             if name not in now:
                 daemon = cluster.daemons[name]
-                _tell(f"{name} ended{daemon.how_it_ended}; its log is {daemon.log}")
+                _print(f"{name} ended{daemon.how_it_ended}; its log is {daemon.log}")
         for name in now:
             if name not in before:
-                _tell(f"{name} runs again" if name in known else f"{name} runs")
+                _print(f"{name} runs again" if name in known else f"{name} runs")
         known |= set(now)
         if not now:
             wait_unlocked(cluster.directory)
@@ -360,7 +360,7 @@ def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") 
         names = cluster.running
         killed = cluster.stop()
     for stranger in strangers:
-        _tell(stranger)
+        _print(stranger)
     shown.stopped(names, killed, str(directory), output)
     return EXIT_ERROR if killed else EXIT_OK
 
@@ -397,7 +397,7 @@ def logs(
         for line in newest:
             put(line)
         if not newest and not follow:
-            _tell(f"The daemons in {directory} have written nothing yet.")
+            _print(f"The daemons in {directory} have written nothing yet.")
         if not follow:
             return EXIT_OK
         with ending_in_order():
@@ -405,7 +405,7 @@ def logs(
                 _follow(cluster, names, tails, put)
             except KeyboardInterrupt:
                 return EXIT_OK
-    _tell(f"The cluster in {directory} was removed.")
+    _print(f"The cluster in {directory} was removed.")
     return EXIT_OK
 
 
@@ -478,7 +478,7 @@ def reset(
             with directory_lock(directory):
                 remove(directory)
     put_plan(plan, output, result="done", foreign=list(found.foreign))
-    shown.told_killed(killed)
+    shown.print_killed(killed)
     return EXIT_OK
 
 
@@ -508,7 +508,7 @@ def _target(directory: Path) -> ClusterTarget:
     )
 
 
-def _tell(sentence: str) -> None:
+def _print(sentence: str) -> None:
     """Print to standard error, and ignore a terminal that was closed."""
     with suppress(OSError):
         typer.echo(sentence, err=True)

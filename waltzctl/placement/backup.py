@@ -66,7 +66,7 @@ class End:
         self.check()
 
     @property
-    def is_said(self) -> bool:
+    def is_given(self) -> bool:
         return self.latest or self.each or bool(self.timelines or self.through or self.through_marks)
 
     def check(self) -> None:

@@ -54,9 +54,9 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
                 await asyncio.sleep(POLL_SECONDS)
             return {"format": wanted, "partitions": [view.partition for view in now.partitions]}
 
-        is_told = found.meta.format == wanted
+        is_saved = found.meta.format == wanted
         return Change(
-            plan=made, do=do, is_change=not is_told, is_planned_again=True, interrupted=None if is_told else WAITS
+            plan=made, do=do, is_change=not is_saved, is_planned_again=True, interrupted=None if is_saved else WAITS
         )
 
     return command.perform(prepare)
@@ -106,8 +106,8 @@ def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
 
 
 def _spell(left: list[PartitionView]) -> str:
-    told = [
+    reasons = [
         f"partition {view.partition}: {view.waiting or f'its session writes format {view.format}'}"
         for view in left[:TOLD_MAX]
     ]
-    return "; ".join(told) + (f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else "")
+    return "; ".join(reasons) + (f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else "")

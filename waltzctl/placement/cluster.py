@@ -19,7 +19,7 @@ from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show.change import history as told_history
+from waltzctl.show.change import history as history_listing
 from waltzctl.show.cluster import snapshot
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot import last_seen
@@ -251,5 +251,5 @@ def history(
       waltzctl history
       waltzctl history -n 100 -o json
     """
-    put(told_history(using(target, lambda cluster: cluster.history(newest))), output)
+    put(history_listing(using(target, lambda cluster: cluster.history(newest))), output)
     return EXIT_OK

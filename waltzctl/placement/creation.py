@@ -206,7 +206,7 @@ async def create_cluster(
     key = _common_key(spec, descriptions)
     check_apart(descriptions)
     await each(spec.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
-    there = await _look(coordinator, spec, key)
+    there = await _read_documents(coordinator, spec, key)
     was_there, created_now = there is not None, dict[str, tuple[int, ...]]()
     if there is None:
         _check_emptiness(descriptions)
@@ -221,7 +221,7 @@ async def create_cluster(
                 await coordinator.close_above()
             await Cluster.create(coordinator, meta, storages=spec.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
-        there = await _look(coordinator, spec, key) or there  # another operator may have been faster
+        there = await _read_documents(coordinator, spec, key) or there  # another operator may have been faster
         created_now = await _create_replicas(key, there[1], there[2], descriptions, tls, report, seconds)
         if not was_there:
             await _remember(Cluster(coordinator), there[0], there[1], began=created, tls=tls)
@@ -412,7 +412,7 @@ def is_fresh(found: PartitionDescription) -> bool:
 Documents = tuple[ClusterMeta, dict[str, StorageMeta], dict[int, tuple[str, ...]]]
 
 
-async def _look(coordinator: Coordinator, spec: ClusterSpec, key: UUID) -> Documents | None:
+async def _read_documents(coordinator: Coordinator, spec: ClusterSpec, key: UUID) -> Documents | None:
     """Return the existing documents if they match the specification."""
     cluster = Cluster(coordinator)
     try:

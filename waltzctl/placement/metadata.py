@@ -30,8 +30,8 @@ from waltzctl.placement.restored_documents import (
     Target,
     clock_generation,
     is_from_a_tool,
-    look_at,
     put_back,
+    read_target,
     statements,
 )
 from waltzctl.shell.blueprint import write_whole
@@ -104,7 +104,7 @@ def save(
     check_operator(target.tls, "read the secrets of a cluster")
     saved = using(target, lambda cluster: read_documents(cluster, moment=_now()))
     data = write(saved)
-    told = {
+    content = {
         "cluster": saved.meta.name,
         "key": str(saved.meta.key),
         "moment": saved.moment,
@@ -118,7 +118,7 @@ def save(
     else:
         write_whole(Path(file).absolute(), data, 0o600)
     if output == "json" and file != "-":
-        put_json(told)
+        put_json(content)
     else:
         typer.echo(
             f"saved: {count(len(saved.documents), 'document')} of the cluster {saved.meta.name}, as at {saved.moment}, in "
@@ -234,13 +234,13 @@ async def loading(
 async def _from_file(
     cluster: Cluster, daemons: Daemons, saved: SavedDocuments, known: Mapping[str, StorageMeta]
 ) -> tuple[Target, Restoration, ClusterSnapshot]:
-    target = await look_at(cluster, saved.meta)
+    target = await read_target(cluster, saved.meta)
     storages = {**target.storages, **known}
     found = await daemons.take_snapshot(saved.meta, list(storages.values()), list(saved.servers.values()))
-    told = statements(found.storages, saved.meta.partitions, logs=saved.logs)
-    generations = _generations(saved, told, found)
+    reports = statements(found.storages, saved.meta.partitions, logs=saved.logs)
+    generations = _generations(saved, reports, found)
     _check_newer(saved, target)
-    verdicts = tuple(_verdict(saved, target, one, generations[one.partition]) for one in told)
+    verdicts = tuple(_verdict(saved, target, one, generations[one.partition]) for one in reports)
     documents = {
         path: document
         for path, document in saved.documents.items()
@@ -251,7 +251,7 @@ async def _from_file(
         replicas_path(one.partition): saved.replicas(one.partition) for one in verdicts if isinstance(one, Unproven)
     }
     documents |= _counter(saved, target)
-    formats = [_format(told), saved.meta.format, target.meta.format if target.meta is not None else 0]
+    formats = [_format(reports), saved.meta.format, target.meta.format if target.meta is not None else 0]
     wanted = Restoration(
         meta=replace(saved.meta, format=max(formats)),
         verdicts=verdicts,
@@ -281,10 +281,10 @@ def _age(meta: PartitionMeta | None) -> tuple[int, int, bool]:
     return (0, 0, False) if meta is None else (meta.session, meta.opened, meta.decision is not None)
 
 
-def _verdict(saved: SavedDocuments, target: Target, told: Statement, generation: int) -> Verdict:
-    number = told.partition
+def _verdict(saved: SavedDocuments, target: Target, statement: Statement, generation: int) -> Verdict:
+    number = statement.partition
     there, ours, roles = target.partition(number), saved.partition(number), saved.replicas(number).replicas
-    if there is not None and is_from_a_tool(there) and told.contradicts(there) is None:
+    if there is not None and is_from_a_tool(there) and statement.contradicts(there) is None:
         known = target.document(replicas_path(number))
         return Proven(partition=number, meta=there, roles=known.replicas if isinstance(known, ReplicaSet) else roles)
     if there is not None and ours is not None and _age(there) == _age(ours) and len(there.joined) >= len(ours.joined):
@@ -293,13 +293,13 @@ def _verdict(saved: SavedDocuments, target: Target, told: Statement, generation:
     replicas = max(1, members, len(ours.members) if ours is not None else 0)
     if not roles and ours is None:  # the file is older than the group log, which gets as many replicas as the partitions
         replicas = max(len(saved.replicas(other).replicas) for other in range(saved.meta.partitions)) or 1
-    return from_saved(told, ours, roles, replicas=replicas, generation=generation)
+    return from_saved(statement, ours, roles, replicas=replicas, generation=generation)
 
 
-def _generations(saved: SavedDocuments, told: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
+def _generations(saved: SavedDocuments, reports: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
     """Return the highest known generation of each partition: from the file, and from servers that run."""
-    assignment, highest = saved.assignment, [0] * len(told)
-    for number in range(len(told)):
+    assignment, highest = saved.assignment, [0] * len(reports)
+    for number in range(len(reports)):
         meta = saved.partition(number)
         highest[number] = max(
             assignment.owners[number].generation if assignment is not None and number < len(assignment.owners) else 0,
@@ -329,9 +329,9 @@ def _next_id(wanted: Restoration) -> int:
     return found.next if isinstance(found, Counter) else 0
 
 
-def _format(told: Collection[Statement]) -> int:
+def _format(reports: Collection[Statement]) -> int:
     """Return the format in which replicas were written: a log that has changed to a newer format keeps it."""
-    written = any(status.end is not None for one in told for status in one.statuses.values())
+    written = any(status.end is not None for one in reports for status in one.statuses.values())
     return BATCHES if written else 0
 
 
@@ -397,11 +397,11 @@ def rebuild(
         keys = {reported.cluster_key for reported in descriptions.values()}
         sizes = {reported.partitions for reported in descriptions.values()}
         if len(keys) > 1 or len(sizes) > 1:
-            told = "; ".join(
+            text = "; ".join(
                 f"{one}: key {reported.cluster_key}, {reported.partitions} partitions"
                 for one, reported in descriptions.items()
             )
-            raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
+            raise ForeignCluster(f"these are storages of different clusters: {text}", not_done="nothing was changed")
         meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
         return await rebuilding(
             cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=current_user(tls)
@@ -465,7 +465,7 @@ async def rebuilding(
 async def _from_storages(
     cluster: Cluster, daemons: Daemons, meta: ClusterMeta, storages: Mapping[str, StorageMeta], replicas: int
 ) -> tuple[Restoration, Target, ClusterSnapshot]:
-    target = await look_at(cluster, meta)
+    target = await read_target(cluster, meta)
     if target.meta is not None:
         raise NameInUse(
             f"the coordinator holds the documents of {target.meta.name} at this root",
@@ -473,10 +473,10 @@ async def _from_storages(
             next_step="`waltzctl partition rescue` is for single partitions that do not open",
         )
     found = await daemons.take_snapshot(meta, list(storages.values()), ())
-    told = statements(found.storages, meta.partitions)
+    reports = statements(found.storages, meta.partitions)
     generation = clock_generation(time.time())
     verdicts = list[Verdict]()
-    for one in told:
+    for one in reports:
         there = target.partition(one.partition)
         known = target.document(replicas_path(one.partition))
         if there is not None and is_from_a_tool(there) and isinstance(known, ReplicaSet) and not one.contradicts(there):
@@ -485,14 +485,14 @@ async def _from_storages(
             verdicts.append(from_storages(one, replicas=replicas, generation=generation))
     documents: dict[str, Document] = {f"{STORAGES}/{name}": storage for name, storage in storages.items()}
     documents |= {
-        replicas_path(one.partition): ReplicaSet(dict.fromkeys(sorted(told[one.partition].statuses), Membership.MEMBER))
+        replicas_path(one.partition): ReplicaSet(dict.fromkeys(sorted(reports[one.partition].statuses), Membership.MEMBER))
         for one in verdicts
         if isinstance(one, Unproven)
     }
     wanted = Restoration(
-        meta=replace(meta, format=max(meta.format, _format(told))),
+        meta=replace(meta, format=max(meta.format, _format(reports))),
         verdicts=tuple(verdicts),
-        generations=(0,) * len(told),
+        generations=(0,) * len(reports),
         counted_by_clock=generation,
         documents=documents,
         storages=storages,

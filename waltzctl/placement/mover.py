@@ -232,18 +232,18 @@ class Throttle:
         self._cluster = cluster
         self._bytes_per_second = bytes_per_second
         self._lasts = lasts
-        self._said: tuple[int, int] | None = None
+        self._last_rate: tuple[int, int] | None = None
 
     async def share(self, copies: int) -> None:
         """Share the limit among the replicas that copy now. A new ZooKeeper session is told again."""
         if self._bytes_per_second is None or copies == 0:
             return
         each = max(1, self._bytes_per_second // copies)
-        saying = (each, self._cluster.coordinator.session)
-        if saying != self._said:
+        request = (each, self._cluster.coordinator.session)
+        if request != self._last_rate:
             rate = CopyRate(bytes_per_second=each, who=current_user())
             await self._cluster.set_copy_rate(rate, lasts=self._lasts)
-            self._said = saying
+            self._last_rate = request
 
     async def lift(self) -> None:
         await self._cluster.lift_copy_rate()
@@ -292,13 +292,13 @@ class Mover:
         try:
             async with asyncio.timeout(seconds):
                 while waiting := await self._advance(left):
-                    self._tell(waiting, len(goals))
+                    self._report_waiting(waiting, len(goals))
                     await self._daemons.pause()
         except TimeoutError:
             why = _spell(self._last) or "the daemons had not answered yet"
             raise Unfinished(f"not done within {seconds:g} seconds: {why}") from None
 
-    def _tell(self, waiting: Mapping[int, str], total: int) -> None:
+    def _report_waiting(self, waiting: Mapping[int, str], total: int) -> None:
         self._last = waiting
         copied = self._copied.values()
         amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="bytes")
@@ -464,6 +464,6 @@ def _why(step: replica_moves.Step) -> str:
 
 
 def _spell(waiting: Mapping[int, str], most: int = TOLD_MAX) -> str:
-    told = [f"partition {number}: {why}" for number, why in list(waiting.items())[:most]]
+    reasons = [f"partition {number}: {why}" for number, why in list(waiting.items())[:most]]
     more = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
-    return "; ".join(told) + more
+    return "; ".join(reasons) + more

@@ -94,19 +94,19 @@ Verdict = Proven | Unproven
 
 
 def from_saved(
-    told: Statement, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
+    statement: Statement, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
 ) -> Verdict:
     """Decide by a document that was saved earlier; None if there was none."""
-    error = told.contradicts(saved)
+    error = statement.contradicts(saved)
     if error is not None:
-        found = from_storages(told, replicas=replicas, generation=generation, saved=saved, roles=roles)
+        found = from_storages(statement, replicas=replicas, generation=generation, saved=saved, roles=roles)
         if isinstance(found, Unproven):
             return replace(found, missing=f"{error.message}; {found.missing}")
         return found
-    return Proven(partition=told.partition, meta=None if saved is None else completed(saved, told), roles=roles)
+    return Proven(partition=statement.partition, meta=None if saved is None else completed(saved, statement), roles=roles)
 
 
-def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
+def completed(meta: PartitionMeta, statement: Statement) -> PartitionMeta:
     """Return the document of an open session in which every member has joined that may have joined since it was saved."""
     if meta.opened != meta.session or meta.decision is not None:
         return meta
@@ -114,7 +114,7 @@ def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
     for name in meta.members:
         if name in meta.joined:
             continue
-        status, state = told.statuses.get(name), meta.replicas.get(name)
+        status, state = statement.statuses.get(name), meta.replicas.get(name)
         if state is not None and state.is_diverged:  # the directory of that replica must stay known
             states[name] = replace(state, session=meta.opened, closing=None, is_lost=True)
             continue
@@ -124,7 +124,7 @@ def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
 
 
 def from_storages(
-    told: Statement,
+    statement: Statement,
     *,
     replicas: int,
     generation: int,
@@ -132,24 +132,25 @@ def from_storages(
     roles: Mapping[str, Membership] | None = None,
 ) -> Verdict:
     """Decide by the replicas alone. `replicas`: number of replicas of a partition. `saved` is known to be older."""
-    number = told.partition
-    if told.silent:
-        name, why = next(iter(sorted(told.silent.items())))
+    number = statement.partition
+    if statement.silent:
+        name, why = next(iter(sorted(statement.silent.items())))
         return Unproven(partition=number, missing=f"{name} does not report its replica ({why})")
-    if len({status.incarnation for status in told.statuses.values()}) < len(told.statuses):
+    if len({status.incarnation for status in statement.statuses.values()}) < len(statement.statuses):
         return Unproven(partition=number, missing="two storages report the same replica")
-    if not any(_has_anything(status) for status in told.statuses.values()):
-        return _unused(told, generation, roles or {})
+    if not any(_has_anything(status) for status in statement.statuses.values()):
+        return _unused(statement, generation, roles or {})
     remembered = PartitionMeta(
         generation=generation,
         session=saved.session if saved is not None else 0,
         given_up=saved.given_up if saved is not None else {},
     )
     scene = Scene(
-        partition=number, generation=generation, roles={}, meta=remembered, statuses=told.statuses, blank=told.blank
-    )
-    newest = sorted(name for name, status in told.statuses.items() if status.session == scene.begun)
-    scene = replace(scene, roles=_roles(told, newest, replicas, roles or {}))
+        partition=number, generation=generation, roles={}, meta=remembered,
+        statuses=statement.statuses, blank=statement.blank,
+    )  # fmt: skip
+    newest = sorted(name for name, status in statement.statuses.items() if status.session == scene.begun)
+    scene = replace(scene, roles=_roles(statement, newest, replicas, roles or {}))
     missing = _missing(scene, newest, replicas)
     if missing:
         return Unproven(partition=number, missing=missing)
@@ -194,25 +195,27 @@ def _has_anything(status: ReplicaStatus) -> bool:
     return status.session > 0 or max(status.last_id, status.low_mark, status.certain) > EMPTY or not status.is_sound
 
 
-def _unused(told: Statement, generation: int, roles: Mapping[str, Membership]) -> Verdict:
+def _unused(statement: Statement, generation: int, roles: Mapping[str, Membership]) -> Verdict:
     """Return the documents of a partition that never had a session: it begins, above every promised session."""
-    promised = max((status.promised_session for status in told.statuses.values()), default=0)
+    promised = max((status.promised_session for status in statement.statuses.values()), default=0)
     if promised > JUMP_MAX:
-        return Unproven(partition=told.partition, missing=f"a storage has promised itself to session {promised}")
-    there = dict.fromkeys(sorted(told.statuses), Membership.MEMBER)
+        return Unproven(partition=statement.partition, missing=f"a storage has promised itself to session {promised}")
+    there = dict.fromkeys(sorted(statement.statuses), Membership.MEMBER)
     if not there and not roles:
-        return Unproven(partition=told.partition, missing="no storage that was named has a replica of it")
+        return Unproven(partition=statement.partition, missing="no storage that was named has a replica of it")
     meta = PartitionMeta(generation=generation, session=promised) if promised > 0 else None
-    return Proven(partition=told.partition, meta=meta, roles=roles or there)
+    return Proven(partition=statement.partition, meta=meta, roles=roles or there)
 
 
 def _roles(
-    told: Statement, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
+    statement: Statement, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
 ) -> dict[str, Membership]:
     """Choose members: the members of the newest session, then replicas that copy first, as far as there is room.
     Further replicas are remains of a move."""
     found = dict.fromkeys(newest, Membership.MEMBER)
-    older = sorted(told.statuses.keys() - found.keys(), key=lambda name: (name not in roles, -told.statuses[name].last_id))
-    known = [name for name in sorted(roles) if name in told.blank]
+    older = sorted(
+        statement.statuses.keys() - found.keys(), key=lambda name: (name not in roles, -statement.statuses[name].last_id)
+    )
+    known = [name for name in sorted(roles) if name in statement.blank]
     found.update(dict.fromkeys([*older, *known][: max(0, replicas - len(found))], Membership.LEARNER))
     return dict(sorted(found.items()))

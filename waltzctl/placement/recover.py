@@ -269,7 +269,7 @@ def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) ->
 
 
 def _spell(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:
-    told = []
+    reasons = []
     for number, one in list(left.items())[:most]:
         reported = found.partitions[number].reported
         ids = f"{one.held + 1:,} ids, " if one.held is not None else ""
@@ -277,6 +277,6 @@ def _spell(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) 
             one.held is not None and reported is not None and reported.committed >= one.held
         ):  # else its owner does not know yet
             ids = f"{one.held + 1:,} of {reported.committed + 1:,} ids, "
-        told.append(f"partition {number}: {ids}{one.why}")
+        reasons.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
-    return "; ".join(told) + more
+    return "; ".join(reasons) + more

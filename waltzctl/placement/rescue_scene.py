@@ -96,8 +96,8 @@ class Scene:
         """Return the timelines of the log: those of the document, or, if ZooKeeper knows less, those of a storage that
         has begun the newest session."""
         known = [] if self.meta is None else [self.meta.lineage]
-        told = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
-        return max([*known, *(told if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
+        claimed = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
+        return max([*known, *(claimed if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
 
     def is_given_up(self, name: str) -> bool:
         """Return whether an earlier rescue gave up what the replica holds, or it belongs to a timeline that this log
@@ -164,12 +164,12 @@ class Scene:
         """Return the highest id known to be committed, by the document or an answering storage."""
         meta = self.meta
         written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
-        told = [
+        claimed = [
             min(max(one.low_mark, one.committed), self._shared(one))
             for name, one in self.statuses.items()
             if not self.is_given_up(name)
         ]
-        return max([EMPTY, *written, *told])
+        return max([EMPTY, *written, *claimed])
 
     @property
     def usable(self) -> frozenset[str]:

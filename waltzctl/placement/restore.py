@@ -32,8 +32,8 @@ from waltzctl.placement.restored_documents import (
     RestoringDaemons,
     Target,
     clock_generation,
-    look_at,
     put_back,
+    read_target,
 )
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator
@@ -148,7 +148,7 @@ def restore(
         living = await _living(spec, tls)
         if same_key:
             _check_gone(spec, living)
-        target = await look_at(cluster, spec.meta)
+        target = await read_target(cluster, spec.meta)
         _check_target(target, spec)
         _check_room(spec, descriptions)
         return _change(spec, descriptions, living, target, end.words, current_user(tls), tls)
@@ -469,7 +469,7 @@ async def carry_out(
     cluster: Cluster, daemons: RestoringDaemons, spec: RestoreSpec, steps: Sequence[str], report: Report
 ) -> RestoreSpec:
     """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
-    there = await look_at(cluster, spec.meta)
+    there = await read_target(cluster, spec.meta)
     _check_target(there, spec)
     began = spec.began
     if there.begun is None:
@@ -478,7 +478,7 @@ async def carry_out(
     else:
         spec = replace(spec, began=there.begun.began)
     statuses = await _fetch(daemons, spec, report)
-    there = await look_at(cluster, spec.meta)
+    there = await read_target(cluster, spec.meta)
     entry = HistoryEntry(
         began=began, ended=_now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None, steps=tuple(steps),
         outcome="done",
@@ -493,7 +493,7 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, report: Report) -
     done: dict[tuple[str, int], int] = {}
     total = sum(map(spec.bytes_for, spec.storages))
 
-    def tell() -> None:
+    def report_progress() -> None:
         so_far = min(total, sum(done.values()))
         ready = sum(map(len, found.values()))
         of_all = sum(map(len, spec.planned.values()))
@@ -508,7 +508,7 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, report: Report) -
                 done[storage.name, number] = state.bytes if state.bytes_total else spec._bytes(number)
                 if state.status is not None:
                     found[number][storage.name] = state.status
-                tell()
+                report_progress()
         except WaltzError as error:
             failed = next((n for n in numbers if storage.name not in found[n]), number)
             raise type(error)(

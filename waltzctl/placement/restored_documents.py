@@ -197,7 +197,7 @@ class Target:
         return found.owners if isinstance(found, Assignment) else ()
 
 
-async def look_at(cluster: Cluster, wanted: ClusterMeta) -> Target:
+async def read_target(cluster: Cluster, wanted: ClusterMeta) -> Target:
     """Refuse another cluster, a cluster in use, and a root that holds something else."""
     coordinator = cluster.coordinator
     root = await coordinator.get(ROOT)

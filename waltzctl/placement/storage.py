@@ -286,7 +286,7 @@ class StorageChange(SelectedStorage):
             results = self.ask(lambda admin, _: act(admin))
         put(shown_storage.results(results, done), self.output)
         if self.output == "table":
-            shown_storage.told_refusals(results)
+            shown_storage.print_refusals(results)
         errors = [error for error in results.values() if error is not None]
         if not errors:
             return EXIT_OK

@@ -95,7 +95,7 @@ def status(
     """
     from waltzctl.show import archive
 
-    if end.is_said + is_loss + is_timelines > 1:
+    if end.is_given + is_loss + is_timelines > 1:
         raise Misused("--lost-now, --timelines and an end (--latest, --through, --through-marks) exclude each other.")
     if watch is not None and not is_loss:
         raise Misused("--watch needs --lost-now.")
@@ -107,7 +107,7 @@ def status(
         return _timelines(store, output)
     if store is not None:
         return _marks(store, end, output)
-    if end.is_said:
+    if end.is_given:
         raise Misused("An end (--latest, --through, --through-marks) needs a STORE.")
     target = given.target()
     found = using(target, lambda cluster: _reaching(cluster, target))
@@ -119,7 +119,7 @@ def _marks(store: str, end: End, output: str) -> int:
     from waltzctl.placement.backup import cut_rows, moment_of, source_at
     from waltzctl.show import archive
 
-    if not end.is_said:
+    if not end.is_given:
         end = replace(end, latest=True)
     end.check()
     source = source_at(store, end.chosen)
@@ -239,7 +239,7 @@ def verified(
             flaws += missing_flaws(found, documents)
     seconds = time.monotonic() - started
     put(archive.verified(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
-    archive.told_strange(found)
+    archive.print_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
 
 
@@ -368,7 +368,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
     steps += [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
     plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
     for flaw in rest:
-        archive.told_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
+        archive.print_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
     if rest and not steps:
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
@@ -403,7 +403,7 @@ def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
     left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
-    archive.told_strange(found)
+    archive.print_strange(found)
     target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
     if not agree(plan, confirmation, target, output):
         return EXIT_OK
@@ -542,7 +542,7 @@ def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
     names = [one.name for one in bare.list("") if is_signed(one.name) and one.name not in strange]
     unsigned = unsigned_among(bare, key, names)
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
-    archive.told_strange(found)
+    archive.print_strange(found)
     target = ClusterTarget(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
     if not agree(plan, confirmation, target, output):
         return EXIT_OK

@@ -24,7 +24,7 @@ def show_loss(store: str | None, watch: float | None, given: ClusterOptions, out
     """Show the loss as the owners report it, or as the store shows it if one is given. Return the exit code."""
     target = given.target() if store is None else None
     if watch is None:
-        found = _look(store, target)
+        found = _fetch(store, target)
         put(found.page(), output)
         return _code(found)
     return _watch(store, target, watch, output)
@@ -34,11 +34,11 @@ def _code(found: Backups) -> int:
     return EXIT_FINDINGS if found.is_behind(LATE_SECONDS) else EXIT_OK
 
 
-def _look(store: str | None, target: ClusterTarget | None) -> Backups:
+def _fetch(store: str | None, target: ClusterTarget | None) -> Backups:
     if store is not None:
         return _in_store(store)
     assert target is not None
-    return using(target, lambda cluster: _said(cluster, target))
+    return using(target, lambda cluster: _from_owners(cluster, target))
 
 
 def _watch(store: str | None, target: ClusterTarget | None, every: float, output: str) -> int:
@@ -49,7 +49,7 @@ def _watch(store: str | None, target: ClusterTarget | None, every: float, output
         while True:
             found: Backups | WaltzError
             try:
-                found = _look(store, target)
+                found = _fetch(store, target)
                 code = _code(found)
             except WaltzError as error:
                 found, code = error, error.exit_code
@@ -58,7 +58,7 @@ def _watch(store: str | None, target: ClusterTarget | None, every: float, output
     return code
 
 
-async def _said(cluster: Cluster, target: ClusterTarget) -> Backups:
+async def _from_owners(cluster: Cluster, target: ClusterTarget) -> Backups:
     from waltzctl.snapshot.collector import take_snapshot
 
     return backed_up(await take_snapshot(cluster.coordinator, tls=target.tls))

@@ -80,11 +80,11 @@ class Groups:
         if not transaction.follows:
             first = id_
         elif last_id != id_ - 1:
-            first = await self._look_back(partition, id_)
+            first = await self._find_first(partition, id_)
         self._last[partition] = id_, first
         return first
 
-    async def _look_back(self, partition: int, id_: int) -> int:
+    async def _find_first(self, partition: int, id_: int) -> int:
         """Find the first id of a group in whose middle the reading began."""
         end = id_ - 1
         while True:
@@ -144,16 +144,16 @@ class Feed:
                 async with asyncio.timeout(LOOK_SECONDS):
                     return await self._arrived.get()
             except TimeoutError:
-                self._look(client)
+                self._check_states(client)
 
-    def _look(self, client: Client) -> None:
+    def _check_states(self, client: Client) -> None:
         for state in client.status():
             if state.stopped is not None:
                 raise state.stopped
             if state.is_ready == (state.partition in self._silent):
-                self._report(state.partition, state.sentence, is_ready=state.is_ready)
+                self._report_state(state.partition, state.sentence, is_ready=state.is_ready)
 
-    def _report(self, partition: int, sentence: str, *, is_ready: bool) -> None:
+    def _report_state(self, partition: int, sentence: str, *, is_ready: bool) -> None:
         """Report a change of the connection once."""
         if is_ready:
             del self._silent[partition]
@@ -165,7 +165,7 @@ class Feed:
 
 def with_client(
     target: ClusterTarget, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
-    typed: int | None = None, is_appending: bool = False, tells_timelines: bool = False,
+    typed: int | None = None, is_appending: bool = False, shows_timelines: bool = False,
 ) -> T:  # fmt: skip
     """Run an action with a client, as an application would. ZooKeeper is only asked for the servers, and whether the
     partition `typed` exists. `seconds` is the time to wait for a partition that is not open. With `tells_timelines` the
@@ -175,7 +175,7 @@ def with_client(
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
         addresses, timelines = using(target, lambda cluster: _contact(cluster, typed))
-        for one in timelines if tells_timelines else ():
+        for one in timelines if shows_timelines else ():
             typer.echo(printable(f"partition {typed}, {timeline_sentence(one)}"), err=True)
     except LOST as error:
         known = known_of(target, last_seen.load(target.where))

@@ -16,7 +16,7 @@ from waltzctl.shell.options import Negative
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.show import records
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.records import Looked
+from waltzctl.show.records import LogSearch
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import PartitionsClosed
@@ -79,12 +79,12 @@ def explain(
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
     owner, found = using(target, lambda cluster: ask(cluster, target, partition, lock))
-    looked, trouble = _look(target, partition, found, search_max)
+    searched, trouble = _search_log(target, partition, found, search_max)
     seen = found.committed if mark is None else mark
-    told = records.Explained(
-        partition=partition, owner=owner, lock=lock, found=found, seen=seen, looked=looked, trouble=trouble
+    explanation = records.Explained(
+        partition=partition, owner=owner, lock=lock, found=found, seen=seen, searched=searched, trouble=trouble
     )
-    put(records.lock(told), output)
+    put(records.lock(explanation), output)
     return EXIT_OK
 
 
@@ -99,48 +99,50 @@ async def ask(cluster: Cluster, target: ClusterTarget, partition: int, lock: Loc
     servers = await cluster.servers()
     owner = assignment.owners[partition].server if partition < len(assignment.owners) else None
     if owner is None or owner not in servers:
-        said = "no server owns it" if owner is None else f"its owner {owner} is not up"
-        raise PartitionsClosed(f"no server can explain locks of partition {partition}: {said}")
+        why = "no server owns it" if owner is None else f"its owner {owner} is not up"
+        raise PartitionsClosed(f"no server can explain locks of partition {partition}: {why}")
     address = servers[owner].admin_listen
     admin = ServerAdminClient(address, meta.key, seconds=CALL_SECONDS, tls=target.tls, name=owner)
     async with admin, first_contact(address, target.tls):
         return owner, await admin.explain_lock(partition, lock.hash)
 
 
-def _look(
+def _search_log(
     target: ClusterTarget, partition: int, found: LockExplanation, search_max: int
-) -> tuple[Looked, WaltzError | None]:
+) -> tuple[LogSearch, WaltzError | None]:
     from waltzctl.records.follow import with_client
 
-    if not can_look(found, search_max):
-        return Looked(), None
+    if not can_search(found, search_max):
+        return LogSearch(), None
     try:
-        return with_client(target, lambda client: look(client, partition, found, search_max), seconds=CALL_SECONDS), None
+        return with_client(
+            target, lambda client: search_log(client, partition, found, search_max), seconds=CALL_SECONDS
+        ), None
     except WaltzError as error:  # the answer of the owner is shown without it
-        return Looked(), error
+        return LogSearch(), error
 
 
-def can_look(found: LockExplanation, search_max: int) -> bool:
+def can_search(found: LockExplanation, search_max: int) -> bool:
     """Return whether the log may have more information than the owner."""
     last_id = min(found.mark, found.committed)
     return not found.is_in_flight and last_id >= 0 and (found.marker is not None or search_max > 0)
 
 
-async def look(client: Client, partition: int, found: LockExplanation, search_max: int) -> Looked:
+async def search_log(client: Client, partition: int, found: LockExplanation, search_max: int) -> LogSearch:
     """Return the last mark of the lock, as found in the log."""
     from waltzctl.records.follow import Groups
 
     last_id = min(found.mark, found.committed)
     if found.marker is not None:
-        looked = Looked(marker=(await client.read_some(partition, after=last_id - 1, through=last_id, with_locks=True))[0])
+        searched = LogSearch(marker=(await client.read_some(partition, after=last_id - 1, through=last_id, with_locks=True))[0])
     else:
         async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
-            looked = await search(client, partition, found.lock, last_id, search_max)
-    group = None if looked.marker is None else await Groups(client).first_of(looked.marker)
-    return replace(looked, group=group)
+            searched = await search(client, partition, found.lock, last_id, search_max)
+    group = None if searched.marker is None else await Groups(client).first_of(searched.marker)
+    return replace(searched, group=group)
 
 
-async def search(client: Client, partition: int, lock: int, last_id: int, count: int) -> Looked:
+async def search(client: Client, partition: int, lock: int, last_id: int, count: int) -> LogSearch:
     """Search `count` transactions up to `last_id` for the last one that marked the lock."""
     from waltzctl.records.follow import between
 
@@ -154,7 +156,7 @@ async def search(client: Client, partition: int, lock: int, last_id: int, count:
             elif any(one.hash == lock and one.mode in MARKING for one in transaction.locks or ()):
                 marker = transaction
         if marker is not None:
-            return Looked(marker=marker, first_id=marker.id, last_id=last_id)
+            return LogSearch(marker=marker, first_id=marker.id, last_id=last_id)
         if without >= 0:
-            return Looked(first_id=without + 1, last_id=last_id, is_kept=False)
-    return Looked(first_id=lowest, last_id=last_id)
+            return LogSearch(first_id=without + 1, last_id=last_id, is_kept=False)
+    return LogSearch(first_id=lowest, last_id=last_id)

@@ -125,7 +125,7 @@ def get(
         if times.is_bounded and asked[0][0] > asked[0][1]:
             typer.echo(f"Partition {partition} has no transaction in that time.", err=True)
 
-    with_client(target, show, seconds=seconds, typed=partition, tells_timelines=output == "table")
+    with_client(target, show, seconds=seconds, typed=partition, shows_timelines=output == "table")
     return EXIT_OK
 
 
@@ -181,8 +181,8 @@ def tail(
         elif times.is_bounded and all(first > last for first, last in spans.values()):
             typer.echo("There are no transactions in that time.", err=True)
 
-    told = output == "table"
-    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    is_table = output == "table"
+    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, shows_timelines=is_table)
     _until_stopped(work, is_endless=follow)
     return EXIT_OK
 
@@ -267,11 +267,11 @@ def grep(
                 if found == lines:
                     break
         if not found:
-            looked = f"ids {begin} to {end}" if end >= begin else "an empty range"
-            typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
+            range_ = f"ids {begin} to {end}" if end >= begin else "an empty range"
+            typer.echo(f"Nothing matches in {range_} of partition {partition}.", err=True)
 
-    told = output == "table"
-    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    is_table = output == "table"
+    work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, shows_timelines=is_table)
     _until_stopped(work, is_endless=follow)
     return EXIT_OK
 

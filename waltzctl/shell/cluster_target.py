@@ -241,24 +241,24 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
     `given` holds the options by setting, None for an option that was not used. Raise `NoClusterNamed` if nothing selects a
     cluster."""
     _check_options(given)
-    said = _said(given)
+    settings = _given_settings(given)
     origins: dict[str, tuple[str, str]] = {}
-    if "directory" in said and "coordinator" in said:
+    if "directory" in settings and "coordinator" in settings:
         raise BadArgument(
-            f"{said['directory'][1]} and {said['coordinator'][1]} name two clusters",
+            f"{settings['directory'][1]} and {settings['coordinator'][1]} name two clusters",
             not_done=_NO_CLUSTER_ASKED,
             next_step="unset one of them, or select the cluster with an option",
         )
     context, name = Context(), ""
-    if "directory" not in said and "coordinator" not in said:
-        context, name = _chosen_context(said.get("context"), origins)
+    if "directory" not in settings and "coordinator" not in settings:
+        context, name = _chosen_context(settings.get("context"), origins)
     if given.get("context") and context.tls_certificate is not None:
-        said = {field: found for field, found in said.items() if field not in _TLS or found[1].startswith("--")}
-    if not said.keys().isdisjoint(_TLS):  # all three from one place
+        settings = {field: found for field, found in settings.items() if field not in _TLS or found[1].startswith("--")}
+    if not settings.keys().isdisjoint(_TLS):  # all three from one place
         context = replace(context, tls_certificate=None, tls_key=None, tls_ca=None)
 
     def take(field: str) -> str | None:
-        value, origin = said[field] if field in said else (getattr(context, field), f"context {name}")
+        value, origin = settings[field] if field in settings else (getattr(context, field), f"context {name}")
         if value is not None:
             origins[field] = (value, origin)
         return value
@@ -301,7 +301,7 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
     )  # fmt: skip
 
 
-def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+def _given_settings(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
     """Return the settings from options and variables: setting → value and source. If an option selects a cluster, variables
     that select another one are ignored; variables with a certificate still count, as it may be valid for many clusters."""
     found: dict[str, tuple[str, str]] = {}
@@ -320,16 +320,16 @@ def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
 
 def _check_options(given: Mapping[str, str | None]) -> None:
     """Raise `BadArgument` for options that exclude each other."""
-    said = [name for name, value in given.items() if value]
-    places = [option(name) for name in _PLACES if name in said]
+    names = [name for name, value in given.items() if value]
+    places = [option(name) for name in _PLACES if name in names]
     if len(places) > 1:
         raise BadArgument(
             f"{' and '.join(places)} name {len(places)} clusters",
             not_done=_NO_CLUSTER_ASKED,
             next_step="give only one of them",
         )
-    if "directory" in said and len(said) > 1:
-        rest = " and ".join(option(name) for name in said if name != "directory")
+    if "directory" in names and len(names) > 1:
+        rest = " and ".join(option(name) for name in names if name != "directory")
         raise BadArgument(
             f"{rest} with --directory: a cluster on this machine has its own root and certificates",
             not_done=_NO_CLUSTER_ASKED,
@@ -337,11 +337,11 @@ def _check_options(given: Mapping[str, str | None]) -> None:
         )
 
 
-def _chosen_context(said: tuple[str, str] | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
+def _chosen_context(setting: tuple[str, str] | None, origins: dict[str, tuple[str, str]]) -> tuple[Context, str]:
     """Return the context that was named, else the current one, else an empty one; and its name."""
     contexts = load_contexts()
-    if said is not None:
-        origins["context"] = said
+    if setting is not None:
+        origins["context"] = setting
     elif contexts.current is not None:
         origins["context"] = (contexts.current, str(contexts_path()))
     else:
@@ -456,7 +456,7 @@ def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
     from waltzd.cluster.cluster import Cluster
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
-    async def look(target: ClusterTarget) -> list[str]:
+    async def fetch(target: ClusterTarget) -> list[str]:
         coordinator = ZooKeeperCoordinator(target.hosts, target.root, target.access, call_seconds=COMPLETION_SECONDS)
         await coordinator.start()
         try:
@@ -467,7 +467,7 @@ def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
         return [name for name in found if name.startswith(incomplete)]
 
     with suppress(WaltzError):
-        return loop.run(look(resolve({field.name: ctx.params.get(field.name) for field in fields(ClusterOptions)})))
+        return loop.run(fetch(resolve({field.name: ctx.params.get(field.name) for field in fields(ClusterOptions)})))
     return []
 
 
@@ -502,9 +502,9 @@ class ClusterOptions:
 
     def tls(self) -> Tls | None:
         """Return the certificate, also if no cluster is selected."""
-        said = tls_alone(self.tls_certificate, self.tls_key, self.tls_ca)()
-        if said is not None:
-            return said
+        alone = tls_alone(self.tls_certificate, self.tls_key, self.tls_ca)()
+        if alone is not None:
+            return alone
         try:
             return self.target().tls
         except NoClusterNamed:
@@ -521,8 +521,8 @@ def tls_alone(
 ) -> Callable[[], Tls | None]:
     """Return a function that loads the certificate in the options or variables, for commands that need no cluster."""
     given = zip(_TLS, (tls_certificate, tls_key, tls_ca), strict=True)
-    said = [value or os.environ.get(variable(name)) or None for name, value in given]
-    return lambda: tls_of(*said)
+    paths = [value or os.environ.get(variable(name)) or None for name, value in given]
+    return lambda: tls_of(*paths)
 
 
 def _target(given: ClusterOptions) -> ClusterTarget:

@@ -68,11 +68,11 @@ def add(
         )
     is_current = is_used or contexts.current == name
     save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
-    _told(name, is_current, f"{name} is {where(context)}{', and selected' if is_current else ''}.", output)
+    _print_context(name, is_current, f"{name} is {where(context)}{', and selected' if is_current else ''}.", output)
     return EXIT_OK
 
 
-def _told(name: str, is_current: bool, sentence: str, output: str) -> None:
+def _print_context(name: str, is_current: bool, sentence: str, output: str) -> None:
     """Print the result of a change of the file."""
     if output == "json":
         put_json({"context": name, "is_current": is_current, "file": str(contexts_path())})
@@ -123,7 +123,7 @@ def use(
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
-    _told(name, True, f"{name} is selected: {where(context)}{', protected' if context.protected else ''}.", output)
+    _print_context(name, True, f"{name} is selected: {where(context)}{', protected' if context.protected else ''}.", output)
     return EXIT_OK
 
 
@@ -169,7 +169,7 @@ def remove(*, name: ContextName, output: Output = "table") -> int:
     was_current = contexts.current == name
     save_contexts(Contexts(current=None if was_current else contexts.current, named=left))
     sentence = f"{name} is deleted; the cluster is unchanged.{' No cluster is selected now.' if was_current else ''}"
-    _told(name, False, sentence, output)
+    _print_context(name, False, sentence, output)
     return EXIT_OK
 
 

@@ -24,33 +24,33 @@ class Interrupted(typer.Abort):
 class Ending:
     """Record of a signal. After it, an error of the work may be a consequence of the signal."""
 
-    was_told = False
+    was_signalled = False
     """True once a signal arrived."""
 
 
 @contextmanager
-def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[Ending]:
+def ending_in_order(on_signal: Callable[[bool], object] | None = None) -> Iterator[Ending]:
     """Treat SIGTERM, and SIGHUP when the terminal goes away, as Ctrl-C while the body runs.
 
     With `hear`, only the first signal interrupts the body, so that the clean-up that follows is not interrupted. `hear` is
     called for each signal, with True for the first one."""
     ending = Ending()
 
-    def told(number: int, frame: FrameType | None) -> None:
-        is_first, ending.was_told = not ending.was_told, True
-        if hear is not None:
-            hear(is_first)
-        if is_first or hear is None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        is_first, ending.was_signalled = not ending.was_signalled, True
+        if on_signal is not None:
+            on_signal(is_first)
+        if is_first or on_signal is None:
             signal.default_int_handler(number, frame)
 
     # SIGINT is set as well: a shell without job control starts background programs with SIGINT ignored.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, told)}
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, handle)}
     for number in (signal.SIGTERM, signal.SIGHUP):  # raised as SIGINT, which code that must not be disturbed replaces
         before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield ending
     finally:
-        if hear is not None and ending.was_told:
+        if on_signal is not None and ending.was_signalled:
             ignore_signals()  # a second signal would be reported as another interruption
         else:
             for number, handler in before.items():
@@ -71,7 +71,7 @@ def left_to_the_loop() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(said: str) -> Iterator[None]:
+def interruptible(message: str) -> Iterator[None]:
     """Run a change on an event loop; on a signal let it record its outcome, then raise `Interrupted` with this message.
 
     asyncio handles Ctrl-C: it cancels the main task, whose clean-up can still talk to the cluster. SIGTERM and SIGHUP act
@@ -83,7 +83,7 @@ def interruptible(said: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(said) from None
+        raise Interrupted(message) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

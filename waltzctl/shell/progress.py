@@ -96,7 +96,7 @@ class _Line:
         self._writes_json = shown == Shown.JSON
         self._writes_line = shown == Shown.AUTO and sys.stderr.isatty()
         self._writes_plain = shown == Shown.AUTO and not self._writes_line
-        self._started = self._told = time.monotonic()
+        self._started = self._reported_at = time.monotonic()
         self._width = 0
 
     @property
@@ -109,8 +109,8 @@ class _Line:
     def _write_over(self, line: str) -> None:
         if self._writes_plain:
             now = time.monotonic()
-            if now - self._told >= PLAIN_SECONDS:
-                self._told = now
+            if now - self._reported_at >= PLAIN_SECONDS:
+                self._reported_at = now
                 self._put(line.strip() + "\n")
             return
         line = line[: shutil.get_terminal_size().columns - 1]
@@ -136,7 +136,7 @@ class Waiting(_Line):
     def __init__(self, shown: str = Shown.AUTO) -> None:
         super().__init__(shown)
         self._course = Course()
-        self._said = ""
+        self._last_sentence = ""
 
     def report(self, sentence: str, amount: Amount | None = None, /) -> None:
         if not self._is_shown:
@@ -144,9 +144,9 @@ class Waiting(_Line):
         seconds = time.monotonic() - self._started
         course = None if amount is None else self._course.see(seconds, amount)
         if self._writes_json:
-            if sentence != self._said:
+            if sentence != self._last_sentence:
                 self._write_event(event(seconds, sentence, amount, course))
-            self._said = sentence
+            self._last_sentence = sentence
             return
         far = ""  # comes first: a narrow terminal shows only the beginning of the line
         if amount is not None and course is not None:
@@ -216,10 +216,10 @@ async def waiting_aloud(what: Callable[[], str]) -> AsyncIterator[None]:
             with suppress(OSError):  # the terminal may have gone away
                 typer.echo(printable(f"{sentence} …"), err=True)
 
-    saying = asyncio.create_task(report())
+    reporter = asyncio.create_task(report())
     try:
         yield
     finally:
-        saying.cancel()
+        reporter.cancel()
         with suppress(asyncio.CancelledError):
-            await saying
+            await reporter

@@ -67,7 +67,7 @@ def probing(
     found: Probing, contact_ms: float | None, contact_error: WaltzError | None, *, is_writing: bool
 ) -> Listing[Probe]:
     columns = _probes(is_writing=is_writing)
-    told = {
+    content = {
         "is_healthy": found.is_well and contact_error is None,
         "is_writing": is_writing,
         "coordinator_milliseconds": _rounded(contact_ms, 3),
@@ -76,7 +76,7 @@ def probing(
         "partitions": objects(columns, found.probes),
     }
     page = list(_probed(found, columns, contact_ms, contact_error, is_writing=is_writing))
-    return Listing(kind="partitions", columns=columns, rows=found.probes, page=page, told=told)
+    return Listing(kind="partitions", columns=columns, rows=found.probes, page=page, content=content)
 
 
 def _probed(
@@ -184,7 +184,7 @@ def top(found: Rates, report: HealthReport, *, sort: str, rows_max: int | None) 
         *capped(PARTITION_RATES, partitions[:rows_max], len(partitions), "partition", "-n shows more, --sort says which"),
         Table(STORAGE_RATES, found.storages),
     ]
-    told = {
+    content = {
         "at": report.at,
         "seconds": round(found.seconds, 3),
         "verdict": str(health),
@@ -193,7 +193,7 @@ def top(found: Rates, report: HealthReport, *, sort: str, rows_max: int | None) 
         "storages": objects(STORAGE_RATES, found.storages),
         "slowed": slowed,
     }
-    return Listing(kind="partitions", columns=PARTITION_RATES, rows=partitions, page=page, told=told)
+    return Listing(kind="partitions", columns=PARTITION_RATES, rows=partitions, page=page, content=content)
 
 
 def _slowed(report: HealthReport) -> list[str]:

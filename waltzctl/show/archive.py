@@ -79,12 +79,12 @@ REACHING: Columns[Reaching] = (
 
 def troubles(found: Sequence[Reaching]) -> list[str]:
     """Return a sentence for each trouble, with all partitions that have it."""
-    said: dict[str, list[int]] = {}
+    sentences: dict[str, list[int]] = {}
     for one in found:
         for trouble, words in ((one.trouble, "does not go on"), (one.missing, "lacks what was in it")):
             if trouble:
-                said.setdefault(f"{words}: {trouble}", []).append(one.partition)
-    return [f"{spell(numbers)}: the archive {sentence}" for sentence, numbers in said.items()]
+                sentences.setdefault(f"{words}: {trouble}", []).append(one.partition)
+    return [f"{spell(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
 
 
 def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:
@@ -158,7 +158,7 @@ class Backups:
                 *([unused] if all(one.backed_up is None for one in self.partitions) else []),
                 f"Documents of the cluster: {self.documents()}",
             ],
-            told={
+            content={
                 "store": self.place or None,
                 "partitions": objects(PARTITIONS, self.partitions),
                 "metadata": self.metadata and {**plain(self.metadata), "moment": self.metadata.moment or None},
@@ -221,7 +221,7 @@ def verified(
         *(words.format(count(signatures[kind], "object")) for kind, words in SIGNATURES.items() if signatures.get(kind)),
         *([f"{count(len(found.orphans), 'orphan')}: `waltzctl archive heal --clean` removes them"] * bool(found.orphans)),
     ]
-    told = {
+    content = {
         "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),
         "cluster": str(found.label.cluster), "is_quick": is_quick, "seconds": round(seconds, 3),
         "partitions": [_partition(number, found) for number in sorted(found.manifests)],
@@ -229,7 +229,7 @@ def verified(
         "orphans": len(found.orphans), "pending": len(found.pending), "strange": [one.name for one in found.strange],
         "findings": objects(FLAWS, flaws),
     }  # fmt: skip
-    return Listing(kind="findings", columns=FLAWS, rows=flaws, page=page, told=told)
+    return Listing(kind="findings", columns=FLAWS, rows=flaws, page=page, content=content)
 
 
 def _partition(number: int, found: Survey) -> dict[str, Any]:
@@ -246,12 +246,12 @@ def flaw_lines(flaw: Flaw) -> list[Part]:
     return [Line(flaw.name, "bold"), *ids, f"  {flaw.detail}"]
 
 
-def told_flaw(flaw: Flaw, why: str) -> None:
+def print_flaw(flaw: Flaw, why: str) -> None:
     """Print a flaw that stays, and why."""
     draw(console(to_stderr=True), [*flaw_lines(flaw), f"  {why}"])
 
 
-def told_strange(found: Survey) -> None:
+def print_strange(found: Survey) -> None:
     """Print a note about objects that belong to no archive; they are not touched."""
     if found.strange:
         text = f"{count(len(found.strange), 'object')} that no archive has: {found.strange[0].name}"
@@ -284,11 +284,11 @@ ENDS: Columns[Mapping[str, Any]] = tuple(map(Column, ("partition", "last id", "t
 
 def marks(place: str, cut: Cut, moment: str | None, rows: Sequence[Mapping[str, Any]]) -> Listing[Mapping[str, Any]]:
     """Return the marks of a restore; their JSON is a file for `--through-marks`."""
-    told = {
+    content = {
         "store": place, "moment": moment, "marks": {str(row["partition"]): row["last_id"] for row in rows},
         "partitions": rows,
     }  # fmt: skip
-    return Listing(kind="partitions", columns=ENDS, rows=rows, page=_ends(moment, rows), told=told)
+    return Listing(kind="partitions", columns=ENDS, rows=rows, page=_ends(moment, rows), content=content)
 
 
 def _ends(moment: str | None, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
@@ -307,10 +307,10 @@ def drilled(found: Drill, moment: str | None, rows: Sequence[Mapping[str, Any]])
         f"{count(found.records, 'record')}, {size(found.bytes)}: {took}, every record checked in "
         f"{found.verified_seconds:.1f} s",
     ]
-    told = {
+    content = {
         "result": "whole" if found.is_right else "findings", "store": found.place, "moment": moment,
         "bytes": found.bytes, "records": found.records, "restored_seconds": round(found.restored_seconds, 3),
         "verified_seconds": round(found.verified_seconds, 3), "partitions": rows,
         "findings": [finding.sentence() for finding in found.findings],
     }  # fmt: skip
-    return Listing(kind="partitions", columns=ENDS, rows=rows, page=page, told=told)
+    return Listing(kind="partitions", columns=ENDS, rows=rows, page=page, content=content)

@@ -29,7 +29,7 @@ def put_plan(found: Plan, output: str, *, result: str, **more: Any) -> None:
     head, style = HEADS[result]
     page = [Line(f"{head}: {found.verb} {found.subject}", style), *_parts(found)]
     page += ["Nothing was changed."] if result == "dry-run" else []
-    put(Listing(page=page, told={"result": result, **_document(found), **more}), output)
+    put(Listing(page=page, content={"result": result, **_document(found), **more}), output)
 
 
 def put_question(found: Plan) -> None:
@@ -52,7 +52,7 @@ def _spell(margin: Margin) -> str:
 
 
 def _document(found: Plan) -> dict[str, Any]:
-    def told(margin: Margin) -> dict[str, int]:
+    def margin_json(margin: Margin) -> dict[str, int]:
         return {"members": margin.members, "level": margin.level, "spare": margin.spare}
 
     return {
@@ -62,7 +62,8 @@ def _document(found: Plan) -> dict[str, Any]:
         "steps": list(found.steps),
         "refusals": found.refusals,
         "margins": [
-            {"partition": step.partition, "before": told(step.before), "after": told(step.after)} for step in found.margins
+            {"partition": step.partition, "before": margin_json(step.before), "after": margin_json(step.after)}
+            for step in found.margins
         ],
     }
 

@@ -72,7 +72,7 @@ def client(name: str, found: ClientInventory, kept: ClientMeta | None) -> Listin
         page.append(moments + (f", newest epoch {epoch}" if epoch else ""))
     page.append(Table(INSTANCES, rows) if rows else "No instance of it is connected, or was lately.")
     page += [Table(USES, uses), *warnings(silent_servers(found.silent))]
-    told = {
+    content = {
         "name": name,
         "first_seen": seen.get("first_seen"),
         "last_seen": seen.get("last_seen"),
@@ -81,7 +81,7 @@ def client(name: str, found: ClientInventory, kept: ClientMeta | None) -> Listin
         "uses": objects(USES, uses),
         "silent_servers": dict(found.silent),
     }
-    return Listing(kind="instances", columns=INSTANCES, rows=rows, page=page, told=told)
+    return Listing(kind="instances", columns=INSTANCES, rows=rows, page=page, content=content)
 
 
 def _moment(seconds: int) -> str:

@@ -227,8 +227,8 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
         "session": meta.session, "opened": meta.opened, "low_mark": meta.low_mark, "members": list(meta.members),
         "decided": None if meta.decision is None else meta.decision.mark,
     }  # fmt: skip
-    told = {**_partition_json(view), "goal": None if goal is None else list(goal), "recorded": recorded}
-    return Listing(kind="replicas", columns=REPLICAS, rows=rows, page=page, told=told)
+    content = {**_partition_json(view), "goal": None if goal is None else list(goal), "recorded": recorded}
+    return Listing(kind="replicas", columns=REPLICAS, rows=rows, page=page, content=content)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
 
 def snapshot(found: ClusterSnapshot, *, where: str) -> Listing[PartitionView]:
     listing = partitions(found)
-    told = {"coordinator": where, **picture_json(found)}
-    return replace(listing, page=list(_picture(found, where)), told=told)
+    content = {"coordinator": where, **picture_json(found)}
+    return replace(listing, page=list(_picture(found, where)), content=content)
 
 
 def _picture(found: ClusterSnapshot, where: str) -> Iterator[Part]:
@@ -345,7 +345,7 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Listing[
         Table(columns, names),
         "Nothing was written." if is_dry else f"{lines}\n  coordinator: {hosts}\n  cluster: {root}",
     ]
-    told = {
+    content = {
         "result": result.replace(" ", "-"),
         "coordinator": hosts,
         "root": root,
@@ -358,7 +358,7 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Listing[
         "replicas": {number: names for number, names in sorted(made.replicas.items()) if number < made.meta.partitions},
         "group_log": list(made.group_log),
     }
-    return Listing(kind="storages", columns=columns, rows=names, page=page, told=told)
+    return Listing(kind="storages", columns=columns, rows=names, page=page, content=content)
 
 
 def _number(things: Sequence[object]) -> str:
@@ -370,9 +370,9 @@ def _number(things: Sequence[object]) -> str:
 
 def status(found: HealthReport, local: Listing[Any] | None = None) -> Listing[PartitionView]:
     """Return the page of `status`. `local` has the processes of a cluster on this machine."""
-    beside = Listing[Any](page=(), told={}) if local is None else local
-    page, told = [*_status(found), *(beside.page or ())], {**status_json(found), **beside.document}
-    return replace(partitions(found.snapshot), page=page, told=told)
+    beside = Listing[Any](page=(), content={}) if local is None else local
+    page, content = [*_status(found), *(beside.page or ())], {**status_json(found), **beside.document}
+    return replace(partitions(found.snapshot), page=page, content=content)
 
 
 def _status(found: HealthReport) -> Iterator[Part]:

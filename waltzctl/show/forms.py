@@ -158,12 +158,12 @@ class Listing(Generic[T]):
     """Page for people, in place of the table and its notes; None for the table."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of JSON and YAML."""
-    told: Mapping[str, Any] | None = None
+    content: Mapping[str, Any] | None = None
     """Content of JSON and YAML, in place of the rows; None for the rows."""
 
     @property
     def document(self) -> Mapping[str, Any]:
-        return {**self.more, self.kind: objects(self.columns, self.rows)} if self.told is None else self.told
+        return {**self.more, self.kind: objects(self.columns, self.rows)} if self.content is None else self.content
 
     def draw(self, out: Console, *, is_wide: bool = False) -> None:
         if self.page is not None and not is_wide:
@@ -321,6 +321,6 @@ def whole_error(error: WaltzError | None) -> dict[str, str] | None:
     """Return an error as an object, with what was not done and the next step."""
     if error is None:
         return None
-    told = plain(error) | {"not_done": error.detail_not_done, "next_step": error.detail_next_step}
-    assert isinstance(told, dict)
-    return told
+    whole = plain(error) | {"not_done": error.detail_not_done, "next_step": error.detail_next_step}
+    assert isinstance(whole, dict)
+    return whole

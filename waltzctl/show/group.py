@@ -93,13 +93,13 @@ def remarks(found: Groups) -> list[str]:
     ]
 
 
-def _told(found: Groups) -> Mapping[str, Any]:
+def _servers_json(found: Groups) -> Mapping[str, Any]:
     return {"silent_servers": dict(found.silent), "servers_behind": dict(found.behind)}
 
 
 def groups(found: Groups) -> Listing[GroupView]:
     notes = warnings(remarks(found))
-    return Listing(kind="groups", columns=GROUPS, rows=found.groups, nothing=NONE, notes=notes, more=_told(found))
+    return Listing(kind="groups", columns=GROUPS, rows=found.groups, nothing=NONE, notes=notes, more=_servers_json(found))
 
 
 def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
@@ -119,7 +119,7 @@ def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
         *(["No member is connected."] if not members else []),
         *warnings(remarks(found)),
     ]
-    told = {
+    content = {
         "name": view.name,
         "state": str(view.standing),
         "lag": view.lag,
@@ -129,10 +129,10 @@ def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
         "partitions": objects(PLACES, view.partitions),
         "members": objects(MEMBERS, members),
         "timelines": {one.partition: plain(one.timelines) for one in view.partitions if one.timelines},
-        **_told(found),
+        **_servers_json(found),
     }
     return Listing(
-        kind="partitions", columns=PLACES, rows=view.partitions, nothing="It has no partitions.", page=page, told=told
+        kind="partitions", columns=PLACES, rows=view.partitions, nothing="It has no partitions.", page=page, content=content
     )
 
 
@@ -161,10 +161,10 @@ def totals(found: GroupTotals | None) -> str:
         return ""
     more = {"in flight": found.in_flight, "parked": found.parked, "stopped": found.stopped, "paused": found.paused,
             "without a member": found.unattended}  # fmt: skip
-    said = [f"{number:,} {word}" for word, number in more.items() if number]
+    more_counts = [f"{number:,} {word}" for word, number in more.items() if number]
     behind = [f"not the newest: {found.trouble}"] if found.trouble else []
     return ", ".join(
-        [count(found.groups, "consumer group"), count(found.members, "member"), f"lag {found.lag:,}", *said, *behind]
+        [count(found.groups, "consumer group"), count(found.members, "member"), f"lag {found.lag:,}", *more_counts, *behind]
     )
 
 

@@ -137,15 +137,15 @@ def submitted(found: Submitted) -> Listing[Any]:
         ids = f"id {found.id}" if found.count == 1 else f"ids {found.id} to {found.id + found.count - 1}"
         page.append(f"committed: partition {found.partition}, {ids}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)")
     names = ("result", "partition", "id", "count", "size", "client", "mark", "reason", "conflict_id", "lock")
-    told = {name: getattr(found, name) for name in names}
-    return Listing(page=page, told=told | {"milliseconds": round(1000 * found.seconds, 1)})
+    content = {name: getattr(found, name) for name in names}
+    return Listing(page=page, content=content | {"milliseconds": round(1000 * found.seconds, 1)})
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
+class LogSearch:
     """Last mark of a lock, as found in the log."""
 
     marker: Transaction | None = None
@@ -171,7 +171,7 @@ class Explained:
     found: LockExplanation
     seen: int
     """Highest id that the client has read."""
-    looked: Looked
+    searched: LogSearch
     """Result of the search in the log."""
     trouble: WaltzError | None
     """Error of reading the log; None if it was read."""
@@ -184,65 +184,65 @@ class Explained:
 LOCK: Columns[dict[str, Any]] = attributes("lock partition owner mark would_be_accepted reason wait_for lock_mark is_exact")
 
 
-def lock(told: Explained) -> Listing[dict[str, Any]]:
+def lock(explanation: Explained) -> Listing[dict[str, Any]]:
     """Return the verdict, then its reasons."""
-    found, accepted, looked = told.found, told.is_accepted, told.looked
-    marker, group = looked.marker, looked.group
+    found, accepted, searched = explanation.found, explanation.is_accepted, explanation.searched
+    marker, group = searched.marker, searched.group
     document = {
-        "partition": told.partition, "owner": told.owner, "session": found.session,
-        "name": told.lock.name, "lock_id": told.lock.id, "mode": told.lock.mode.name.lower(),
-        "lock": f"{found.lock:016x}", "mark": told.seen, "would_be_accepted": accepted,
+        "partition": explanation.partition, "owner": explanation.owner, "session": found.session,
+        "name": explanation.lock.name, "lock_id": explanation.lock.id, "mode": explanation.lock.mode.name.lower(),
+        "lock": f"{found.lock:016x}", "mark": explanation.seen, "would_be_accepted": accepted,
         "reason": None if accepted else found.reason.name, "wait_for": None if accepted else found.mark,
         "lock_mark": found.mark, "is_exact": found.is_exact, "is_in_flight": found.is_in_flight,
         "high_water_mark": found.committed, "last_id": found.last_id, "low_mark": found.low_mark,
         "floor": found.floor, "locks": found.locks, "locks_max": found.locks_max,
         "marked_by": None if marker is None or group is None else transaction_json(marker, group, with_locks=True),
-        "searched": {"first_id": looked.first_id, "last_id": looked.last_id} if looked.has_read else None,
-        "error": told.trouble,
+        "searched": {"first_id": searched.first_id, "last_id": searched.last_id} if searched.has_read else None,
+        "error": explanation.trouble,
     }  # fmt: skip
     floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
     page: list[Part] = [
-        verdict(lock_verdict(told), is_good=accepted),
-        lock_basis(told),
-        *([lock_search(looked)] if looked.has_read else []),
-        _fact("lock", f"{document['mode']}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
-        _fact("asked", f"{told.owner}, which owns partition {told.partition} in session {found.session:,}"),
+        verdict(lock_verdict(explanation), is_good=accepted),
+        lock_basis(explanation),
+        *([lock_search(searched)] if searched.has_read else []),
+        _fact("lock", f"{document['mode']}:{explanation.lock.name}:{explanation.lock.id} = {found.lock:016x}"),
+        _fact("asked", f"{explanation.owner}, which owns partition {explanation.partition} in session {found.session:,}"),
         _fact("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
         _fact("lock table", f"{found.locks:,} of {found.locks_max:,} locks; knows every mark {floor}"),
     ]
     if marker is not None:
         when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
-        said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.kind}, {marker.length:,} bytes"
+        record = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.kind}, {marker.length:,} bytes"
         payload = line(marker.payload, "auto", PAYLOAD_CHARACTERS)
         encoding = decoded(marker.payload).encoding
-        page += [_fact("marked by", said), Line(_fact(f"payload ({encoding})", payload), fit="cut")]
-    if (trouble := told.trouble) is not None:
+        page += [_fact("marked by", record), Line(_fact(f"payload ({encoding})", payload), fit="cut")]
+    if (trouble := explanation.trouble) is not None:
         page.append(_fact("the log", f"cannot be read at id {found.mark:,}: {trouble.code} {trouble.message}"))
-    return Listing(kind="locks", columns=LOCK, rows=[document], page=page, told=document)
+    return Listing(kind="locks", columns=LOCK, rows=[document], page=page, content=document)
 
 
 def _fact(name: str, value: str) -> str:
     return f"  {name:<16} {value}"
 
 
-def lock_verdict(told: Explained) -> str:
+def lock_verdict(explanation: Explained) -> str:
     """Describe in one sentence whether the client would get the lock."""
-    who = f"a transaction that has seen the log up to id {told.seen:,}"
-    if told.is_accepted:
+    who = f"a transaction that has seen the log up to id {explanation.seen:,}"
+    if explanation.is_accepted:
         return f"free: {who} gets the lock"
-    found = told.found
+    found = explanation.found
     wait = (
         f"wait until id {found.mark:,} is committed and seen" if found.is_in_flight else f"see the log up to {found.mark:,}"
     )
     return f"refused ({found.reason.name}): {who} does not get the lock; {wait} first"
 
 
-def lock_basis(told: Explained) -> str:
+def lock_basis(explanation: Explained) -> str:
     """Describe where the mark of the lock comes from."""
-    found = told.found
+    found = explanation.found
     if found.marker is None and found.is_exact:
         return "No transaction has marked it since the log began."
-    said = {
+    basis = {
         Reason.CONFLICT: f"It was marked last by transaction {found.mark:,}, which is committed.",
         Reason.IN_FLIGHT: f"It was marked last by transaction {found.mark:,}, which is not committed yet.",
         Reason.TOO_FAR_BEHIND: f"The table has forgotten it: it was marked at id {found.mark:,} or before, or never. "
@@ -250,18 +250,18 @@ def lock_basis(told: Explained) -> str:
         Reason.OWNER_CHANGED: f"It was not marked above id {found.mark:,}. What a new owner has not read of the log it "
         "does not know: before that it may have been marked, or not. This is an estimate.",
     }[found.reason]
-    return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
+    return basis + (" An append lock is never compared." if explanation.lock.mode is Mode.APPEND else "")
 
 
-def lock_search(looked: Looked) -> str:
+def lock_search(searched: LogSearch) -> str:
     """Describe the result of the search in the log."""
-    if looked.marker is not None:
-        return f"The log says: transaction {looked.marker.id:,} marked it last."
-    kept = "" if looked.is_kept else f"; below id {looked.first_id:,} it is of format 0, which keeps no locks"
-    if looked.first_id > looked.last_id:
+    if searched.marker is not None:
+        return f"The log says: transaction {searched.marker.id:,} marked it last."
+    kept = "" if searched.is_kept else f"; below id {searched.first_id:,} it is of format 0, which keeps no locks"
+    if searched.first_id > searched.last_id:
         return f"The log cannot say more{kept}."
-    further = "; `--search` reads further back" if looked.is_kept and looked.first_id else kept
-    return f"The log says: no transaction from id {looked.first_id:,} to {looked.last_id:,} marked it{further}."
+    further = "; `--search` reads further back" if searched.is_kept and searched.first_id else kept
+    return f"The log says: no transaction from id {searched.first_id:,} to {searched.last_id:,} marked it{further}."
 
 
 # -- replicas, side by side --------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def comparison(found: Comparison) -> Listing[Compared]:
         *(part for id_, records in found.differing.items() for part in _differing(id_, records)),
         f"{count(found.exchanges, 'exchange')}, {size(found.hashed_bytes)} hashed",
     ]
-    return Listing(kind="replicas", columns=COMPARED, rows=found.replicas, page=page, told=document)
+    return Listing(kind="replicas", columns=COMPARED, rows=found.replicas, page=page, content=document)
 
 
 def _differing(id_: int, records: Mapping[str, Record | WaltzError]) -> Iterator[Part]:

@@ -39,17 +39,17 @@ def _finding(finding: Finding) -> Iterator[Part]:
         yield Line(f"  {text}", fit="wrap")
 
 
-def _checked(findings: Sequence[Finding], *rest: Part, told: Mapping[str, Any]) -> Listing[Finding]:
+def _checked(findings: Sequence[Finding], *rest: Part, content: Mapping[str, Any]) -> Listing[Finding]:
     """Return the result of a check of files: the verdict, the findings, then the rest."""
-    said = verdict(count(len(findings), "finding") if findings else "clean", is_good=not findings)
+    headline = verdict(count(len(findings), "finding") if findings else "clean", is_good=not findings)
     return Listing(
         kind="findings",
         columns=FINDINGS,
         rows=findings,
-        page=[said, *(part for one in findings for part in _finding(one)), *rest],
-        told={
+        page=[headline, *(part for one in findings for part in _finding(one)), *rest],
+        content={
             "result": "findings" if findings else "clean",
-            **told,
+            **content,
             "findings": [finding.as_dict() for finding in findings],
         },
     )
@@ -88,10 +88,12 @@ def scrubbed(scrub: ScrubStatus) -> str:
     if not scrub.period_seconds:
         return "off (scrub_seconds is 0)"
     age = "not all once" if scrub.age_ms is None else f"all read since {duration(scrub.age_ms)} ago"
-    said = f"{size(scrub.bytes_per_second)}/s, {size(scrub.done_bytes)} of {size(scrub.total_bytes)} in this round, {age}"
+    sentence = (
+        f"{size(scrub.bytes_per_second)}/s, {size(scrub.done_bytes)} of {size(scrub.total_bytes)} in this round, {age}"
+    )
     if scrub.damaged_segments:
-        said += f"; {count(scrub.damaged_segments, 'segment')} found damaged, the last: {scrub.last_finding}"
-    return said
+        sentence += f"; {count(scrub.damaged_segments, 'segment')} found damaged, the last: {scrub.last_finding}"
+    return sentence
 
 
 def replicas(found: StorageDescription, **given: Any) -> Listing[PartitionDescription]:
@@ -109,13 +111,13 @@ def description(found: StorageDescription) -> Listing[PartitionDescription]:
         }
         for one in found.assigned
     ]  # fmt: skip
-    return replicas(found, page=list(_description(found)), told=document)
+    return replicas(found, page=list(_description(found)), content=document)
 
 
 def _description(found: StorageDescription) -> Iterator[Part]:
     wrong = [one for one in found.assigned if one.status is None or not one.status.is_sound]
-    said = "draining" if found.is_draining else f"{len(wrong)} damaged or refused" if wrong else "sound"
-    yield verdict(said, is_good=not wrong)
+    sentence = "draining" if found.is_draining else f"{len(wrong)} damaged or refused" if wrong else "sound"
+    yield verdict(sentence, is_good=not wrong)
     who = f"storage {found.name}, " if found.name else ""
     yield f"{who}cluster {found.cluster_key}, {found.directory}, waltzd {found.version}"
     yield f"can write {'formats' if len(found.formats) > 1 else 'format'} {' and '.join(map(str, found.formats))}"
@@ -162,7 +164,7 @@ def results(found: Mapping[int, WaltzError | None], done: str) -> Listing[Outcom
     return Listing(kind="partitions", columns=columns, rows=list(found.items()), page=page)
 
 
-def told_refusals(found: Mapping[int, WaltzError | None]) -> None:
+def print_refusals(found: Mapping[int, WaltzError | None]) -> None:
     """Print on standard error why partitions were refused."""
     for number, error in found.items():
         for line in () if error is None else error.lines():
@@ -174,8 +176,8 @@ def verification(findings: Sequence[Finding], summaries: Sequence[VerifySummary]
     names = {"segment": "segments", "record": "records"}
     sums = [count(sum(getattr(one, name) for one in summaries), noun) for noun, name in names.items()]
     bytes_ = size(sum(summary.bytes for summary in summaries))
-    said = ", ".join([count(len(summaries), "partition"), *sums, bytes_])
-    return _checked(findings, said, told={"partitions": [asdict(summary) for summary in summaries]})
+    sentence = ", ".join([count(len(summaries), "partition"), *sums, bytes_])
+    return _checked(findings, sentence, content={"partitions": [asdict(summary) for summary in summaries]})
 
 
 # -- verify-segments ---------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def report(found: Report, *, seconds: float) -> Listing[Finding]:
         rest.append(
             f"A process holds {', '.join(found.held)}: the end of each log ({above}) may be in flight and was not judged."
         )
-    told = {
+    content = {
         "held": found.held,
         "summary": {
             "partitions": len(partitions), "segments": sums["segments"], "records": sums["records"],
@@ -222,7 +224,7 @@ def report(found: Report, *, seconds: float) -> Listing[Finding]:
         },
         "partitions": objects(PARTITIONS, partitions),
     }  # fmt: skip
-    return _checked(findings, *rest, told=told)
+    return _checked(findings, *rest, content=content)
 
 
 # -- rebuild-index -----------------------------------------------------------------------------------------------------

@@ -224,10 +224,10 @@ async def _each(metas: Collection[N], ask: Callable[[N], Awaitable[T]], *, waits
         del silent[meta.name]
         return answer
 
-    def whom() -> str:
+    def waited_for() -> str:
         return f"waiting for {', '.join(silent)}, for {waits:g} seconds at most" if waits is not None else ""
 
-    async with waiting_aloud(whom):
+    async with waiting_aloud(waited_for):
         return await asyncio.gather(*(one(meta) for meta in sorted(metas, key=lambda meta: meta.name)))
 
 

@@ -218,7 +218,7 @@ def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -
 def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, OwnedPartition]]:
     """Map each partition to the server that reports to own it, and its report; the highest generation wins."""
     found = [(server, one) for server, reported in servers.items() for one in reported.partitions]
-    found.sort(key=lambda told: told[1].generation)
+    found.sort(key=lambda report_of: report_of[1].generation)
     return {one.partition: (server, one) for server, one in found}
 
 

@@ -158,7 +158,7 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
             _say_interrupted(run)
             return EXIT_INTERRUPTED
         except WaltzError as error:
-            if ending.was_told:  # the error is a consequence of ending Spark
+            if ending.was_signalled:  # the error is a consequence of ending Spark
                 _say_interrupted(run)
                 return EXIT_INTERRUPTED
             _explain(error, run)

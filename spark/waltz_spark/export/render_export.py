@@ -97,7 +97,7 @@ def planned(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None,
             f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.",
             *([] if java is None else _java_lines(java)),
         ]
-    put(Listing(page=page, told=told), output)
+    put(Listing(page=page, content=told), output)
 
 
 def _described(java: Java | WaltzError) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def exported(run: Run, newest: Manifest | None, seconds: float, output: str, tab
             f"({rate(added['data_bytes'], seconds)} MB/s).",
             f"{place} is complete up to these ids: manifest {newest.number}.",
         ]
-    put(Listing(page=[*page, *_table_lines(newest, table)], told=told), output)
+    put(Listing(page=[*page, *_table_lines(newest, table)], content=told), output)
 
 
 def _sums(manifest: Manifest | None) -> dict[str, int]:
@@ -177,7 +177,7 @@ def state(place: str, manifest: Manifest, table: TableState | None, *, is_unfini
         *[left] * is_unfinished,
     ]
     told = {"output": place, "source": manifest.source, "unfinished": is_unfinished, **described_state(manifest, table)}
-    put(replace(partitions(manifest), notes=notes, told=told), output)
+    put(replace(partitions(manifest), notes=notes, content=told), output)
 
 
 def _table_lines(manifest: Manifest | None, there: TableState | None) -> list[str]:
@@ -219,7 +219,7 @@ def verified(
                     "seconds": round(seconds, 3), "findings": len(rows)},
         "findings": rows,
     }  # fmt: skip
-    put(Listing(kind="findings", columns=FINDING, rows=rows, page=page, told=told), output)
+    put(Listing(kind="findings", columns=FINDING, rows=rows, page=page, content=told), output)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from waltzctl.console.session_auth import SESSIONS_MAX, SessionAuth, hosts_of
 
 def opened() -> tuple[SessionAuth, list[str]]:
     tokens: list[str] = []
-    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), report=tokens.append)
     auth.begin()
     return auth, tokens
 
@@ -59,9 +59,9 @@ def test_sessions_are_bounded_and_the_one_that_asked_last_stays() -> None:
 )
 def test_names_of_the_console(host: str, known: list[str], foreign: list[str]) -> None:
     auth = SessionAuth(hosts=hosts_of(host, 1))
-    assert all(map(auth.knows, known))
-    assert not any(map(auth.knows, foreign))
+    assert all(map(auth.is_known, known))
+    assert not any(map(auth.is_known, foreign))
 
 
 def test_a_port_that_browsers_leave_out() -> None:
-    assert SessionAuth(hosts=hosts_of("console.example", 443)).knows("console.example")
+    assert SessionAuth(hosts=hosts_of("console.example", 443)).is_known("console.example")

@@ -72,7 +72,7 @@ def agree(rows: Sequence[Mapping[str, str]], told: Sequence[Mapping[str, Any]]) 
 
 def test_a_browser_comes_in_by_the_token_once() -> None:
     tokens: list[str] = []
-    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), report=tokens.append)
     auth.begin()
     site = Site(Still(seen_of(well())), auth)
     client = TestClient(site.app, base_url=f"http://{HOST}")
@@ -99,7 +99,7 @@ def test_a_browser_comes_in_by_the_token_once() -> None:
 
 def test_a_cookie_goes_to_no_other_port_and_opens_nothing_without_the_place_of_its_pages() -> None:
     tokens: list[str] = []
-    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765), report=tokens.append)
     auth.begin()
     site = Site(Still(seen_of(well())), auth)
 

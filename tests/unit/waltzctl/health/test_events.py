@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from waltzctl.health.events import duration, lines_of, told_lines
+from waltzctl.health.events import duration, event_lines, lines_of
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument
@@ -98,7 +98,7 @@ TOLD = {
 
 
 def test_lines_of_all_in_the_order_of_time() -> None:
-    found = told_lines(TOLD, [entry()], since_ms=0, level="info")
+    found = event_lines(TOLD, [entry()], since_ms=0, level="info")
     assert [(line.time_ms // 1000, line.who) for line in found] == [
         (5, "s1"), (10, "ann@here"), (15, "a"), (15, "s1"), (20, "ann@here"), (30, "a"),
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_lines_of_all_in_the_order_of_time() -> None:
 def test_only_what_was_asked_for() -> None:
     def told(**changes: Any) -> list[tuple[int, str]]:
         asked = {"since_ms": 0, "level": "info", **changes}
-        return [(line.time_ms // 1000, line.who) for line in told_lines(TOLD, [entry()], **asked)]
+        return [(line.time_ms // 1000, line.who) for line in event_lines(TOLD, [entry()], **asked)]
 
     assert told(level="warning") == [(5, "s1"), (30, "a")]
     assert told(level="error") == [(5, "s1")]

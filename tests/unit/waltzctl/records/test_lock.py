@@ -14,7 +14,7 @@ from waltzctl.records import lock as explaining
 from waltzctl.records.follow import LOOK_BACK, Groups, stretch
 from waltzctl.records.lock import search
 from waltzctl.shell.moment import Within
-from waltzctl.show.records import Looked
+from waltzctl.show.records import LogSearch
 from waltzd.client.view import Transaction
 from waltzd.protocol.locks import LoggedLock, Mode
 
@@ -45,7 +45,7 @@ class Log:
         return next((one.id for one in self._transactions if one.time_us is not None and one.time_us >= time), 10) - 1
 
 
-def looked(log: Any, last_id: int, count: int = 100) -> Looked:
+def looked(log: Any, last_id: int, count: int = 100) -> LogSearch:
     return asyncio.run(search(log, 0, OURS, last_id, count))
 
 
@@ -66,15 +66,15 @@ def test_the_last_transaction_that_marked_it_is_found() -> None:
 
 def test_what_was_searched_is_told_where_nothing_is_found() -> None:
     log = Log(*(transaction(id_, *((APPEND,) if id_ == 2 else (READ,))) for id_ in range(12)))
-    assert looked(log, 11, 9) == Looked(first_id=3, last_id=11)
+    assert looked(log, 11, 9) == LogSearch(first_id=3, last_id=11)
     assert looked(log, 11, 10).marker is not None, "an append marks it, too"
-    assert looked(log, 1) == Looked(first_id=0, last_id=1)
+    assert looked(log, 1) == LogSearch(first_id=0, last_id=1)
 
 
 def test_in_front_of_format_1_nothing_is_kept() -> None:
     log = Log(*(transaction(id_, time=None if id_ < 5 else 1) for id_ in range(12)))
-    assert looked(log, 11) == Looked(first_id=5, last_id=11, is_kept=False)
-    assert looked(log, 4) == Looked(first_id=5, last_id=4, is_kept=False)
+    assert looked(log, 11) == LogSearch(first_id=5, last_id=11, is_kept=False)
+    assert looked(log, 4) == LogSearch(first_id=5, last_id=4, is_kept=False)
 
 
 @given(

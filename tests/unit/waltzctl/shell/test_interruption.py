@@ -33,7 +33,7 @@ except KeyboardInterrupt:
         print("behind it", flush=True)
         wait_for_a_line()
     ignore_signals()
-    print("told", ending.was_told, flush=True)
+    print("told", ending.was_signalled, flush=True)
     wait_for_a_line()
     sys.exit(130)
 """

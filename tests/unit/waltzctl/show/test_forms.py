@@ -146,7 +146,9 @@ def test_columns_are_declared_by_attribute(shown: Shown) -> None:
 
 def test_a_page_is_made_of_parts(shown: Shown) -> None:
     lines = [Line("long " * 30, fit="wrap"), Line("cut " * 30, fit="cut"), Line("whole " * 30)]
-    found = Listing(kind="things", columns=COLUMNS, rows=ROWS, page=[verdict("well", is_good=True), *lines], told={"a": 1})
+    found = Listing(
+        kind="things", columns=COLUMNS, rows=ROWS, page=[verdict("well", is_good=True), *lines], content={"a": 1}
+    )
     said = shown("table", found).splitlines()
     assert said[0] == "well"
     assert [len(line) <= 80 for line in said[1:]] == [True, True, True, False]
