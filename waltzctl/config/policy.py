@@ -152,7 +152,7 @@ def _set(file: Path, command: ChangeCommand) -> int:
         plan = Plan(
             verb="policy set",
             subject=meta.name,
-            steps=_shortened(steps),
+            steps=(*steps[:STEPS_MAX], *([f"and {len(steps) - STEPS_MAX} more"] if len(steps) > STEPS_MAX else [])),
             danger=Danger.ASK,
         )
 
@@ -228,10 +228,6 @@ def spelled_loss(loss: Loss, live: Sequence[ApplicationInstance]) -> str:
     parts = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
     end = f"; mounted there at the moment: {parts}" if cut else ""
     return f"{loss.name} may not {loss.verb} any more in {spell(loss.partitions)}{end}"
-
-
-def _shortened(steps: list[str]) -> tuple[str, ...]:
-    return tuple(steps) if len(steps) <= STEPS_MAX else (*steps[:STEPS_MAX], f"and {len(steps) - STEPS_MAX} more")
 
 
 def _typed_channels(typed: Iterable[str]) -> Channels:

@@ -157,16 +157,12 @@ def _held(found: ClusterSnapshot, name: str) -> list[PartitionView]:
     return [view for view in found.partitions if view.replicas.get(name) is Membership.MEMBER]
 
 
-def _never(_found: HealthReport) -> bool:
-    return False
-
-
 async def _until(
     target: ClusterTarget,
     seconds: float,
     waits_for: Callable[[HealthReport], Sequence[str]],
     report: Callable[[str], None],
-    is_hopeless: Callable[[HealthReport], bool] = _never,
+    is_hopeless: Callable[[HealthReport], bool] = lambda _: False,
 ) -> HealthReport:
     """Look until there is nothing to wait for, or until the time is over; return the last look."""
     async with Poll(target, aloud=True) as poll:

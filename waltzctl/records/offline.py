@@ -114,7 +114,7 @@ def rebuild_index(
     """
     targets = resolve(paths)
     ranges = [_id_range(text) for text in left_out]
-    if ranges and not _is_one_partition(targets):
+    if ranges and (len({target.directory for target in targets}) != 1 or not targets[0].directory):
         raise BadArgument(
             "--leave-out names ids of one partition, and the paths are not one partition",
             next_step="give the partition directory, or one of its segments",
@@ -143,10 +143,6 @@ def _id_range(text: str) -> tuple[int, int]:
     if first > last:
         raise BadArgument(f"--leave-out {text}: the first id is above the last")
     return first, last
-
-
-def _is_one_partition(targets: list[Target]) -> bool:
-    return len({target.directory for target in targets}) == 1 and bool(targets[0].directory)
 
 
 def dump_segment(

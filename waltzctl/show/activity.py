@@ -56,10 +56,6 @@ def _megabytes(value: float) -> str:
     return f"{value / 1e6:,.1f}"
 
 
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +144,7 @@ PARTITION_RATES: Columns[PartitionRates] = (
     _number("", "fed", _per_second, json="fed_per_second"),
     _number("p50 ms", "p50_ms", _tenths),
     _number("p99 ms", "p99_ms", _tenths),
-    _number("refused", "refused", _share, json="refused_share"),
+    _number("refused", "refused", "{:.1%}".format, json="refused_share"),
     Column("lag", none="-", is_right=True),
     Column("mounts", none="-", is_right=True),
     Column("state"),

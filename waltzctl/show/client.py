@@ -157,7 +157,7 @@ def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listi
         more={
             "exists": policy is not None,
             "locks": _locks(policy, found.grants),
-            "quotas": _told(found.quotas),
+            "quotas": {name: amount for name, amount in asdict(found.quotas).items() if amount is not None},
             "one_instance": found.one_instance,
         },
     )
@@ -180,7 +180,3 @@ def _locks(policy: Policy | None, found: Sequence[Grant]) -> list[Prefix] | None
     if policy is None or None in appending:
         return None
     return sorted({prefix for prefixes in appending for prefix in prefixes or ()})
-
-
-def _told(quotas: Quotas) -> dict[str, int]:
-    return {name: amount for name, amount in asdict(quotas).items() if amount is not None}
