@@ -6,7 +6,7 @@ The data and the columns are those of `waltzctl group`.
 from __future__ import annotations
 
 from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition
-from waltzctl.console.table import Look, Of, Tone, grid, listed
+from waltzctl.console.table import GridStyle, Of, Tone, grid, listed
 from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
 from waltzctl.shell.cluster_target import unknown
@@ -36,7 +36,7 @@ async def groups(asked: PageRequest) -> Page:
     found = await asked_for(await asked.cluster(), asked.target.tls)
     listing = show.groups(found)
     chosen, pager = cut(asked, listing.rows, {})
-    style = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
+    style = GridStyle(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
     return Page(
         title="Groups",
         commands=(asked.command("group", "list"),),
@@ -66,7 +66,7 @@ async def group(asked: PageRequest) -> Page:
     cluster = await asked.cluster()
     found, view = await one_of(cluster, asked.target.tls, name)
     chosen, pager = cut(asked, view.partitions, {})
-    style = Look(
+    style = GridStyle(
         links={"partition": lambda one: of_partition(one.partition)},
         tones={"state": tone_of_standing},
         wide={"delivered", "acknowledged", "failed"},
@@ -122,5 +122,5 @@ async def _parked(asked: PageRequest, view: GroupView) -> Part:
     links = dict[str, Of](id=lambda row: f"/transactions/{row.one.partition}-{row.one.id}")
     nothing = "It is not known." if notes else "Nothing is parked."
     more = [f"The first {ROWS} of {view.parked:,}."] if len(rows) > ROWS else []
-    found = grid("Parked", show.PARKED, rows[:ROWS], Look(links=links), nothing=nothing)
+    found = grid("Parked", show.PARKED, rows[:ROWS], GridStyle(links=links), nothing=nothing)
     return grids("parked", found, notes=notes, remarks=more, has_titles=True)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from waltzctl.console.pages import Page, PageRequest, Part
-from waltzctl.console.table import Look, Tone, grid
+from waltzctl.console.table import GridStyle, Tone, grid
 from waltzctl.records.append import lock_id
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
@@ -198,7 +198,7 @@ async def transactions(asked: PageRequest) -> Page:
     else:
         command = asked.command("txn", "get", partition, span, *(("--locks",) if lock else ()))
     rows = [row_of(one) for one in stretch.found]
-    style = Look(links={"id": lambda row: f"/transactions/{partition}-{row['id']}"})
+    style = GridStyle(links={"id": lambda row: f"/transactions/{partition}-{row['id']}"})
     searched = f"ids {stretch.first_id:,} to {stretch.last_id:,}" if stretch.last_id >= 0 else "no ids"
     return Page(
         title="Transactions",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from waltzctl.console.chart import Cursor, Line, cursors, lines
-from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
+from waltzctl.console.table import SHAPES, Cell, Grid, GridStyle, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
@@ -215,7 +215,7 @@ def track(view: PartitionView) -> Any:
     return cursors(found)
 
 
-PARTITION_LOOK = Look(
+PARTITION_LOOK = GridStyle(
     links={"partition": lambda row: of_partition(row[0].partition)},
     tones={"state": tone_of},
     drawn={"replicas": lambda row: track(row[0])},
@@ -326,7 +326,7 @@ async def partition(asked: PageRequest) -> Page:
                         "About it",
                         lifted(cluster.PARTITIONS, 0),
                         [(view, rates)],
-                        Look(
+                        GridStyle(
                             tones={"state": tone_of},
                             without={"partition", "state", "waiting"},
                             wide={"format", "generation", "session"},
@@ -336,10 +336,10 @@ async def partition(asked: PageRequest) -> Page:
                         "In the last seconds",
                         activity.PARTITION_RATES,
                         [] if rates is None else [rates],
-                        Look(without={"partition", "owner", "state"}),
+                        GridStyle(without={"partition", "owner", "state"}),
                         nothing="Not known yet.",
                     ),
-                    "replicas": listed("Replicas", listing, Look(tones={"state": tone_of})),
+                    "replicas": listed("Replicas", listing, GridStyle(tones={"state": tone_of})),
                     "track": track(view),
                     "recorded": (listing.content or {}).get("recorded"),
                     "trouble": trouble,
@@ -355,7 +355,7 @@ async def partition(asked: PageRequest) -> Page:
 
 async def storages(asked: PageRequest) -> Page:
     rates: Sequence[StorageRates] = asked.seen.rates.storages if asked.seen.rates is not None else ()
-    style = Look(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
+    style = GridStyle(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
     return Page(
         title="Storages",
         commands=(asked.command("storage", "list"), asked.command("top")),
@@ -370,7 +370,7 @@ async def storages(asked: PageRequest) -> Page:
 
 
 async def servers(asked: PageRequest) -> Page:
-    style = Look(tones={"state": tone_of}, wide={"version", "error"})
+    style = GridStyle(tones={"state": tone_of}, wide={"version", "error"})
     found = listed("Servers", cluster.servers(asked.snapshot), style)
     drains = [
         (f"let {view.meta.name} take partitions again", ("server", "drain", view.meta.name, "--undo"))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from waltzctl.console.pages import Page, PageRequest, Part, actions, cut, grids, of_partition
-from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
+from waltzctl.console.table import GridStyle, grid, listed, tone_of, tone_of_outcome
 from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
@@ -31,7 +31,7 @@ async def clients(asked: PageRequest) -> Page:
     with_gone = asked.query.get("show") == "all"
     found = await client_inventory.take_inventory(await asked.cluster(), asked.target.tls, needs_answer=True)
     listing = client.clients(found, with_gone=with_gone)
-    style = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
+    style = GridStyle(tones={"state": tone_of}, wide={"version", "role", "servers"})
     chosen, pager = cut(asked, listing.rows, {"show": "all"} if with_gone else {})
     names = sorted({one.name for one in chosen if one.state != "gone"})
     uses = [one for one in found.uses if one.use.name in {one.name for one in chosen}] if pager["last"] else found.uses
@@ -66,7 +66,7 @@ async def clients(asked: PageRequest) -> Page:
 async def archive(asked: PageRequest) -> Page:
     listing = shown_archive.reaching(await reached(await asked.cluster(), asked.snapshot))
     backups = backed_up(asked.snapshot)
-    style = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
+    style = GridStyle(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     backup = backups.page()
     target, pager = cut(asked, listing.rows, {})
     saved, _ = cut(asked, backup.rows, {})
@@ -91,7 +91,7 @@ async def archive(asked: PageRequest) -> Page:
 
 async def history(asked: PageRequest) -> Page:
     listing = change.history(await (await asked.cluster()).history(HISTORY_ENTRIES))
-    style = Look(tones={"outcome": tone_of_outcome})
+    style = GridStyle(tones={"outcome": tone_of_outcome})
     return Page(
         title="History",
         commands=(asked.command("history", "-n", HISTORY_ENTRIES),),
@@ -111,7 +111,7 @@ async def events(asked: PageRequest) -> Page:
     newest: Sequence[Line] = lines[: -LINES_MAX - 1 : -1]
     words = ["events", "--since", since, "--level", level, *(("--daemon", daemon) if daemon else ())]
     remarks = [f"The newest {LINES_MAX:,} of {len(lines):,} lines."] if len(lines) > LINES_MAX else []
-    style = Look(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})
+    style = GridStyle(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})
     return Page(
         title="Events",
         commands=(asked.command(*words),),

@@ -90,7 +90,7 @@ Of = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class GridStyle:
     """Links, tones and drawings of the columns of a table, by column name."""
 
     links: Mapping[str, Of] = field(default_factory=dict)
@@ -103,39 +103,39 @@ class Look:
     """Wide ones that are shown as well, where a row has something there."""
 
 
-PLAIN = Look()
+PLAIN = GridStyle()
 
 
-def grid(caption: str, columns: Columns[Any], rows: Sequence[Any], look: Look = PLAIN, *, nothing: str = "") -> Grid:
+def grid(caption: str, columns: Columns[Any], rows: Sequence[Any], style: GridStyle = PLAIN, *, nothing: str = "") -> Grid:
     shown = [
         one
         for one in columns
         if one.name
-        and one.name not in look.without
-        and (not one.is_wide or (one.name in look.wide and any(one.shown(row) for row in rows)))
+        and one.name not in style.without
+        and (not one.is_wide or (one.name in style.wide and any(one.shown(row) for row in rows)))
     ]
     return Grid(
         caption=caption,
         heads=tuple(Head(name=one.name, key=one.key, is_right=one.is_of_numbers(rows)) for one in shown),
-        rows=tuple(tuple(_cell(one, row, look) for one in shown) for row in rows),
+        rows=tuple(tuple(_cell(one, row, style) for one in shown) for row in rows),
         nothing=nothing,
     )
 
 
-def listed(caption: str, found: Listing[Any], look: Look = PLAIN, rows: Sequence[Any] | None = None) -> Grid:
+def listed(caption: str, found: Listing[Any], style: GridStyle = PLAIN, rows: Sequence[Any] | None = None) -> Grid:
     """`rows`: only these of them."""
     return grid(
-        caption, found.columns, found.rows if rows is None else rows, look, nothing=found.nothing or "There are none."
+        caption, found.columns, found.rows if rows is None else rows, style, nothing=found.nothing or "There are none."
     )
 
 
-def _cell(column: Column[Any], row: Any, look: Look) -> Cell:
+def _cell(column: Column[Any], row: Any, style: GridStyle) -> Cell:
     value = column.value(row)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return Cell(
         text=printable(column.shown(row)),
         number=value if is_number and column.key else None,
-        href=look.links[column.name](row) if column.name in look.links else "",
-        tone=look.tones[column.name](value) if column.name in look.tones else None,
-        drawn=look.drawn[column.name](row) if column.name in look.drawn else None,
+        href=style.links[column.name](row) if column.name in style.links else "",
+        tone=style.tones[column.name](value) if column.name in style.tones else None,
+        drawn=style.drawn[column.name](row) if column.name in style.drawn else None,
     )

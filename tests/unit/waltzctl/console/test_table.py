@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.snapshots import offline, partition, silent, storage, well
-from waltzctl.console.table import Look, Tone, grid, listed, tone_of, tone_of_outcome
+from waltzctl.console.table import GridStyle, Tone, grid, listed, tone_of, tone_of_outcome
 from waltzctl.show import cluster
 from waltzctl.show.forms import Column, objects
 from waltzd.errors import CannotConnect
@@ -36,7 +36,7 @@ def test_a_change_that_failed_is_bad_whatever_it_says() -> None:
 
 def test_cells_have_the_text_of_the_terminal_and_the_value_of_json() -> None:
     found = cluster.partitions(well(partitions=(partition(0), partition(1))))
-    made = listed("Partitions", found, Look(wide={"format", "generation"}))
+    made = listed("Partitions", found, GridStyle(wide={"format", "generation"}))
     told = objects(found.columns, found.rows)
     keys = [head.key for head in made.heads]
     assert keys == ["partition", "state", "owner", "replicas", "level", "committed", "format", "generation"]
@@ -47,7 +47,7 @@ def test_cells_have_the_text_of_the_terminal_and_the_value_of_json() -> None:
 
 
 def test_wide_columns_appear_where_they_say_something() -> None:
-    look = Look(wide={"trouble"})
+    look = GridStyle(wide={"trouble"})
     assert "trouble" not in [head.name for head in listed("", cluster.storages(well()), look).heads]
     ill = well(storages=(silent(storage("s1"), CannotConnect("gone")),))
     made = listed("", cluster.storages(ill), look)
@@ -56,7 +56,7 @@ def test_wide_columns_appear_where_they_say_something() -> None:
 
 
 def test_links_shapes_and_what_is_left_out() -> None:
-    look = Look(links={"partition": lambda view: f"/p/{view.partition}"}, tones={"state": tone_of}, without={"owner"})
+    look = GridStyle(links={"partition": lambda view: f"/p/{view.partition}"}, tones={"state": tone_of}, without={"owner"})
     made = listed("", cluster.partitions(offline(s1=(0,), s2=(0,))), look)
     assert "owner" not in [head.name for head in made.heads]
     first = made.rows[0]
