@@ -56,7 +56,7 @@ class Load:
         if self.locks > self.keys:
             raise BadArgument(f"a transaction cannot have {self.locks} different locks out of {self.keys}")
         if (self.seconds is None) == (self.count is None):
-            raise BadArgument("say either for how many seconds or how many transactions")
+            raise BadArgument("give either the seconds or the number of transactions")
         return replace(self, partitions=partitions)
 
     def client_settings(self) -> ClientSettings:
@@ -99,7 +99,7 @@ class Drive:
     """One load on one cluster, once."""
 
     def __init__(self, client: Client, load: Load, report: Callable[[str], None]) -> None:
-        """Create a load; `say` is called regularly with the present rate."""
+        """Create a load; `report` is called regularly with the present rate."""
         self.counters = Counters()
         self._client = client
         self._load = load

@@ -272,7 +272,7 @@ def _openssl(making: Path, configuration: str | None, *words: str | Path) -> Non
     except FileNotFoundError as error:
         raise CertificateNotMade("the program openssl is not here") from error
     if done.returncode != 0:
-        complaint = " ".join(done.stderr.split()) or "it said nothing"
+        complaint = " ".join(done.stderr.split()) or "no error message"
         raise CertificateNotMade(f"openssl {words[0]} ended with {done.returncode}: {complaint}")
 
 

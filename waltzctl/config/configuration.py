@@ -60,7 +60,7 @@ def verdict_of(path: str, kind: str | None, *, with_files: bool = True) -> Verdi
     lines, problems = config_file.lines(text)
     kind = kind or kind_of(lines)
     if problems or kind is None:
-        unclear = "its keys do not tell whether it is for a storage or a server; use --kind"
+        unclear = "its keys do not show whether it is for a storage or a server; use --kind"
         return Verdict(path, kind, tuple(problems) or (Problem(None, unclear),))
     settings, problems = config_file.read(text, KINDS[kind])
     if with_files and settings is not None:

@@ -142,7 +142,7 @@ def _set(file: Path, command: ChangeCommand) -> int:
         found.check(meta.partitions, channels)
         if unmet := _unmet(found, channels):
             raise BadArgument(f"{file.name} expects what its grants do not say: {'; '.join(unmet)}")
-        version = await cluster.policy_version()  # first, so that it notices a change after this look
+        version = await cluster.policy_version()  # first, to detect a change after this read
         before, trouble = await _present(cluster)
         if before == found.document:
             return nothing_to_do("policy set", meta.name)
@@ -184,7 +184,7 @@ def _remove(command: ChangeCommand) -> int:
     return command.perform(prepare)
 
 
-# -- what a plan says --------------------------------------------------------------------------------------------------
+# -- steps of a plan ---------------------------------------------------------------------------------------------------
 
 
 async def _present(cluster: Cluster) -> tuple[PolicyDocument | None, list[str]]:
@@ -248,6 +248,6 @@ def _unmet(found: PolicyFile, channels: Channels) -> list[str]:
 def _findings(found: PolicyFile, channels: Channels) -> list[str]:
     named = {name for grant in found.grants if grant.partitions is not None for name in named_in(grant.partitions)}
     missing = sorted(named - channels.keys())
-    unknown = [f"channel {name}: say its partitions with --channel {name}=LIST" for name in missing]
+    unknown = [f"channel {name}: give its partitions with --channel {name}=LIST" for name in missing]
     shared = [f"the locks of {' and '.join(names)} cannot be told apart" for names in collisions(found.grants)]
     return [*unknown, *_unmet(found, channels), *shared]

@@ -40,7 +40,7 @@ def console(
         ),
     ] = None,
     every: Annotated[
-        float, Option("--every", min=0.5, max=60, metavar="SECONDS", help="Between two looks at the cluster.")
+        float, Option("--every", min=0.5, max=60, metavar="SECONDS", help="Seconds between two polls of the cluster.")
     ] = EVERY_SECONDS,
     until_eof: Annotated[
         bool, Option("--until-eof", help="End when standard input does: for a program that starts it and may be killed.")
@@ -48,8 +48,8 @@ def console(
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Show a cluster in a browser: the same as the commands show, live, and on each page the commands that say the same and
-    that change something. It only looks. It runs until Ctrl-C, on this machine, and belongs to no daemon.
+    """Show a cluster in a browser, live. Each page lists the commands that print the same data, and those that change
+    something. The console itself changes nothing. It runs until Ctrl-C, on this machine, apart from the daemons.
 
     The address that it prints opens once: the browser keeps a cookie. When it was used, another one is printed; with -o
     json, an object a line. It needs `pip install 'waltzd[console]'`.
@@ -87,7 +87,7 @@ async def _serve(
         def capture_signals(self) -> Iterator[None]:  # it would end the process by the same signal afterwards
             yield
 
-        async def main_loop(self) -> None:  # its own wakes up ten times a second, to look whether it is to end
+        async def main_loop(self) -> None:  # that of uvicorn wakes up ten times a second to check whether it should end
             await ended.wait()
 
     watch = Watch(target, every=every)

@@ -47,7 +47,7 @@ MODES = ("write", "read", "append")
 
 @asynccontextmanager
 async def client_of(asked: PageRequest) -> AsyncIterator[Client]:
-    """At the servers of the last look: also while ZooKeeper does not answer."""
+    """Connect a client to the servers of the last poll, also while ZooKeeper does not answer."""
     check_operator(asked.target.tls, "read transactions")
     addresses = [view.meta.listen for view in asked.snapshot.servers if view.error is None]
     if not addresses:

@@ -65,7 +65,7 @@ class PageRequest:
     @property
     def report(self) -> HealthReport:
         found = self.seen.report
-        assert found is not None, "the first look has seen something"
+        assert found is not None, "the first poll succeeded"
         return found
 
     @property
@@ -298,7 +298,7 @@ async def partition(asked: PageRequest) -> Page:
     view, trouble, meta = snapshot.partitions[number], None, None
     try:
         meta, _ = await (await asked.cluster()).partition(number)
-    except WaltzError as error:  # what its owner says is shown all the same
+    except WaltzError as error:  # the report of its owner is shown all the same
         trouble = error
     listing = cluster.partition(view, meta, snapshot.moves.get(number))
     rates = (

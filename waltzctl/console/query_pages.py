@@ -1,4 +1,4 @@
-"""Pages that ask the cluster for more than a look tells: applications, archives, what people did, what daemons said."""
+"""Pages that query more than a poll reports: applications, archives, the history of changes, events of daemons."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def events(asked: PageRequest) -> Page:
             ),
             grids(
                 "events",
-                grid("The newest first", activity.EVENTS, newest, style, nothing="Nothing was said in this time."),
+                grid("The newest first", activity.EVENTS, newest, style, nothing="No events in this time."),
                 notes=[f"{name} does not answer: {one.code} {one.message}" for name, one in sorted(silent.items())],
                 remarks=remarks,
             ),

@@ -1,7 +1,7 @@
 """Tables of a page, made of the columns that the tool's own tables have (`waltzctl.show.forms`).
 
 A cell has the text that a person reads in the terminal and, where it is a number, the value that `-o json` gives: a page
-has no figure of its own. What a state means is said by a shape and a word; the colour only repeats it.
+has no figure of its own. A shape and a word show what a state means; the colour only repeats it.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class GridStyle:
 
     links: Mapping[str, Of] = field(default_factory=dict)
     tones: Mapping[str, Of] = field(default_factory=dict)
-    """From the value of the column."""
+    """Function that maps the value of the column to its tone."""
     drawn: Mapping[str, Of] = field(default_factory=dict)
-    """From the whole row."""
+    """Function that maps the whole row to its drawing."""
     without: Collection[str] = ()
     wide: Collection[str] = ()
-    """Wide ones that are shown as well, where a row has something there."""
+    """Wide columns that are shown if a row has a value there."""
 
 
 PLAIN = GridStyle()

@@ -1,8 +1,8 @@
-"""One look after the other at a cluster, for all pages and all viewers.
+"""Polls of a cluster, shared by all pages and all viewers.
 
-However many browsers are open, the cluster is asked once. While none is, it is asked seldom, so that the lines of the last
-minutes have no hole. A look may take seconds, where something does not answer: a page never waits for it longer than a
-moment, and shows what was seen last, with its time.
+The number of open browsers does not change the number of polls. Without a browser the cluster is polled seldom, so that
+the charts of the last minutes have no gap. A poll takes seconds if a daemon does not answer: a page waits for it for
+`MOMENT_SECONDS` at most, then shows the result of the last poll, with its time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from waltzd.errors import WaltzError
 
 EVERY_SECONDS = 2.0
 IDLE_SECONDS = 10.0
-"""Between two looks while no browser is open."""
+"""Seconds between two polls while no browser is open."""
 DOCTOR_SECONDS = 30.0
 MOMENT_SECONDS = 0.15
-"""How long a page waits for a look that is due."""
+"""Seconds that a page waits for a poll that is due."""
 TRAIL_SECONDS = 600.0
 TRAIL_MAX = 600
 
@@ -48,9 +48,9 @@ class Seen:
     number: int = 0
     """Number of the poll; it rises with each."""
     report: HealthReport | None = None
-    """The newest look that saw something."""
+    """Report of the newest poll that succeeded; None before the first."""
     error: WaltzError | None = None
-    """Why the newest look saw nothing."""
+    """Error of the newest poll; None if it succeeded."""
     rates: Rates | None = None
     trail: tuple[Point, ...] = ()
     checks: tuple[Check, ...] = ()
@@ -172,8 +172,8 @@ class Watch:
             self._polled.notify_all()
 
     def _examine(self, report: HealthReport) -> None:
-        """Beside the looks: what does not answer the doctor must not hold them up. It comes again sooner when something
-        else is wrong than before."""
+        """Start the checks of the doctor in a task, so that a daemon that does not answer delays no poll. New problems
+        start them before their time."""
         ills = tuple(reason.key for reason in report.verdict.reasons)
         is_due = ills != self._ills or time.monotonic() - self._examined >= DOCTOR_SECONDS
         if is_due and (self._examining is None or self._examining.done()):
@@ -181,7 +181,7 @@ class Watch:
             self._examining = asyncio.create_task(self._examination(report))
 
     async def _examination(self, report: HealthReport) -> None:
-        with suppress(WaltzError):  # what is wrong, the next look says
+        with suppress(WaltzError):  # the next poll reports the error
             checks = tuple(await examination(self.poll, report, seconds=CALL_SECONDS))
             self.seen = replace(self.seen, checks=checks, examined=report.at)
 

@@ -107,7 +107,7 @@ async def _history(poll: Poll, report: HealthReport) -> list[HistoryEntry]:
         return []
     try:
         return await history_of(await poll.cluster())
-    except CannotConnect:  # it went away just now; the next look says so
+    except CannotConnect:  # it went away just now; the next poll reports that
         return []
 
 

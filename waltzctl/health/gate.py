@@ -164,7 +164,7 @@ async def _until(
     report: Callable[[str], None],
     is_hopeless: Callable[[HealthReport], bool] = lambda _: False,
 ) -> HealthReport:
-    """Look until there is nothing to wait for, or until the time is over; return the last look."""
+    """Poll until there is nothing to wait for, or until the timeout; return the last report."""
     async with Poll(target, aloud=True) as poll:
         ends = time.monotonic() + seconds
         async for found in poll.reports(LOOK_SECONDS):
@@ -178,4 +178,4 @@ async def _until(
             if not left or is_over or is_hopeless(found):
                 return found
             report("; ".join(left[:TOLD_MAX]))
-    raise AssertionError("looks do not end")
+    raise AssertionError("polls do not end")

@@ -98,10 +98,10 @@ def version_of(program: str, *arguments: str) -> tuple[str, str]:
     except OSError as error:
         return "", f"{program} cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return "", f"{program} did not tell its version within {VERSION_SECONDS} seconds"
+        return "", f"{program} did not print its version within {VERSION_SECONDS} seconds"
     found = _VERSION.search(done.stderr + done.stdout)
     if found is None:
-        return "", f"{program} does not tell its version: {(done.stderr + done.stdout).strip()[:200]}"
+        return "", f"{program} does not print its version: {(done.stderr + done.stdout).strip()[:200]}"
     if int(found[1]) < VERSION_MIN:
         return "", f"{program} is Java {found[1]}"
     return found[1] + found[2], ""

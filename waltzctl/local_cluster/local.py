@@ -667,7 +667,7 @@ def _check_unmade(directory: Path) -> None:
         )
 
 
-# -- what is said when it does not come up -----------------------------------------------------------------------------
+# -- errors of a start that fails --------------------------------------------------------------------------------------
 
 
 def closed_error(found: ClusterSnapshot, seconds: float) -> PartitionsClosed:

@@ -235,7 +235,7 @@ class Throttle:
         self._last_rate: tuple[int, int] | None = None
 
     async def share(self, copies: int) -> None:
-        """Share the limit among the replicas that copy now. A new ZooKeeper session is told again."""
+        """Share the limit among the replicas that copy now. A new ZooKeeper session gets it again."""
         if self._bytes_per_second is None or copies == 0:
             return
         each = max(1, self._bytes_per_second // copies)
@@ -312,7 +312,7 @@ class Mover:
         sets, versions = await cluster.replicas()
         moving = {number: goal for number, goal in sorted(left.items()) if number in found_moves.partitions}
         _check_goals(left, found_moves, sets)
-        for number in left.keys() - moving.keys():  # arrived, and maybe moved on before we look again
+        for number in left.keys() - moving.keys():  # arrived, and maybe moved again since the last poll
             del left[number]
         if not moving:
             return {}

@@ -149,7 +149,7 @@ async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> t
         try:
             meta = decode(PartitionMeta, node.data, path)
         except BadMetadata:
-            meta = None  # it is replaced by what the storages say
+            meta = None  # it is replaced by the reports of the storages
     view = found.partitions[number]
     statuses, blank = dict[str, ReplicaStatus](), set[str]()
     for storage in found.storages:

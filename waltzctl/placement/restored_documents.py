@@ -117,7 +117,7 @@ class RealDaemons:
                     yield order.partition, state
 
 
-# -- what storages say -------------------------------------------------------------------------------------------------
+# -- reports of storages ----------------------------------------------------------------------------------------------
 
 
 def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:

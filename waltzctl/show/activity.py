@@ -221,7 +221,7 @@ def events(found: Sequence[LogLine]) -> Listing[LogLine]:
         )
         for line in found
     ]
-    return Listing(kind="events", columns=EVENTS, rows=found, page=page or ["Nothing was said in this time."])
+    return Listing(kind="events", columns=EVENTS, rows=found, page=page or ["No events in this time."])
 
 
 def silent(found: Mapping[str, WaltzError]) -> None:

@@ -119,9 +119,9 @@ class SavedMetadata:
 
     number: int
     seconds: float | None
-    """Since they were last seen there as they are, as the leader says."""
+    """Time since the leader last found them there in this state."""
     moment: str
-    """When they were read, as the newest ones in the store say."""
+    """Time at which the newest ones in the store were read."""
     trouble: str
 
 

@@ -428,7 +428,7 @@ ALIKE: Columns[list[PartitionView]] = (
 
 
 def _scrubbed(found: ClusterSnapshot) -> str:
-    """Since when all sealed segments of all storages were read, or how much of them; empty where no storage says."""
+    """Time since which all sealed segments of all storages were read, or the share read; empty if no storage reports."""
     scrubs = [
         view.reported.scrub for view in found.storages if view.reported is not None and view.reported.scrub is not None
     ]
