@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import archive, curves, formats, groups, idle, moves, spark, storage, tool, views
+from tests.bench import archive, curves, failover, formats, groups, idle, moves, spark, storage, tool, views
 from tests.bench.peers import command as peers
 from tests.bench.peers import groups as groups_nats
 
 BENCHES = {
     "archive": archive.main,
     "curves": curves.main,
+    "failover": failover.main,
     "formats": formats.main,
     "groups": groups.main,
     "groups-nats": groups_nats.main,
