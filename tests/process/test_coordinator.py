@@ -226,6 +226,36 @@ def test_a_loop_that_asks_much_when_it_has_lost_contact_goes_on(zookeeper: Local
     assert seen == [b"root"]
 
 
+def test_many_that_wait_for_a_node_ask_for_it_once(zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partitions of a server all wait for the list of storages."""
+    asked: list[str] = []
+    set_watches = ZooKeeperCoordinator._set_watches
+
+    async def counted(self: ZooKeeperCoordinator, path: str) -> object:
+        asked.append(path)
+        return await set_watches(self, path)
+
+    monkeypatch.setattr(ZooKeeperCoordinator, "_set_watches", counted)
+
+    async def work() -> None:
+        async with a_world(zookeeper) as world:
+            one, other = await world.connect(), await world.connect()
+            asking = [asyncio.create_task(one.wait_for_change(["/"], None)) for _ in range(50)]
+            await asyncio.sleep(0)
+            asking[0].cancel()  # it asked, and the others wait for the same answer
+            tokens = await asyncio.gather(*asking[1:])
+            assert (len(set(tokens)), len(asked)) == (1, 1)
+            waiting = [asyncio.create_task(one.wait_for_change(["/"], tokens[0])) for _ in range(50)]
+            await other.commit([Set("/", b"new", 0)])
+            async with asyncio.timeout(CALL_SECONDS):
+                found = await asyncio.gather(*waiting)
+            assert (len(set(found)), found[0] != tokens[0], len(asked)) == (1, True, 2)
+            assert await one.wait_for_change(["/"], tokens[0]) == found[0]
+            assert len(asked) == 2
+
+    told(work())
+
+
 def test_a_zookeeper_that_lost_its_data_is_met_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It refuses who has seen more than it has, for ever: after the time of a session that is not held against it."""
     zookeeper = LocalZooKeeper(tmp_path / "zookeeper").start()

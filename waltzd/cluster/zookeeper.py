@@ -228,6 +228,9 @@ class ZooKeeperCoordinator:
         self._is_closed = False
         self._watchers = Watchers()
         self.on_change = self._watchers.on_change
+        self._watched: dict[str, asyncio.Task[object]] = {}
+        """State of each node since when its watches are set, by its path. Removed when a watch fires, and when contact is
+        lost or returns. A task that waits for its change takes it from here: many partitions wait for the same nodes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beat = LoopBeat(session_seconds * LATE_SHARE)
         self._needs_loop = needs_loop
@@ -320,6 +323,7 @@ class ZooKeeperCoordinator:
     def _on_state(self, client: KazooClient, state: str, session_id: tuple[int, bytes] | None) -> None:
         if client is not self._client or self._is_closed:
             return
+        self._watched.clear()
         if state == KazooState.CONNECTED and session_id is not None:
             if session_id[0] != self._session_id:
                 self._session_id = session_id[0]
@@ -345,13 +349,18 @@ class ZooKeeperCoordinator:
         if client is not self._client or self._is_closed:
             return
         threading.Thread(target=_end, args=(client,), name="zookeeper-end", daemon=True).start()
+        self._watched.clear()
         self._client = self._make_client()
         self._client.start_async()
 
     def _on_event(self, event: WatchedEvent) -> None:
         """Handle a watch, on a thread of kazoo. Its type is NONE when kazoo drops its watches because contact is lost."""
         if event.type != EventType.NONE:
-            self._tell(self._watchers.wake, (event.path,))
+            self._tell(self._on_node_change, event.path)
+
+    def _on_node_change(self, path: str) -> None:
+        self._watched.pop(path, None)
+        self._watchers.wake((path,))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -521,6 +530,21 @@ class ZooKeeperCoordinator:
                 await woken.wait()
 
     async def _look(self, path: str) -> object:
+        """Return the state of a node since its watches were set; set them if they are not.
+
+        The state may be older than what a read finds, but then a watch fires that wakes the waiting task."""
+        task = self._watched.get(path)
+        if task is None:
+            assert self._loop is not None
+            task = self._watched[path] = self._loop.create_task(self._set_watches(path))
+            task.add_done_callback(partial(self._forget_failed, path))
+        return await asyncio.shield(task)  # others may wait for it, too
+
+    def _forget_failed(self, path: str, task: asyncio.Task[object]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._watched.get(path) is task:
+            del self._watched[path]
+
+    async def _set_watches(self, path: str) -> object:
         """Return the state of a node, and set watches for all changes to it.
 
         Each half of the state comes from the call that set its watch, so every later change wakes the waiting task."""
@@ -540,6 +564,7 @@ class ZooKeeperCoordinator:
             return
         self._is_closed, had_contact = True, self._contact.is_set()
         self._contact.clear()
+        self._watched.clear()
         self._watchers.wake()
         self._beat.stop()
         if self._loop is None:
