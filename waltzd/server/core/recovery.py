@@ -113,6 +113,8 @@ class Recovery:
         """Storages of the cluster to which the log is not assigned. They are asked if nothing confirms the document."""
         self._strange: dict[str, ReplicaStatus | None] = {}
         """Status of each of `others` that answered; None if it has no replica of the partition."""
+        self._compared: dict[tuple[str, bool], tuple[ReplicaStatus, PartitionMeta, WaltzError | None]] = {}
+        """The last comparison of a status with the document, by storage and `is_before`. It is needed for every step."""
         assert meta.opened <= meta.session
 
     # -- replicas and the step
@@ -128,15 +130,20 @@ class Recovery:
         return self.meta.opened == 0 and self.meta.decision is None
 
     @property
+    def is_open(self) -> bool:
+        """Return whether it is saved that this session is open."""
+        return self.meta.opened == self.session
+
+    @property
     def mark(self) -> int | None:
         """Mark at which this session opens; None until it is saved."""
-        if self.meta.opened == self.session:
+        if self.is_open:
             return self.meta.low_mark
         return self.meta.decision.mark if self.meta.decision is not None else None
 
     @property
     def step(self) -> Step:
-        if self.meta.opened == self.session:
+        if self.is_open:
             return Step.OPEN
         if self.meta.decision is None:
             return Step.VOTING if self.decide() is None else Step.RECORDING
@@ -310,7 +317,11 @@ class Recovery:
     def _contradiction(self, name: str, status: ReplicaStatus, *, is_before: bool | None = None) -> WaltzError | None:
         if is_before is None:
             is_before = status is self.progress(name).before
-        return contradiction(self.meta, name, status, begun_max=self._begun_max, is_before=is_before)
+        found = self._compared.get((name, is_before))
+        if found is None or found[0] is not status or found[1] is not self.meta:
+            error = contradiction(self.meta, name, status, begun_max=self._begun_max, is_before=is_before)
+            found = self._compared[name, is_before] = status, self.meta, error
+        return found[2]
 
     def decide(self) -> int | None:
         """Return the closing mark of the last opened session; None while more than one answer is possible."""
@@ -358,8 +369,8 @@ class Recovery:
             return "holds another history than the log, as an owner has found"
         if status.timeline not in self.meta.lineage:
             return f"holds the log of timeline {status.timeline}, which this log never had"
-        mine, log = self._end(name), self.log_end
-        if mine is None or log is None or mine == log:
+        mine = self._end(name)
+        if mine is None or (log := self.log_end) is None or mine == log:
             return ""
         return f"holds something else at id {self.mark} than the log"
 
@@ -544,7 +555,7 @@ class Recovery:
     def _not_compared(self, name: str, mark: int) -> list[str]:
         """Return the replicas that hold the decided log but have not begun this session, so that their ends cannot be
         compared. Until then no replica copies, because a copy of something else could not be told from the log later."""
-        if self.meta.opened == self.session or self._known_end is not None or self._end_of_majority is not None:
+        if self.is_open or self._known_end is not None or self._end_of_majority is not None:
             return []
         return [
             other
@@ -640,7 +651,7 @@ class Recovery:
         refusal = self.refusal
         if refusal is not None:
             return refusal.message
-        if self.meta.opened == self.session:
+        if self.is_open:
             return ""
         silent = [name for name in self.names if not self._has_answered(name)]
         if not self.is_taken and self.needs_others:
@@ -678,6 +689,8 @@ class Recovery:
     @property
     def has_level_majority(self) -> bool:
         """Return whether a majority of the members that this session will have holds exactly the decided log."""
+        if self.mark is None:
+            return False
         members = self.members
         level = sum(isinstance(self.next_for(name), Level) for name in members)
         return bool(members) and level >= majority(len(members))
@@ -695,7 +708,7 @@ class Recovery:
 
     def next_save(self) -> PartitionMeta | None:
         """Return the document to save before anything else relies on it; None if there is none."""
-        if self.meta.opened == self.session or not self.is_taken:
+        if self.is_open or not self.is_taken:
             return None
         if self.meta.decision is None:
             mark = self.decide()
@@ -732,8 +745,7 @@ class Recovery:
         """Return whether it is saved that its acknowledgements count in the open session, and it has not forgotten any of
         them."""
         state = self.meta.replicas.get(name)
-        is_open = self.meta.opened == self.session
-        return is_open and name in self.meta.joined and state is not None and not state.is_lost
+        return self.is_open and name in self.meta.joined and state is not None and not state.is_lost
 
     def check(self) -> None:
         """Assert what holds after every event, whatever the replicas reported and whatever was lost."""

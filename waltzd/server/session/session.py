@@ -94,7 +94,7 @@ class Session:
         self._contact()
         if not core.is_taken:
             await self._take()
-        while core.step != "OPEN":
+        while not core.is_open:
             seen = leader.decided.version
             leader.raise_end()
             wanted = core.next_save()
