@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -27,7 +28,7 @@ from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.partition_leader import PartitionLeader
 from waltzd.server.session.session import Session
-from waltzd.server.session.settings import SessionSettings
+from waltzd.server.session.settings import RECOVERY_SECONDS_MAX, SessionSettings
 from waltzd.wire.tasks import tell_failure
 
 
@@ -142,10 +143,21 @@ class OwnedLog(Generic[P]):
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
         meta, known, version = await self._next_session()
+        with ExitStack() as turn:
+            await self._settings.recoveries.acquire()
+            turn.callback(self._settings.recoveries.release)
+            asyncio.get_running_loop().call_later(RECOVERY_SECONDS_MAX, turn.close)
+            await self._hold_session(token, meta, known, version, turn.close)
+
+    async def _hold_session(
+        self, token: object, meta: PartitionMeta, known: PartitionMeta | None, version: int, end_turn: Callable[[], None]
+    ) -> None:
+        """Run the session that `_next_session` returned. `token`: state of the documents before. `end_turn` is called as
+        soon as another partition may be recovered."""
         # Where the session before was this owner's, its pipeline is closed already and answers nothing.
         lease_before = 0.0 if meta.opened == self._marks[0] else meta.lease_ms / 1000
         documents = PartitionDocuments(
-            cluster, self.partition, version=version, known=known, retry_seconds=self._settings.retry_seconds
+            self._cluster, self.partition, version=version, known=known, retry_seconds=self._settings.retry_seconds
         )
         await documents.read()
         session = self._session = Session(
@@ -157,14 +169,15 @@ class OwnedLog(Generic[P]):
             timer=self._timer,
             say=self._note,
             lease_before=lease_before,
+            end_turn=end_turn,
         )
         session.leader.ask_archived = self._ask_archived
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.leader.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.leader.end)
-        uploader = self._uploader = ArchiveUploader(session.leader, cluster, self._note)
-        backup = self._backup = Backup(session.leader, cluster.coordinator, uploader, self._note)
+        uploader = self._uploader = ArchiveUploader(session.leader, self._cluster, self._note)
+        backup = self._backup = Backup(session.leader, self._cluster.coordinator, uploader, self._note)
         uploading: list[asyncio.Task[None]] = []
         try:
             await session.recover()

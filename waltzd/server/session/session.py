@@ -70,9 +70,11 @@ class Session:
         timer: PeriodicTimer,
         say: Callable[[str], None],
         lease_before: float = 0.0,
+        end_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """`meta` has the new session id, which is not saved yet, and follows upon the documents as they were read.
-        `lease_before`: seconds of the lease of the owner whose session is still open."""
+        `lease_before`: seconds of the lease of the owner whose session is still open. `end_turn` is called when the log
+        is open, or waits for that lease: another partition may be recovered then."""
         self.leader = PartitionLeader(partition, meta, documents.roles, settings, say=say, watch=self._watch)
         self.documents = documents
         self._connect = connect
@@ -81,6 +83,7 @@ class Session:
         self._is_asked_to_end = False
         self._noted_at = 0.0
         self._lease_before = lease_before
+        self._end_turn = end_turn
         self._decided_at: float | None = None
         """Time at which a majority had certainly been fenced by this session, or by another one above the open session;
         None before."""
@@ -110,6 +113,7 @@ class Session:
             is_saved = await self._save(wanted, promote=wanted.opened == leader.session)
             if not is_saved or wanted.opened == leader.session:
                 self._take_roles()
+        self._end_turn()
         leader.opened_at = asyncio.get_running_loop().time()
         if leader.open_cache is None:
             end = await self._find_end()
@@ -176,6 +180,7 @@ class Session:
         if now >= until:
             self._lease_before = 0.0
             return False
+        self._end_turn()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(until - now, WAIT_SECONDS_MIN)):
                 await self.leader.decided.wait(seen)

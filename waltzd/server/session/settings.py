@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,11 @@ GROUP_SESSION_BYTES = 8 << 20
 RENEWALS_MAX = 1
 """Partitions of one server that begin a planned new session at a time. With two, both flush on the same storages, and
 both pause for longer (docs/performance.md)."""
+RECOVERIES_MAX = 16
+"""Partitions of one server that are recovered at a time. All at once, none would be open before the last one; fewer than
+this, and the processor would wait for the storages."""
+RECOVERY_SECONDS_MAX = 1.0
+"""Time after which the next partition is recovered, too, while this one still waits for its replicas."""
 
 
 class RenewalTurns:
@@ -97,6 +103,8 @@ class SessionSettings:
     trim_seconds: float = 10.0
     """Interval in which the trim floor is computed again. Retention policies are days, or many segments."""
     turns: RenewalTurns = field(default_factory=RenewalTurns)
+    recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECOVERIES_MAX))
+    """Turns of partitions at being recovered, first come, first served."""
     archive: ArchiveFetcher | None = None
     """Reader of records that storages have trimmed; None without an archive."""
     backup_seconds: float = 0.0
@@ -109,6 +117,8 @@ class SessionSettings:
 
     def of_group_log(self, needed_from: Callable[[], int]) -> SessionSettings:
         """Return the settings of the group log. It stays short: new sessions begin often, so that all replicas soon have
-        what may be removed. No reader needs records below its floor, so there is no archive to read."""
+        what may be removed. No reader needs records below its floor, so there is no archive to read. It is recovered
+        without a turn, because the groups of all partitions wait for it."""
         size = min(self.session_bytes_max, GROUP_SESSION_BYTES)
-        return replace(self, session_bytes_max=size, archive=None, needed_from=needed_from)
+        turn = asyncio.Semaphore()
+        return replace(self, session_bytes_max=size, recoveries=turn, archive=None, needed_from=needed_from)
