@@ -6,8 +6,6 @@ from contextlib import suppress
 
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
-from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.local_cluster.show import PROCESSES, processes
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.show import cluster
@@ -51,6 +49,10 @@ def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
     """Build the page of a report; for a local cluster with its processes."""
     if target.directory is None:
         return cluster.status(report)
+    # Not at the top: it is a sixth of all that this command imports.
+    from waltzctl.local_cluster.local import LocalCluster
+    from waltzctl.local_cluster.show import PROCESSES, processes
+
     found = LocalCluster.find(target.directory)
     running = found.processes
     content = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
-import yaml
 from typer import Argument, Option
 
 from waltzctl.shell.blueprint import (
@@ -186,6 +185,8 @@ def load_contexts() -> Contexts:
         if isinstance(error, OSError):
             raise translate(error, f"reading {path}") from error
         raise NotesDamaged(f"{path} is not UTF-8 text") from error
+    import yaml  # not at the top: most commands need no YAML, and its import takes as long as Python's own start
+
     try:
         found = yaml.safe_load(text) or {}
         named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
@@ -224,6 +225,8 @@ def save_contexts(contexts: Contexts) -> None:
         name: {key: value for key, value in asdict(context).items() if value not in (None, False)}
         for name, context in sorted(contexts.named.items())
     }
+    import yaml
+
     text = yaml.safe_dump({"current": contexts.current, "contexts": named}, sort_keys=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

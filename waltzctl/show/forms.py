@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import typer
-import yaml
 from typer import Option
 
 from waltzctl.shell.options import OUTPUT
@@ -272,6 +271,8 @@ def put_json(value: Mapping[str, Any]) -> None:
 
 def _put_yaml(value: Mapping[str, Any]) -> None:
     """Print YAML. Values pass through JSON first, so that both forms are equal."""
+    import yaml
+
     whole = json.loads(json.dumps({"version": JSON_VERSION, **value}, default=plain))
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
     if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
