@@ -134,7 +134,9 @@ async def search_log(client: Client, partition: int, found: LockExplanation, sea
 
     last_id = min(found.mark, found.committed)
     if found.marker is not None:
-        searched = LogSearch(marker=(await client.read_some(partition, after=last_id - 1, through=last_id, with_locks=True))[0])
+        searched = LogSearch(
+            marker=(await client.read_some(partition, after=last_id - 1, through=last_id, with_locks=True))[0]
+        )
     else:
         async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
             searched = await search(client, partition, found.lock, last_id, search_max)

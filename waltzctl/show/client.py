@@ -14,7 +14,7 @@ from waltzctl.snapshot.cluster_snapshot import silent_servers
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.protocol.channels import NO_CHANNELS
-from waltzd.protocol.policy import Grant, Policy, Prefix, Quotas, Verb, everything
+from waltzd.protocol.policy import Grant, Policy, Prefix, Verb, everything
 
 if TYPE_CHECKING:
     from waltzd.cluster.documents import ClientMeta
