@@ -107,7 +107,8 @@ class SequencedEvent:
     event: Event
     """The event that was appended."""
     position: int
-    """Position, from 1 on: higher for later events, with gaps if the partition has other transactions."""
+    """Position, from 1 on: higher for later events, with gaps if the partition has other transactions. It is a `Position`,
+    with the timeline of the log."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class ReadResult:
     """Events in the order of their positions."""
     head: int
     """Position up to which the read is complete, to give as `after`: that of the last event if `limit` cut the read, else
-    that of the last transaction of the store; 0 if the store is empty."""
+    that of the last transaction of the store; 0 if the store is empty. It is a `Position`, with the timeline of the log."""
 
 
 def _texts(what: str, given: Iterable[str]) -> tuple[str, ...]:
@@ -285,20 +286,30 @@ class EventStore:
 
         Raises:
             NeedsBatches: The partition has records of format 0, which have no locks.
+            OtherTimeline: `after` is above the fork of its timeline: an operator ended the log below it.
             OnlyInArchive, ArchiveAway, Trimmed: Events are below the trim floor, and could not be read.
             CannotConnect: The owner did not answer in time.
             BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
         """
         if limit is not None and limit < 1:
             raise BadArgument(f"limit must be at least 1, not {limit!r}")
-        end = await self._client.end_position(self.partition, timeout=timeout)
+        end = await self._end(_id_before(after), timeout)
         found: list[SequencedEvent] = []
         async with aclosing(self._matching(query, _id_before(after), end, timeout, newest_first)) as events:
             async for event in events:
                 found.append(event)
+                if len(found) == limit and not newest_first:
+                    return ReadResult(found, event.position)
                 if len(found) == limit:
-                    return ReadResult(found, int(end) + 1 if newest_first else event.position)
-        return ReadResult(found, int(end) + 1)
+                    break
+        return ReadResult(found, _position_of(end))
+
+    async def _end(self, after: int, timeout: float | None) -> Position:
+        """Return the end of the log. Raise `OtherTimeline` if the position of an event is not on the log."""
+        if not isinstance(after, Position) or after == EMPTY:
+            return await self._client.end_position(self.partition, timeout=timeout)
+        self._client._check_reading(self.partition)
+        return await self._client._reader.end_position(self.partition, since=after, timeout=timeout)
 
     async def _matching(
         self, query: Query, after: int, end: Position, timeout: float | None, newest_first: bool = False
@@ -312,7 +323,7 @@ class EventStore:
                 for transaction in await self._fetch(ids[start : start + READ_EVENTS], timeout):
                     event = _decode(transaction.payload)
                     if event is not None and query.matches(event):
-                        yield SequencedEvent(event, transaction.id + 1)
+                        yield SequencedEvent(event, _position_of(Position(transaction.id, end.timeline)))
 
     async def _rarest(self, locks: Sequence[str], after: int, end: Position, timeout: float | None) -> str:
         """Return the lock with the fewest marks; more than a page is not counted."""
@@ -383,6 +394,7 @@ class EventStore:
                 appended.
             NeedsBatches: The partition writes format 0. Nothing was sent.
             TooLarge: The events are above the limits of the servers. Nothing was sent.
+            OtherTimeline: `after` is above the fork of its timeline: an operator ended the log below it. Decide anew.
             BadArgument: There is no event, or `after` is above the end of the log.
             NotMounted, ClientClosed: The partition is not a partition of the client, or the client is not open.
         """
@@ -475,7 +487,7 @@ class EventStore:
         return self._each(query, after)
 
     async def _each(self, query: Query, after: int | None) -> AsyncGenerator[SequencedEvent, None]:
-        end = await self._client.end_position(self.partition)
+        end = await self._end(_id_before(after), None)
         async with aclosing(self._matching(query, _id_before(after), end, None)) as events:
             async for event in events:
                 yield event
@@ -484,14 +496,19 @@ class EventStore:
             async for transaction in feed:
                 fed = _decode(transaction.payload)
                 if fed is not None and query.matches(fed):
-                    yield SequencedEvent(fed, transaction.id + 1)
+                    yield SequencedEvent(fed, _position_of(transaction.position))
 
 
 def _id_before(after: int | None) -> int:
-    """Return the id of a position."""
+    """Return the id of a position, in the same timeline if the position has one."""
     if after is not None and (not isinstance(after, int) or isinstance(after, bool) or after < 0):
         raise BadArgument(f"a position of an event store is an integer from 0 on, not {after!r}")
-    return EMPTY if after is None else after - 1
+    return EMPTY if after is None else Position(after - 1, after.timeline) if isinstance(after, Position) else after - 1
+
+
+def _position_of(id: Position) -> Position:
+    """Return the position of an id, in the same timeline."""
+    return Position(int(id) + 1, id.timeline)
 
 
 class BlockingEventStore:

@@ -466,7 +466,8 @@ class WaltzFactory(InfrastructureFactory[TrackingRecorder], DCBInfrastructureFac
             found = resolve_topic(topic) if topic else WaltzTrackingRecorder
         if found is None or not issubclass(found, WaltzTrackingRecorder):
             raise InfrastructureFactoryError(f"{found} is no subclass of WaltzTrackingRecorder")
-        return found(self._client, self._name("tracking"), self._partition)
+        recorder_class: type[WaltzTrackingRecorder] = found
+        return recorder_class(self._client, self._name("tracking"), self._partition)
 
     def process_recorder(self) -> ProcessRecorder:
         """Return a recorder of events together with tracking ids."""

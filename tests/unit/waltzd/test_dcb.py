@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.waltzd.testing.test_cluster import with_cluster
 from waltzd import dcb
 from waltzd.dcb import AppendCondition, BlockingEventStore, Event, EventStore, Query, QueryItem, SequencedEvent
-from waltzd.errors import AppendConditionFailed, BadArgument, NeedsBatches, NotSent
+from waltzd.errors import AppendConditionFailed, BadArgument, NeedsBatches, NotSent, OtherTimeline
 from waltzd.protocol.locks import Committed, Reason, Rejected, append_lock
 from waltzd.serializers import Json
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -170,16 +170,17 @@ def test_a_refusal_is_looked_into_and_only_a_match_fails_the_condition() -> None
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client() as client:
             store = EventStore(client, partition=0)
-            both = Query([QueryItem(["Joined"], ["course:7", "student:3"])])
+            both = Query([QueryItem(tags=["course:7", "student:3"])])
             for student in (1, 2):
                 await store.append([Event("Joined", tags=["course:7", f"student:{student}"])])
+            await store.append([Event("Left", tags=["student:3"])])
             await client.append(b"no event", partition=0, locks=[append_lock("dcb", '["Joined", "course:7"]')])
             joined = Event("Joined", tags=["course:7", "student:3"])
-            assert await store.append([joined], AppendCondition(both)) == 4, "the lock was marked, and nothing matches"
-            with pytest.raises(AppendConditionFailed, match="the event Joined at position 4 matches") as caught:
+            assert await store.append([joined], AppendCondition(both)) == 5, "the lock was marked, and nothing matches"
+            with pytest.raises(AppendConditionFailed, match="the event Joined at position 5 matches") as caught:
                 await store.append([joined], AppendCondition(both))
-            assert caught.value.number("position") == 4
-            assert await store.append([joined], AppendCondition(both, after=4)) == 5
+            assert caught.value.number("position") == 5
+            assert await store.append([joined], AppendCondition(both, after=5)) == 6
 
     with_cluster(story)
 
@@ -195,12 +196,58 @@ def test_a_position_rises_only_over_what_was_examined() -> None:
 
             async def end_position(*arguments: Any, **options: Any) -> Any:
                 end = await asked(*arguments, **options)
-                await store.append([Event("Joined", tags=["course:7", "student:3"])])
+                if end == 0:
+                    await store.append([Event("Joined", tags=["course:7", "student:3"])])
                 return end
 
             client.end_position = end_position  # type: ignore[method-assign]
             query = Query([QueryItem(["Joined"], ["course:7", "student:3"])])
             assert await append(store, [Event("Joined", tags=["course:7", "student:3"])], AppendCondition(query)) is None
+
+    with_cluster(story)
+
+
+def test_an_owner_that_does_not_know_the_end_is_not_believed() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            for number in range(3):
+                await store.append([Event("Joined", tags=["course:7", f"student:{number}"])])
+            asked = client.history
+
+            async def history(*arguments: Any, **options: Any) -> Any:
+                """Answer as an owner that was replaced before the last two events, unless a majority is asked."""
+                if options.get("confirmed", True):
+                    return await asked(*arguments, **options)
+                return await asked(*arguments, **{**options, "before": 1})
+
+            client.history = history  # type: ignore[method-assign]
+            assert [one.position for one in (await store.read(JOINED)).events] == [1, 2, 3]
+
+    with_cluster(story)
+
+
+def test_a_decision_from_above_a_fork_is_refused() -> None:
+    """Events that it has not seen have the positions of those that it has seen."""
+
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            for _ in range(3):
+                await store.append([Event("Joined", tags=["course:7"])])
+            found = await store.read(JOINED)
+            assert found.events[-1].position == found.head == 3
+        await cluster.rescue(0, 0)
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            for _ in range(3):
+                await store.append([Event("Joined", b"anew", ["course:7"])])
+            for after in (found.head, found.events[-1].position):
+                with pytest.raises(OtherTimeline):
+                    await store.append([Event("Joined")], AppendCondition(JOINED, after=after))
+                with pytest.raises(OtherTimeline):
+                    await store.read(JOINED, after=after)
+            assert len((await store.read(JOINED, after=found.events[0].position)).events) == 3, "at the fork it goes on"
 
     with_cluster(story)
 
@@ -254,7 +301,7 @@ def test_what_a_store_refuses() -> None:
         {"type": "a", "tags": [7]},
     ):
         with pytest.raises(BadArgument):
-            Event(**wrong)  # type: ignore[arg-type]
+            Event(**wrong)
     with pytest.raises(BadArgument, match="types must be a sequence of texts"):
         QueryItem(types="Joined")
     with pytest.raises(BadArgument, match="items of the class QueryItem"):

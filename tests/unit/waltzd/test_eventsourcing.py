@@ -60,7 +60,7 @@ def environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             client.close()
 
 
-def factory(name: str = "") -> adapter.WaltzFactory:
+def factory(name: str = "") -> Any:
     found = adapter.WaltzFactory.construct(Environment(name, dict(os.environ)))
     assert isinstance(found, adapter.WaltzFactory)
     return found
@@ -202,7 +202,7 @@ def test_applications_and_purposes_do_not_see_each_other() -> None:
     for recorder in recorders:
         recorder.insert_events([StoredEvent("account", 1, "opened", b"")])
     assert [len(recorder.select_events("account")) for recorder in recorders] == [1, 1, 1]
-    assert [len(recorder.select_notifications(None, 9)) for recorder in recorders[:2]] == [1, 1]  # type: ignore[attr-defined]
+    assert [len(recorder.select_notifications(None, 9)) for recorder in recorders[:2]] == [1, 1]
 
 
 def test_a_tracking_id_alone_is_no_notification() -> None:
