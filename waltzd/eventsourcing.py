@@ -461,7 +461,7 @@ class WaltzFactory(InfrastructureFactory[TrackingRecorder], DCBInfrastructureFac
     def tracking_recorder(self, tracking_recorder_class: type[TrackingRecorder] | None = None) -> TrackingRecorder:
         """Return a recorder of tracking ids, of a subclass of `WaltzTrackingRecorder` if one is given or configured."""
         topic = self.env.get(self.TRACKING_RECORDER_TOPIC)
-        found: type[TrackingRecorder] | None = tracking_recorder_class
+        found: Any = tracking_recorder_class
         if found is None:
             found = resolve_topic(topic) if topic else WaltzTrackingRecorder
         if found is None or not issubclass(found, WaltzTrackingRecorder):

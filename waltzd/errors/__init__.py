@@ -27,6 +27,7 @@ from waltzd.errors.exit_codes import (
 )
 
 __all__ = [
+    "AppendConditionFailed",
     "ApplyFailed",
     "BadArgument",
     "BadConfig",
@@ -66,6 +67,7 @@ __all__ = [
     "OtherInbox",
     "OtherTimeline",
     "OtherView",
+    "OutcomeUnknown",
     "PathMissing",
     "PositionsDamaged",
     "ReadFailed",
@@ -405,6 +407,18 @@ class EventUnreadable(WaltzError, code="W2089"):
     lacks the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or
     the class of the event was changed without a new version. Not done: nothing was made of this payload. Next: give the
     event type a new version, and a function that brings older data up to it."""
+
+
+class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
+    """A transaction was sent, and no outcome arrived in time. It may be in the log, get into it while its owner stays
+    the owner, or never. Not done: whether the transaction is in the log is not known. Next: look for it in the log
+    before you append it again."""
+
+
+class AppendConditionFailed(WaltzError, code="W2133", exit_code=EXIT_CONFLICT):
+    """An event matches the query of the append condition (`waltzd.dcb`), after the position that the decision has seen.
+    The fact `position` names one such event. Not done: no event was appended. Next: read the events again, and decide
+    anew."""
 
 
 class EventUnknown(WaltzError, code="W2088", retry=Retry.LATER):

@@ -340,18 +340,6 @@ class TransactionRefused(WaltzError, code="W2130", exit_code=EXIT_CONFLICT, retr
     higher --mark if it still holds."""
 
 
-class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
-    """A transaction was sent, and no outcome arrived in time. It may be in the log, get into it while its owner stays
-    the owner, or never. Not done: whether the transaction is in the log is not known. Next: look for it in the log
-    before you append it again."""
-
-
-class AppendConditionFailed(WaltzError, code="W2133", exit_code=EXIT_CONFLICT):
-    """An event matches the query of the append condition (`waltzd.dcb`), after the position that the decision has seen.
-    The fact `position` names one such event. Not done: no event was appended. Next: read the events again, and decide
-    anew."""
-
-
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
     """The cluster has no running server, so its partitions have no owner: nothing can be read or appended. Committed
     transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;
