@@ -37,7 +37,7 @@ def ports_of_this_worker(ports: range) -> range:
     return ports[number * size :][:size]
 
 
-SHARED = ("spark", "live", "zookeeper")
+SHARED = ("spark", "live", "zookeeper", "own")
 """Fixtures that each worker makes once, at some cost: files that use the same one begin the part of one worker."""
 HEAVY = (
     "chaos/test_chaos.py",
@@ -50,6 +50,9 @@ HEAVY = (
     "cli/test_package.py",
     "simulation/test_recovery_model.py",
     "process/test_storage.py",
+    "process/test_server.py",
+    "process/test_metrics.py",
+    "spark/test_export.py",
     "applications/test_applications.py",
     "simulation/test_crash.py",
     "cli/test_bench.py",

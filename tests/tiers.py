@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,15 @@ def tiers(cases: Iterable[Any], *, quick: int, short: int | None = None) -> list
         case if at in in_quick else pytest.param(case, marks=pytest.mark.slow if at in in_short else pytest.mark.long)
         for at, case in enumerate(every)
     ]
+
+
+def in_turns(cases: Iterable[Any], *, of: int) -> list[Any]:
+    """Return the cases as parameters of a test, of which this run takes one of `of` parts; the others are marked `long`.
+
+    Which part it is comes from `WALTZ_SEED`, so that each case has its turn within some runs.
+    """
+    turn = int(os.environ.get("WALTZ_SEED", "0")) % of
+    return [case if at % of == turn else pytest.param(case, marks=pytest.mark.long) for at, case in enumerate(cases)]
 
 
 def _spread(count: int, size: int) -> set[int]:

@@ -17,6 +17,7 @@ from tests.simulation.edits import EDITS
 from tests.simulation.mutant import MUTANTS, Aim, Mutant, Patches
 from tests.simulation.mutants import catch
 from tests.simulation.world import simulate
+from tests.tiers import in_turns
 from waltzd.storage.replica.segment import Segment
 
 SOUND = (
@@ -70,7 +71,7 @@ LONG = {
     "truncates to one above the mark",
 }
 """Mutants that take more than two seconds of a processor, or change what another one changes that is shown sooner: each
-family keeps some in the short set. `./dev mutants` and `./dev test --all` run all."""
+family keeps some in the short set, of which each run takes a third. `./dev mutants` and `./dev test --all` run all."""
 UNCAUGHT = {"", "TypeError", "AttributeError", "NameError"}
 """Nothing was wrong, or the mutant itself is broken."""
 
@@ -111,7 +112,11 @@ def test_what_a_mutant_changes_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in sorted(MUTANTS)]
+    "name",
+    [
+        *in_turns(sorted(MUTANTS.keys() - LONG), of=3),
+        *(pytest.param(name, marks=pytest.mark.long) for name in sorted(MUTANTS.keys() & LONG)),
+    ],
 )
 def test_the_simulator_catches_an_engine_that(name: str) -> None:
     mutant = MUTANTS[name]

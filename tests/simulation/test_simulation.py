@@ -16,6 +16,7 @@ from tests.simulation import digests
 from tests.simulation.plan import FAULTS, Event, Plan, dump, load, make_plan
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Simulation, simulate
+from tests.tiers import in_turns
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 HISTORIES = Path(__file__).parents[1] / "golden" / "outside" / "histories.txt"
@@ -39,7 +40,7 @@ def test_what_once_failed(path: Path) -> None:
     assert outcome.kind == "", f"./dev simulate --plan {path.name}\n{outcome.story}"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", in_turns(FAULTS, of=2))
 def test_each_kind_of_fault_alone(fault: str) -> None:
     outcome = simulate(make_plan(1, faults=(fault,), seconds=5.0))
     assert outcome.kind == "", outcome.story

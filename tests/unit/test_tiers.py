@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiers import tiers
+import pytest
+
+from tests.tiers import in_turns, tiers
 
 
 def marked(cases: list[Any], name: str) -> list[Any]:
@@ -21,3 +23,15 @@ def test_each_case_is_in_one_tier_and_those_of_the_quick_one_are_spread() -> Non
 def test_without_a_short_version_nothing_is_long() -> None:
     found = tiers("abc", quick=0)
     assert marked(found, "slow") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 7])
+def test_cases_in_turns_are_all_tried_within_some_runs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    for run in range(3):
+        monkeypatch.setenv("WALTZ_SEED", str(seed + run))
+        found = in_turns(range(7), of=3)
+        now = [case for case in found if isinstance(case, int)]
+        assert sorted([*now, *marked(found, "long")]) == list(range(7))
+        taken += now
+    assert sorted(taken) == list(range(7))
