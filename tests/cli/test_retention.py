@@ -14,7 +14,8 @@ from waltzd import BlockingClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
-KEPT = 2 << 20
+KEPT = 1 << 20
+SESSION_BYTES = 1 << 20
 BATCH = [b"x" * 1000] * 100
 
 
@@ -23,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Small segments, and sessions that follow upon each other often: low marks move with these."""
     settings: dict[str, dict[str, object]] = {
         "storage": {"archive": str(tmp_path_factory.mktemp("archive"))},
-        "server": {"session_seconds": 30, "segment_bytes_max": 50_000, "session_bytes_max": 1 << 20},
+        "server": {"session_seconds": 30, "segment_bytes_max": 50_000, "session_bytes_max": SESSION_BYTES},
     }
     made = LocalCluster.make(
         tmp_path_factory.mktemp("cluster") / "cluster", partitions=1, storages=4, servers=1, settings=settings
@@ -68,35 +69,35 @@ def until(what: Callable[[], Any], why: Callable[[], object]) -> None:
 
 def test_what_is_not_kept_leaves_the_disks(waltzctl: Tool, cluster: LocalCluster) -> None:
     where = ["--directory", str(cluster.directory)]
-    refused = waltzctl("cluster", "set", "--keep-local", "2MiB", "--yes", *where)
+    refused = waltzctl("cluster", "set", "--keep-local", "1MiB", "--yes", *where)
     assert (refused.code, "nothing of the cluster" in refused.err) == (5, True), refused.err
-    for wrong in ("2 MiB", "7x", ""):
+    for wrong in ("1 MiB", "7x", ""):
         assert waltzctl("cluster", "set", "--keep-local", wrong, "--yes", *where).code == 2
     with BlockingClient(cluster.server_addresses) as client:
-        fill(client, 60)  # 6 MB
+        fill(client, 30)  # 3 MB
         until(lambda: told(waltzctl, cluster, "archive", "status")["partitions"][0]["archived_to"], lambda: "no archive")
-        done = waltzctl("cluster", "set", "--keep-local", "2MiB", "--yes", *where)
+        done = waltzctl("cluster", "set", "--keep-local", "1MiB", "--yes", *where)
         assert done.code == 0, done.err
-        assert "keep 2MiB of the log" in done.out + done.err
+        assert "keep 1MiB of the log" in done.out + done.err
         until(lambda: floor(waltzctl, cluster) > 0, lambda: waltzctl("archive", "status", *where).out)
 
         victim = sorted(files(cluster))[0]
         cluster.daemons[victim].kill()  # whatever it was at
-        fill(client, 20)
+        fill(client, 10)
         cluster.start_one(victim)
-        fill(client, 20)
+        fill(client, 10)
 
         empty = next(name for name in cluster.daemons if name.startswith("storage") and name not in files(cluster))
         assert waltzctl("partition", "assign", "0", "--to", empty, "--yes", *where).code == 0
         before = floor(waltzctl, cluster)
-        fill(client, 20)
+        fill(client, 10)
 
         def is_level() -> bool:
             sizes = files(cluster)
             return (
                 len(sizes) == 4
                 and floor(waltzctl, cluster) > before
-                and max(sizes.values()) <= KEPT * 1.1 + (1 << 20) + 200_000
+                and max(sizes.values()) <= KEPT * 1.1 + SESSION_BYTES + 200_000
             )
 
         until(is_level, lambda: (files(cluster), told(waltzctl, cluster, "archive", "status")))

@@ -474,7 +474,9 @@ def test_an_engine_that_reads_an_older_snapshot_is_refused_for_an_inbox(postgres
         forks.test_a_process_that_was_fed_before_the_fork_neither_writes_above_it_nor_stands_in_the_way,
         forks.test_a_table_of_an_earlier_version_gets_the_column,
         forks.test_an_inbox_of_an_earlier_version_gets_its_columns,
-        functools.partial(forks.test_an_inbox_does_each_transaction_once_whatever_forks, seed=1),
+        pytest.param(
+            functools.partial(forks.test_an_inbox_does_each_transaction_once_whatever_forks, seed=1), marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_log_that_an_operator_ends(engine: Engine, story: Callable[[Engine], None]) -> None:
