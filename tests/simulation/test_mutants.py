@@ -90,7 +90,7 @@ def _has_test(node: str) -> bool:
     return bool(names) and names_in(file).issuperset(names)
 
 
-@pytest.mark.parametrize("name", sorted(EDITS, key=lambda name: (EDITS[name].module, name)))  # one parse for a module
+@pytest.mark.parametrize("name", sorted(EDITS, key=lambda name: (EDITS[str(name)].module, name)))  # one parse for a module
 def test_what_an_edit_changes_is_there_and_it_says_what_catches_it(name: str) -> None:
     edit = EDITS[name]
     assert edit.text(), "the lines are there once, and with the others in their place it is Python"

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.groups.command import GroupName, one_of
-from waltzctl.groups.request import changed, told
+from waltzctl.groups.request import call_server, changed
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
@@ -280,7 +280,7 @@ def _pass_over(id: int, command: ChangeCommand) -> int:
         )
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            await told(cluster, command.target.tls, report, lambda admin: admin.pass_entry(id))
+            await call_server(cluster, command.target.tls, report, lambda admin: admin.pass_entry(id))
             return {"entry": id}
 
         return Planned(plan=plan, do=do)

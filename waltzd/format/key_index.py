@@ -169,7 +169,7 @@ def scan_marks(data: Readable, offset: int, first_id: int, last_id: int) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class KeyHeader:
-    """What binds an index to its segment."""
+    """Beginning of an index: the segment to which it belongs."""
 
     key: UUID
     partition: int
