@@ -25,7 +25,7 @@ from waltzd.format.layout import HEADER_BYTES, segment_name
 from waltzd.storage.offline.verify import Options, verify
 
 LINES_TOLD = 12
-ONE_OF_TWO = {Code.CONTROL_STRUCT, Code.PROMISE_SLOT}
+ONE_OF_TWO = {Code.CONTROL_STRUCT, Code.HARD_STATE_SLOT}
 
 
 async def healthy(world: World, load: Load) -> list[str]:

@@ -30,7 +30,7 @@ from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.metadata import read
 from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.finding import Code, Finding
-from waltzd.format.layout import PROMISE_NAME, PROMISE_SLOT_SPACING
+from waltzd.format.layout import HARD_STATE_NAME, HARD_STATE_SLOT_SPACING
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
 from waltzd.protocol.document import encode
 from waltzd.protocol.locks import Committed
@@ -129,10 +129,10 @@ def end(cluster: LocalCluster, *names: str) -> None:
         assert cluster.daemons[name].wait_end(30), name
 
 
-def damage_promise(cluster: LocalCluster, name: str, partition: int) -> None:
-    path = data(cluster, name) / str(partition) / PROMISE_NAME
+def damage_hard_state(cluster: LocalCluster, name: str, partition: int) -> None:
+    path = data(cluster, name) / str(partition) / HARD_STATE_NAME
     content = bytearray(path.read_bytes())
-    for slot in (0, PROMISE_SLOT_SPACING):
+    for slot in (0, HARD_STATE_SLOT_SPACING):
         content[slot + 50] ^= 0xFF
     path.write_bytes(content)
 
@@ -198,7 +198,7 @@ def view(counts: str, *, state: str = "LIVE", step: str = "OPEN", refusing: str 
 
 
 DAMAGED = Finding(code=Code.UNREADABLE, path="0/promise", detail="it cannot be read")
-LOST = PartitionDamaged("its promise file is gone")
+LOST = PartitionDamaged("its hard-state file is gone")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_storage_that_lost_its_disk_is_followed_until_it_counts(own: LocalClus
 def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster, waltzctl: Tool) -> None:
     place = ("--directory", own.directory)
     end(own, "storage-2")
-    damage_promise(own, "storage-2", 0)
+    damage_hard_state(own, "storage-2", 0)
     own.start_one("storage-2")
     dry = waltzctl("storage", "recover", "storage-2", "0", "--dry-run", *place)
     assert dry.code == 0, dry.err
@@ -313,15 +313,15 @@ def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster,
     unasked = waltzctl("storage", "recover", "storage-2", *place)
     assert (unasked.code, "say --yes" in unasked.err) == (2, True)
     assert not (data(own, "storage-2") / "0.set-aside-1").exists()
-    found = follow(waltzctl, own, "storage-2", "--yes", "--reason", "its promise file is gone")
+    found = follow(waltzctl, own, "storage-2", "--yes", "--reason", "its hard-state file is gone")
     assert (found["result"], found["set_aside"]) == ("done", [0])
     states = {replica["partition"]: replica["state"] for replica in found["replicas"]}
     assert states == {0: "counts", 1: "counts", 2: "counts"}, "of the partitions and of the group log"
-    assert (data(own, "storage-2") / "0.set-aside-1" / PROMISE_NAME).exists()
+    assert (data(own, "storage-2") / "0.set-aside-1" / HARD_STATE_NAME).exists()
     assert follow(waltzctl, own, "storage-2")["result"] == "nothing-to-do"
     history = json.loads(waltzctl("history", "-o", "json", *place).out)["history"][-1]
     assert (history["verb"], history["subject"], history["outcome"]) == ("storage recover", "storage-2", "done")
-    assert history["reason"] == "its promise file is gone"
+    assert history["reason"] == "its hard-state file is gone"
     check_log(waltzctl, own)
     words = ("storage", "recover", "storage-2", "--clean", *place)
     assert "`waltzctl storage recover --clean` deletes it" in waltzctl("storage", "describe", "storage-2", *place).out
@@ -345,16 +345,16 @@ def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster,
 def test_the_last_sound_replicas_are_never_set_aside(own: LocalCluster, waltzctl: Tool) -> None:
     place = ("--directory", own.directory)
     end(own, "storage-1", "storage-2")
-    kept = {name: (data(own, name) / "1" / PROMISE_NAME).read_bytes() for name in ("storage-1", "storage-2")}
+    kept = {name: (data(own, name) / "1" / HARD_STATE_NAME).read_bytes() for name in ("storage-1", "storage-2")}
     for name in kept:
-        damage_promise(own, name, 1)
+        damage_hard_state(own, name, 1)
         own.start_one(name)
     told = waltzctl("storage", "recover", "storage-1", "1", "--yes", *place)
     assert (told.code, "W2100" in told.err, "--override storage-1" in told.err) == (5, True, True)
     assert not list(data(own, "storage-1").glob("1.set-aside-*"))
     end(own, *kept)
     for name, content in kept.items():
-        (data(own, name) / "1" / PROMISE_NAME).write_bytes(content)
+        (data(own, name) / "1" / HARD_STATE_NAME).write_bytes(content)
         own.start_one(name)
     for name in kept:
         assert follow(waltzctl, own, name, "1")["result"] in ("done", "nothing-to-do")

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.format.layout import PROMISE_BYTES, ControlHeader, Identity, Promise
+from waltzd.format.layout import HARD_STATE_BYTES, ControlHeader, HardState, Identity
 
 Tool = Callable[..., Any]
 GOLDEN = Path(__file__).parent / "golden"
@@ -131,12 +131,12 @@ def test_a_directory_of_ours_is_clean_and_its_promises_count(waltzctl: Tool, sto
     assert told.code == 8
     assert told.out.count("damaged-promise-file") == 6
     for number, last in enumerate((419, 51, 74, -1, 42, 14)):
-        promise = Promise(
+        hard_state = HardState(
             key=control.key, partition=number, incarnation=UUID(int=5), session=2, committed=last, durable=last,
             newest=0, segments=1,
             is_clean=False, sequence=0,
         )  # fmt: skip
-        (storage / str(number) / "promise").write_bytes(promise.encode().ljust(PROMISE_BYTES, b"\0"))
+        (storage / str(number) / "promise").write_bytes(hard_state.encode().ljust(HARD_STATE_BYTES, b"\0"))
     assert waltzctl("verify-segments", storage).code == 0
     for suffix in ("seg", "idx"):
         (storage / f"5/0000000000000000011.{suffix}").unlink()

@@ -37,17 +37,17 @@ from waltzd.errors.operations import ControlDamaged
 from waltzd.format.finding import Code
 from waltzd.format.layout import (
     CONTROL_NAME,
+    HARD_STATE_NAME,
     HEADER_BYTES,
     IDENTITY_NAME,
-    PROMISE_NAME,
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     decode_control_info,
     index_name,
-    read_promise_file,
+    read_hard_state_file,
     segment_name,
 )
 from waltzd.format.record import walk
@@ -65,7 +65,7 @@ ORIGIN = sample(RECORDS, clean=True)
 KILLED = sample(RECORDS)
 FIRSTS = first_ids(ORIGIN)
 RUN = bytes(run_for(0, 3, 3).data)
-SMALL = [CONTROL_NAME, IDENTITY_NAME, f"0/{PROMISE_NAME}"]
+SMALL = [CONTROL_NAME, IDENTITY_NAME, f"0/{HARD_STATE_NAME}"]
 
 
 def content(name: str) -> bytes:
@@ -112,7 +112,7 @@ STRUCTURES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "control header": (lambda raw: ControlHeader.decode(raw, "it"), content(CONTROL_NAME)[:HEADER_BYTES]),
     "control struct": (ControlStruct.decode, content(CONTROL_NAME)[_STRUCT : _STRUCT + 36]),
     "identity": (lambda raw: Identity.decode(raw, "it"), content(IDENTITY_NAME)),
-    "promise slot": (lambda raw: Promise.decode(raw, "it"), content(f"0/{PROMISE_NAME}")[:4096]),
+    "promise slot": (lambda raw: HardState.decode(raw, "it"), content(f"0/{HARD_STATE_NAME}")[:4096]),
 }
 
 
@@ -141,10 +141,10 @@ def test_records_of_a_control_file_and_slots_of_a_promise_file() -> None:
         for number in range(PARTITIONS):
             info = parsed(ControlDamaged, decode_control_info, raw, number, "it")
             assert info is None or info.current in info.structs
-        promise = read_promise_file(mutated(chance, content(f"0/{PROMISE_NAME}"), RUN), "it")[0]
-        assert promise is None or Promise.decode(promise.encode(), "it") == promise
+        hard_state = read_hard_state_file(mutated(chance, content(f"0/{HARD_STATE_NAME}"), RUN), "it")[0]
+        assert hard_state is None or HardState.decode(hard_state.encode(), "it") == hard_state
 
-    each("control and promise files", TRIES * 3, check)
+    each("control and hard-state files", TRIES * 3, check)
 
 
 def test_a_walk_over_records_stays_inside() -> None:

@@ -253,8 +253,8 @@ def test_a_replica_that_is_refused_is_a_reason(make_daemon: Callable[..., Daemon
     loop.run(make())
     assert Watched(daemon).get("/readyz")[0] == 200
     assert daemon.stop() == 0
-    (promise,) = (path for path in (daemon.directory / "1").iterdir() if "promise" in path.name)
-    promise.write_bytes(bytes(promise.stat().st_size))
+    (hard_state,) = (path for path in (daemon.directory / "1").iterdir() if "promise" in path.name)
+    hard_state.write_bytes(bytes(hard_state.stat().st_size))
     watch = Watched(daemon.start())
     status, said = watch.get("/readyz")
     assert (status, said.startswith("partition 1 is refused: ")) == (503, True), said

@@ -13,7 +13,7 @@ from uuid import UUID
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BeyondLog, WaltzError
 from waltzd.errors.operations import PartitionDamaged
-from waltzd.format.layout import PROMISE_NAME, index_name, segment_name
+from waltzd.format.layout import HARD_STATE_NAME, index_name, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -102,8 +102,8 @@ def index_path(number: int, first_id: int) -> str:
     return f"{ROOT}/{number}/{index_name(first_id)}"
 
 
-def promise_path(number: int) -> str:
-    return f"{ROOT}/{number}/{PROMISE_NAME}"
+def hard_state_path(number: int) -> str:
+    return f"{ROOT}/{number}/{HARD_STATE_NAME}"
 
 
 def first_ids(disk: SimDisk, number: int = 0) -> list[int]:

@@ -16,7 +16,7 @@ from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError
 from waltzd.format.batch import Head as BatchHead
 from waltzd.format.finding import Code, Finding
-from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX, FileHeader
+from waltzd.format.layout import BATCHES, CONTROL_NAME, HARD_STATE_NAME, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, encode_payloads, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import decode
@@ -428,7 +428,7 @@ class StorageMachine(Machine):
         return [found async for found in calls.verify(partition) if isinstance(found, Finding)]
 
     def _files(self) -> list[tuple[str, int]]:
-        """Sealed segments with their indexes, control and promise files."""
+        """Sealed segments with their indexes, control and hard-state files."""
         found: list[tuple[str, int]] = []
         for entry in self.disk.list(self.name):
             path = f"{self.name}/{entry.name}"
@@ -436,7 +436,7 @@ class StorageMachine(Machine):
                 found.append((path, self.disk.size(path)))
             elif entry.is_directory:
                 names = self.disk.names(path)
-                newest = max((name.partition(".")[0] for name in names if name != PROMISE_NAME), default="")
+                newest = max((name.partition(".")[0] for name in names if name != HARD_STATE_NAME), default="")
                 kept = [name for name in names if name.partition(".")[0] != newest]
                 found += [(f"{path}/{name}", self.disk.size(f"{path}/{name}")) for name in kept]
         return found

@@ -14,8 +14,8 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.append_queue import AppendQueue
 from waltzd.storage.replica import segment, startup
 from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.hard_state import Fence, HardStateFile
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.repair import Healing
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.segment_list import SegmentList
@@ -119,19 +119,19 @@ def does_not_flush_the_control_file(patches: Patches) -> None:
 
 
 @mutant(2, aim=Aim(faults=("power", "coordinator"), setup=BUSY))
-def does_not_flush_the_promise_file(patches: Patches) -> None:
+def does_not_flush_the_hard_state(patches: Patches) -> None:
     """A promise is answered before it is flushed."""
-    _without_flush(patches, PromiseFile, "change")
+    _without_flush(patches, HardStateFile, "change")
 
 
 @mutant(10, 12, aim=Aim(faults=("crash", "coordinator"), setup=BUSY))
 def keeps_its_promises_in_memory(patches: Patches) -> None:
     """Promised sessions and marks are never written down."""
 
-    def change(self: PromiseFile, **fields: Any) -> None:
+    def change(self: HardStateFile, **fields: Any) -> None:
         self.value = replace(self.value, sequence=self.value.sequence + 1, **fields)
 
-    patches.set(PromiseFile, "change", change)
+    patches.set(HardStateFile, "change", change)
 
 
 # -- what is found at a start ------------------------------------------------------------------------------------------

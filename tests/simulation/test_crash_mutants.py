@@ -17,8 +17,8 @@ from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.errors import WaltzError
 from waltzd.format.layout import index_name, segment_name
 from waltzd.format.scan import Survey, Tail
+from waltzd.storage.replica.hard_state import HardStateFile
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
 
@@ -45,15 +45,15 @@ def acknowledges_before_the_data_is_flushed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def answers_before_the_promise_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    def change(self: PromiseFile, **fields: Any) -> None:
+    def change(self: HardStateFile, **fields: Any) -> None:
         file, self._file = self._file, _Unflushed(self._file)  # type: ignore[assignment]
         try:
             right(self, **fields)
         finally:
             self._file = file
 
-    right = PromiseFile.change
-    patch.setattr(PromiseFile, "change", change)
+    right = HardStateFile.change
+    patch.setattr(HardStateFile, "change", change)
 
 
 class _Unflushed:
@@ -83,7 +83,7 @@ def marks_as_durable_what_is_not_flushed_yet(patch: pytest.MonkeyPatch) -> None:
     def append(self: Partition, session: int, runs: Any, committed: int) -> int:
         self.check_session(session)
         if runs and not self.findings and runs[0].first_id == self.last_id + 1:
-            self._promise.change(durable=runs[-1].last_id)
+            self._hard_state.change(durable=runs[-1].last_id)
         return right(self, session, runs, committed)
 
     right = Partition.append
@@ -136,13 +136,13 @@ def does_not_flush_what_it_cut(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def forgets_that_a_cut_lowers_what_is_durable(patch: pytest.MonkeyPatch) -> None:
-    def change(self: PromiseFile, **fields: Any) -> None:
+    def change(self: HardStateFile, **fields: Any) -> None:
         if fields.get("durable", self.value.durable) < self.value.durable:
             del fields["durable"]
         right(self, **fields)
 
-    right = PromiseFile.change
-    patch.setattr(PromiseFile, "change", change)
+    right = HardStateFile.change
+    patch.setattr(HardStateFile, "change", change)
 
 
 BATCH_MUTANTS: dict[str, Patch] = {}

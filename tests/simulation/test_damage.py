@@ -20,10 +20,10 @@ from tests.simulation.sample import (
     expected,
     first_ids,
     goes_on,
+    hard_state_path,
     index_path,
     is_vouched_for,
     open_directory,
-    promise_path,
     run_for,
     sample,
     segment_path,
@@ -33,7 +33,7 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BelowFloor, PartitionDamaged
 from waltzd.format.finding import Code
-from waltzd.format.layout import HEADER_BYTES, index_offset, read_promise_file
+from waltzd.format.layout import HEADER_BYTES, index_offset, read_hard_state_file
 from waltzd.format.record import encode_payloads
 
 RECORDS = 12
@@ -70,9 +70,9 @@ def id_at(first_id: int, offset: int) -> int | None:
 
 
 def durable_id(disk: SimDisk) -> int:
-    promise = read_promise_file(bytes(disk.content(promise_path(0))), "promise")[0]
-    assert promise is not None
-    return promise.durable
+    hard_state = read_hard_state_file(bytes(disk.content(hard_state_path(0))), "promise")[0]
+    assert hard_state is not None
+    return hard_state.durable
 
 
 def judge(disk: SimDisk, *, lost: Iterable[int] | None = None, again: bool = True) -> set[int]:
@@ -237,7 +237,7 @@ def test_a_segment_of_another_partition_is_refused(first_id: int) -> None:
 
 def test_the_promise_of_another_partition_is_refused() -> None:
     disk = sample(RECORDS)
-    _swap(disk, promise_path(0), promise_path(1))
+    _swap(disk, hard_state_path(0), hard_state_path(1))
     directory = open_directory(disk)
     for number in (0, 1):
         with pytest.raises(WaltzError) as caught:

@@ -13,8 +13,8 @@ from tests.simulation.sample import (
     begin,
     blank_disk,
     expected,
+    hard_state_path,
     open_directory,
-    promise_path,
     records_of,
     run_for,
     segment_path,
@@ -226,7 +226,7 @@ def test_the_lineage_survives_in_either_slot() -> None:
     for slot in (0, 4096):
         copy = disk.clone(slot + 1)
         copy.kill()
-        copy.corrupt(promise_path(0), slot + 50, b"\xff\xee")
+        copy.corrupt(hard_state_path(0), slot + 50, b"\xff\xee")
         partition = open_directory(copy).partition(0)
         assert partition.lineage == Lineage(SECOND.later)
         assert partition.key == KEY

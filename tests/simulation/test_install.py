@@ -22,10 +22,10 @@ from tests.simulation.sample import (
     expected,
     first_ids,
     goes_on,
+    hard_state_path,
     index_path,
     is_vouched_for,
     open_directory,
-    promise_path,
     run_for,
     sample,
     segment_path,
@@ -34,7 +34,7 @@ from tests.simulation.sample import (
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import DiskFull, ForeignCluster, TooLarge, WaltzError
 from waltzd.errors.operations import NotNextId, NotOpened, PartitionDamaged, StaleSession, UnfitSegment
-from waltzd.format.layout import HEADER_BYTES, FileHeader, read_promise_file
+from waltzd.format.layout import HEADER_BYTES, FileHeader, read_hard_state_file
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -259,9 +259,9 @@ def test_a_file_that_is_too_long_for_its_place_is_cut_to_it() -> None:
     assert first_ids(disk) == FIRSTS
     assert disk.content(segment_path(0, FIRSTS[1])) == segment_file(FIRSTS[1], FIRSTS[2] - 1)
     assert disk.size(index_path(0, FIRSTS[1])) == HEADER_BYTES + 8 * (FIRSTS[2] - FIRSTS[1])
-    promise = read_promise_file(bytes(disk.content(promise_path(0))), "promise")[0]
-    assert promise is not None
-    assert promise.segments == len(FIRSTS)
+    hard_state = read_hard_state_file(bytes(disk.content(hard_state_path(0))), "promise")[0]
+    assert hard_state is not None
+    assert hard_state.segments == len(FIRSTS)
     assert served(partition, SENT) == ALL
     is_level(disk)
 
@@ -542,7 +542,7 @@ def test_a_directory_that_was_copied_or_restored_is_another_incarnation() -> Non
     assert served(partition, SENT) == ALL
     copy.power_cut()
     assert incarnation(copy) == second
-    copy.corrupt(promise_path(0), 50, b"\xa5")
+    copy.corrupt(hard_state_path(0), 50, b"\xa5")
     copy.kill()
     assert incarnation(copy) == second, "a damaged slot brought the old incarnation back"
     disk.kill()

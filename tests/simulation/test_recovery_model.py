@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.recovery_model import Violation, World
 from tests.unit.waltzd.server.core import test_progress
 from tests.unit.waltzd.server.core.test_recovery import (
-    test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then as promises,
+    test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then as hard_states,
 )
 from tests.unit.waltzd.server.core.test_recovery_stories import tell
 from waltzd.protocol.quorum import reached
@@ -156,7 +156,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 CAUGHT_BY: dict[str, Callable[[], None]] = {
     "a source gives whatever it holds": partial(tell, "copy-in-progress"),
     "whoever is torn knows its end": partial(tell, "torn-write-of-the-longest"),
-    "whom a storage had promised itself to does not matter": partial(promises, None, 2, True),
+    "whom a storage had promised itself to does not matter": partial(hard_states, None, 2, True),
     "who forgot its session is cut before its vote is taken away": partial(tell, "forgot-that-it-had-begun"),
     "a session is taken before anybody was asked": partial(tell, "who-has-to-be-asked"),
     "how far a replica had acknowledged does not matter": partial(tell, "disk-put-back"),

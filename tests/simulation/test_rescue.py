@@ -181,7 +181,7 @@ async def test_a_session_number_that_nobody_can_follow_is_taken_back() -> None:
         owned.task.cancel()
         for name in ("s0", "s1"):
             replica = c.storages[name].calls.directory.partition(0)  # type: ignore[union-attr]
-            replica._promise.promise(session=ABSURD, committed=replica.committed)  # as an older storage did when asked
+            replica._hard_state.promise(session=ABSURD, committed=replica.committed)  # as an older storage did when asked
         other = await c.own(2)
         await c.until(lambda: str(ABSURD) in other.waiting)
         done = await Hands(c).rescue()

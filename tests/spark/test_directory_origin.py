@@ -27,15 +27,15 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
+    HARD_STATE_BYTES,
+    HARD_STATE_NAME,
     HEADER_BYTES,
     IDENTITY_NAME,
-    PROMISE_BYTES,
-    PROMISE_NAME,
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     index_name,
     initial_structs,
     segment_name,
@@ -54,8 +54,8 @@ def struct(low_mark: int, local_low_mark: int) -> ControlStruct:
     return ControlStruct(session=3, low_mark=low_mark, local_low_mark=local_low_mark, flags=flags, sequence=4)
 
 
-def promise(committed: int, durable: int, newest: int = 0) -> Promise:
-    return Promise(key=KEY, partition=0, incarnation=UUID(int=9), session=3, committed=committed, durable=durable,
+def hard_state(committed: int, durable: int, newest: int = 0) -> HardState:
+    return HardState(key=KEY, partition=0, incarnation=UUID(int=9), session=3, committed=committed, durable=durable,
                    newest=newest, segments=1, is_clean=False, sequence=2)  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def log_of(count: int, seed: int = 1) -> Run:
 
 def store(
     disk: SimDisk, storage: str, log: Run, cuts: list[int], *, mark: int, durable: int | None = None, key: UUID = KEY,
-    with_promise: bool = True,
+    with_hard_state: bool = True,
 ) -> str:  # fmt: skip
     """One partition, number 0, whose segments start at `cuts`; the directory of the partition."""
     disk.make_directory(storage)
@@ -78,10 +78,10 @@ def store(
     disk.make_directory(directory)
     for first, stop in zip(cuts, [*cuts[1:], len(log)], strict=True):
         write_segment(disk, directory, log.part(first, stop), key)
-    if with_promise:
+    if with_hard_state:
         disk.create(f"{storage}/{IDENTITY_NAME}").write(0, Identity(control=header, directory=UUID(int=2)).encode())
-        raw = promise(mark, len(log) - 1 if durable is None else durable, cuts[-1] if cuts else 0).encode()
-        disk.create(f"{directory}/{PROMISE_NAME}").write(0, raw.ljust(PROMISE_BYTES, b"\0"))
+        raw = hard_state(mark, len(log) - 1 if durable is None else durable, cuts[-1] if cuts else 0).encode()
+        disk.create(f"{directory}/{HARD_STATE_NAME}").write(0, raw.ljust(HARD_STATE_BYTES, b"\0"))
     return directory
 
 
@@ -183,15 +183,15 @@ def test_an_origin_is_sent_to_where_it_is_read(original: Path) -> None:
         (None, None, None),
         (struct(50, 50), None, 50),
         (struct(50, 30), None, 30),  # the original: it had less than was decided
-        (struct(-1, -1), promise(-1, 80), -1),  # a session that has not begun
-        (struct(50, 50), promise(70, 80), 70),
-        (struct(50, 50), promise(20, 80), 50),
-        (struct(50, 30), promise(20, 40), 40),  # being brought level: as far as it is on the disk
-        (struct(50, 30), promise(20, 20), 30),
-        (None, promise(70, 80), 70),
+        (struct(-1, -1), hard_state(-1, 80), -1),  # a session that has not begun
+        (struct(50, 50), hard_state(70, 80), 70),
+        (struct(50, 50), hard_state(20, 80), 50),
+        (struct(50, 30), hard_state(20, 40), 40),  # being brought level: as far as it is on the disk
+        (struct(50, 30), hard_state(20, 20), 30),
+        (None, hard_state(70, 80), 70),
     ],
 )
-def test_how_far_a_replica_vouches(there: ControlStruct | None, said: Promise | None, mark: int | None) -> None:
+def test_how_far_a_replica_vouches(there: ControlStruct | None, said: HardState | None, mark: int | None) -> None:
     assert certain_mark(there, said) == mark
 
 
@@ -489,12 +489,12 @@ def lose_partition(disk: SimDisk) -> None:
     disk.rename("s/0", "s/0.set-aside-1")
 
 
-def lose_promise(disk: SimDisk) -> None:
-    disk.remove(f"s/0/{PROMISE_NAME}")
+def lose_hard_state(disk: SimDisk) -> None:
+    disk.remove(f"s/0/{HARD_STATE_NAME}")
 
 
-def break_promise(disk: SimDisk) -> None:
-    disk.corrupt(f"s/0/{PROMISE_NAME}", 60, b"\xff")
+def break_hard_state(disk: SimDisk) -> None:
+    disk.corrupt(f"s/0/{HARD_STATE_NAME}", 60, b"\xff")
 
 
 def break_control(disk: SimDisk) -> None:
@@ -518,8 +518,8 @@ def other_name(disk: SimDisk) -> None:
         (lose_middle_segment, PartitionDamaged, "ids 30 to 59 of partition 0 are missing"),
         (lose_all_segments, PartitionDamaged, "ids 0 to 89 are missing: no segment starts before id 90"),
         (lose_partition, PartitionDamaged, "the control file says that it is here, and its directory is missing"),
-        (lose_promise, PartitionDamaged, "the promise file is missing"),
-        (break_promise, PartitionDamaged, "fails its checksum"),
+        (lose_hard_state, PartitionDamaged, "the hard-state file is missing"),
+        (break_hard_state, PartitionDamaged, "fails its checksum"),
         (break_control, ControlDamaged, "the control file"),
         (foreign_segment, HeaderDamaged, "should be cluster 00000000-0000-0000-0000-000000000005"),
         (other_name, PartitionDamaged, "id 30 of partition 0 is missing"),
@@ -565,7 +565,7 @@ def test_either_of_two_files_says_which_cluster_it_is(what: str) -> None:
 def test_two_clusters_are_never_mixed() -> None:
     disk = SimDisk()
     store(disk, "a", log_of(10), [0], mark=9)
-    store(disk, "b", log_of(20), [0], mark=19, key=UUID(int=6), with_promise=False)
+    store(disk, "b", log_of(20), [0], mark=19, key=UUID(int=6), with_hard_state=False)
     with pytest.raises(ForeignCluster, match=r"a belongs to the cluster .*5, b to .*6"):
         DirectoryOrigin(storages=("a", "b"), disk=disk).catalog()
 

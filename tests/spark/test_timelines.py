@@ -24,14 +24,14 @@ from waltz_spark.table.columns import Projection
 from waltz_spark.table.position import NO_LIMIT, Position, advanced, between, end_of
 from waltz_spark.table.read_task import Reading, tasks
 
-from tests.spark.test_directory_origin import log_of, promise, read_all, store
+from tests.spark.test_directory_origin import hard_state, log_of, read_all, store
 from tests.spark.test_manifest import SHAPE, piece_of
 from tests.spark.test_stream import FakeLog, batch, reader_of, told
 from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import OtherTimeline
 from waltzd.errors.operations import ControlDamaged, PositionUnknown
-from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, IDENTITY_NAME, PROMISE_BYTES, PROMISE_NAME
+from waltzd.format.layout import CONTROL_NAME, HARD_STATE_BYTES, HARD_STATE_NAME, HEADER_BYTES, IDENTITY_NAME
 from waltzd.format.record import Run
 from waltzd.protocol import positions
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
@@ -218,9 +218,9 @@ def test_an_export_goes_on_up_to_the_fork_and_is_refused_above(log: ForkedLog) -
 
 
 def give_timelines(disk: SimDisk, directory: str, committed: int, lineage: Lineage) -> None:
-    found = replace(promise(committed, committed), timelines=lineage.encode())
-    disk.remove(f"{directory}/{PROMISE_NAME}")
-    disk.create(f"{directory}/{PROMISE_NAME}").write(0, found.encode().ljust(PROMISE_BYTES, b"\0"))
+    found = replace(hard_state(committed, committed), timelines=lineage.encode())
+    disk.remove(f"{directory}/{HARD_STATE_NAME}")
+    disk.create(f"{directory}/{HARD_STATE_NAME}").write(0, found.encode().ljust(HARD_STATE_BYTES, b"\0"))
 
 
 def test_of_several_directories_those_of_the_newest_timeline_are_read(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,8 +28,8 @@ from waltzd.errors.operations import AlreadyThere, DirectoryHeld, NoLocalCluster
 from waltzd.format.layout import (
     CONTROL_NAME,
     GROUPS_NAME,
+    HARD_STATE_NAME,
     IDENTITY_NAME,
-    PROMISE_NAME,
     RESERVE_NAME,
     SCRUB_NAME,
 )
@@ -63,7 +63,7 @@ _FILES = re.compile(
     | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
     | storage-\d+/storage\.yml
     | storage-\d+/data/({"|".join(map(re.escape, _OF_A_STORAGE))}){_NEW}
-    | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({PROMISE_NAME}|\d{{19}}\.(seg|idx)){_NEW}
+    | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({HARD_STATE_NAME}|\d{{19}}\.(seg|idx)){_NEW}
     """,
     re.VERBOSE,
 )

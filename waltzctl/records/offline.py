@@ -28,7 +28,7 @@ from waltzd.disk.real import GuestDisk, RealDisk, translate
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import NothingHere, NotRegularFile, Unsafe
-from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, PROMISE_NAME, first_id_of
+from waltzd.format.layout import CONTROL_NAME, HARD_STATE_NAME, IDENTITY_NAME, first_id_of
 from waltzd.storage.offline.dump import dump
 from waltzd.storage.offline.reindex import IndexState, rebuild
 from waltzd.storage.offline.verify import Options, Target, partition_of, verify
@@ -59,7 +59,7 @@ def verify_segments(
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Check all files of a storage: every checksum, header and index entry, the control and promise files, and that no
+    """Check all files of a storage: every checksum, header and index entry, the control and hard-state files, and that no
     segment is missing. PATH is a storage directory, a partition directory, or a segment.
 
     Nothing is written. The exit code is 0 if all files are valid, 8 if there are findings, 1 if the check could not run.
@@ -163,7 +163,7 @@ def dump_segment(
         int | None, Option("--payload-bytes", min=0, help="Maximum number of bytes of each payload to show.")
     ] = None,
 ) -> int:
-    """Dump a segment (.seg), an index (.idx), the control file, the identity file, or a promise file.
+    """Dump a segment (.seg), an index (.idx), the control file, the identity file, or a hard-state file.
 
     Damaged files are dumped as well. Bytes that are not a valid record are printed in their place; if one changed byte
     explains the damage, it is marked. Nothing is written.
@@ -232,7 +232,7 @@ def _resolve_one(path: str) -> Target:
     names = _names(whole)
     if _is_storage(whole, names):
         return Target(storage=whole)
-    if any(first_id_of(name) is not None for name in names) or PROMISE_NAME in names:
+    if any(first_id_of(name) is not None for name in names) or HARD_STATE_NAME in names:
         return Target(storage=_storage_of(whole), directory=whole)
     raise NothingHere(
         f"{path} holds no Waltz data: no control file, no partition, no segment"

@@ -1,8 +1,8 @@
 """Restores the files of one replica from an archive: fetch, check, set the key of the cluster, and cut at a mark.
 
-Files are written to a folder of their own, which becomes a replica only when a promise is written into it and it is renamed
-(`waltzd.storage.replica.restored`). So nothing counts before everything is there. Segments that a killed run left are
-checked again, record by record, and kept; the last segment, which may be cut, is always written again.
+Files are written to a folder of their own, which becomes a replica only when a hard state is written into it and it is
+renamed (`waltzd.storage.replica.restored`). So nothing counts before everything is there. Segments that a killed run
+left are checked again, record by record, and kept; the last segment, which may be cut, is always written again.
 
 Each object is compared with the SHA-256 in the manifest, which was computed from checked records, so the records are not
 checked again. A new key changes the header of each file, so the digest in its footer and the chain of footers change as

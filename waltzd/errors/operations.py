@@ -558,7 +558,7 @@ class LogUnreadable(WaltzError, code="W2200", exit_code=EXIT_UNHEALTHY, retry=Re
 
 
 class MarkUnknown(WaltzError, code="W2201", exit_code=EXIT_UNSAFE):
-    """A directory holds segments of records, and no control file or promise file that says which records are
+    """A directory holds segments of records, and no control file or hard-state file that says which records are
     committed. Uncommitted records could be among them. In segments that were restored from an export, all records are
     committed. Not done: nothing was read. Next: give the directory of the storage itself; or set allowUncommitted to
     true to read whatever is there."""

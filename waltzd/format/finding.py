@@ -36,8 +36,8 @@ class Code(enum.StrEnum):
     LONE_INDEX = "lone-index"
     CONTROL_STRUCT = "damaged-control-struct"
     CONTROL_FILE = "damaged-control-file"
-    PROMISE_SLOT = "damaged-promise-slot"
-    PROMISE_FILE = "damaged-promise-file"
+    HARD_STATE_SLOT = "damaged-promise-slot"
+    HARD_STATE_FILE = "damaged-promise-file"
     MISSING_PARTITION = "missing-partition"
     NOT_A_FILE = "not-a-file"
     UNREADABLE = "unreadable"
@@ -69,8 +69,8 @@ REMEDY = {
     Code.LONE_INDEX: "put the missing segment back; if there never was one, nothing to do",
     Code.CONTROL_STRUCT: _SECOND_COPY,
     Code.CONTROL_FILE: _FROM_REPLICAS,
-    Code.PROMISE_SLOT: _SECOND_COPY,
-    Code.PROMISE_FILE: _FROM_REPLICAS,
+    Code.HARD_STATE_SLOT: _SECOND_COPY,
+    Code.HARD_STATE_FILE: _FROM_REPLICAS,
     Code.MISSING_PARTITION: _FROM_REPLICAS,
     Code.NOT_A_FILE: "put the plain file in its place",
     Code.UNREADABLE: "look at the kernel log for this device; " + _FROM_REPLICAS,
@@ -82,7 +82,9 @@ INDEX_CODES = frozenset(code for code in Code if code.endswith(("-index", "-inde
 FOOTER_CODES = frozenset((Code.FOOTER_MISSING, Code.DAMAGED_FOOTER))
 """Codes of a missing or damaged footer. The batches are sound, and the footer can be rebuilt from them."""
 
-HARMLESS_CODES = INDEX_CODES | FOOTER_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
+HARMLESS_CODES = (
+    INDEX_CODES | FOOTER_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.HARD_STATE_SLOT, Code.DAMAGED_PAYLOAD}
+)
 """Codes that are no damage: a replica with these alone holds everything that it acknowledged, as it was sent."""
 
 _ERRORS: dict[Code, type[WaltzError]] = {

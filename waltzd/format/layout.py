@@ -4,7 +4,7 @@
     <directory>/waltz-storage.id       identity: a checksummed copy of the control header (not in the original Waltz)
     <directory>/waltz-storage.reserve  space that is freed to start on a full disk (not in the original Waltz)
     <directory>/<partition>/<first id, 19 digits>.seg, .idx and .key
-    <directory>/<partition>/promise    two alternating checksummed slots: session promise, marks, incarnation (not in the
+    <directory>/<partition>/promise    two alternating checksummed slots: promised session, marks, incarnation (not in the
                                        original Waltz)
 
 All integers are big-endian. `docs/format.md` describes the same in prose. Pure: bytes in, values out.
@@ -39,7 +39,7 @@ GROUPS_NAME = "waltz-groups.ctl"
 IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 SCRUB_NAME = "scrub.json"
-PROMISE_NAME = "promise"
+HARD_STATE_NAME = "promise"
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
 KEY_SUFFIX = ".key"
@@ -394,8 +394,8 @@ IDENTITY_BYTES = _IDENTITY.size + 4
 class Identity:
     """A checksummed copy of the control header, the id of the directory, and the name of its storage.
 
-    It shows every flipped bit of the control header. If the file exists, each assigned partition must have a promise file;
-    if not, the directory was written by the original Waltz."""
+    It shows every flipped bit of the control header. If the file exists, each assigned partition must have a hard-state
+    file; if not, the directory was written by the original Waltz."""
 
     control: ControlHeader
     directory: UUID
@@ -444,30 +444,30 @@ def compare_identity(header: ControlHeader, identity: Identity, path: str) -> li
     return findings
 
 
-# -- promise file ------------------------------------------------------------------------------------------------------
+# -- hard-state file ------------------------------------------------------------------------------------------------------
 
-_PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ16sq")
+_HARD_STATE = struct.Struct(">8si16si16sqqqqiiqQQ16sq")
 _FLOOR = struct.Struct(">q")
 _TRIMMED = 1
-"""Version of a promise whose trim floor is above 0, which is its last field. A replica that was never trimmed keeps the
+"""Version of a hard state whose trim floor is above 0, which is its last field. A replica that was never trimmed keeps the
 older version. Programs that do not know trimming reject this version, because they would take trimmed records for
 damage."""
 _FORKED = 2
-"""Version of a promise on a later timeline than the first: floor and timelines are its last fields. Programs that do not
+"""Version of a hard state on a later timeline than the first: floor and timelines are its last fields. Programs that do not
 know timelines reject it."""
 _TIMELINES = struct.Struct(">qi")
 """Floor, and size of the timelines that follow."""
 NO_BOOT = UUID(int=0)
-_PROMISE_MAGIC = b"WALTZPR\0"
-PROMISE_SLOT_SPACING = 4096
+_HARD_STATE_MAGIC = b"WALTZPR\0"
+HARD_STATE_SLOT_SPACING = 4096
 """Distance of the two slots: each has a page of its own, so a torn write damages only one."""
-PROMISE_BYTES = 2 * PROMISE_SLOT_SPACING
-PROMISE_SLOT_BYTES = _PROMISE.size + 4
+HARD_STATE_BYTES = 2 * HARD_STATE_SLOT_SPACING
+HARD_STATE_SLOT_BYTES = _HARD_STATE.size + 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
-    """Session promise and marks of a replica, in addition to the control struct of the original Waltz."""
+class HardState:
+    """Promised session and marks of a replica, in addition to the control struct of the original Waltz."""
 
     key: UUID
     partition: int
@@ -503,8 +503,8 @@ class Promise:
             version, rest = _FORKED, _TIMELINES.pack(self.floor, len(self.timelines)) + self.timelines
         elif self.floor:
             version, rest = _TRIMMED, _FLOOR.pack(self.floor)
-        return _sealed(_PROMISE.pack(
-            _PROMISE_MAGIC, version, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
+        return _sealed(_HARD_STATE.pack(
+            _HARD_STATE_MAGIC, version, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
             self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
             self.inode_generation, self.boot.bytes, self.settled,
         ) + rest)  # fmt: skip
@@ -516,25 +516,25 @@ class Promise:
     @property
     def slot_offset(self) -> int:
         """Offset of the slot: odd and even sequences take turns."""
-        return PROMISE_SLOT_SPACING * (self.sequence % 2)
+        return HARD_STATE_SLOT_SPACING * (self.sequence % 2)
 
     @staticmethod
-    def decode(raw: bytes, where: str) -> Promise | None:
+    def decode(raw: bytes, where: str) -> HardState | None:
         body = _unsealed(raw, _slot_bytes_of(raw) - 4)
         if body is None:
             return None
-        fields = _PROMISE.unpack(body[: _PROMISE.size])
+        fields = _HARD_STATE.unpack(body[: _HARD_STATE.size])
         magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean = fields[:11]
         sequence, inode, inode_generation, boot, settled = fields[11:]
-        if magic != _PROMISE_MAGIC:
+        if magic != _HARD_STATE_MAGIC:
             return None
         _check_version(version, where, (VERSION, _TRIMMED, _FORKED))
-        rest, floor, timelines = body[_PROMISE.size :], 0, b""
+        rest, floor, timelines = body[_HARD_STATE.size :], 0, b""
         if version == _TRIMMED:
             (floor,) = _FLOOR.unpack(rest)
         elif version == _FORKED:
             floor, timelines = _TIMELINES.unpack_from(rest)[0], rest[_TIMELINES.size :]
-        return Promise(
+        return HardState(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
             inode=inode, inode_generation=inode_generation, boot=UUID(bytes=boot), settled=settled,
@@ -546,41 +546,42 @@ def _slot_bytes_of(page: bytes) -> int:
     """Return the size of a slot by the version and the lengths in it, which its checksum may prove wrong."""
     version = int.from_bytes(page[8:12], "big")
     if version == _TRIMMED:
-        return PROMISE_SLOT_BYTES + _FLOOR.size
-    if version == _FORKED and len(page) >= _PROMISE.size + _TIMELINES.size:
-        size = _TIMELINES.unpack_from(page, _PROMISE.size)[1]
-        least = PROMISE_SLOT_BYTES + _TIMELINES.size
-        return least + size if 0 <= size <= PROMISE_SLOT_SPACING - least else least
-    return PROMISE_SLOT_BYTES
+        return HARD_STATE_SLOT_BYTES + _FLOOR.size
+    if version == _FORKED and len(page) >= _HARD_STATE.size + _TIMELINES.size:
+        size = _TIMELINES.unpack_from(page, _HARD_STATE.size)[1]
+        least = HARD_STATE_SLOT_BYTES + _TIMELINES.size
+        return least + size if 0 <= size <= HARD_STATE_SLOT_SPACING - least else least
+    return HARD_STATE_SLOT_BYTES
 
 
-def read_promise_file(
+def read_hard_state_file(
     raw: bytes, path: str, key: UUID | None = None, partition: int | None = None
-) -> tuple[Promise | None, list[Finding]]:
-    """Return the promise of the sound slot with the higher sequence, and findings. A slot of zeros was never written, which
-    is no finding. The promise is None if a slot has an unknown version, or if it belongs to another cluster or
+) -> tuple[HardState | None, list[Finding]]:
+    """Return the hard state of the sound slot with the higher sequence, and findings. A slot of zeros was never
+    written, which
+    is no finding. The hard state is None if a slot has an unknown version, or if it belongs to another cluster or
     partition."""
     findings = Findings(path, partition)
-    sound: list[Promise] = []
+    sound: list[HardState] = []
     wrong: list[tuple[str, int, int]] = []
-    for start in (0, PROMISE_SLOT_SPACING):
-        page, slot = raw[start : start + PROMISE_SLOT_SPACING], f"slot {1 + start // PROMISE_SLOT_SPACING}"
+    for start in (0, HARD_STATE_SLOT_SPACING):
+        page, slot = raw[start : start + HARD_STATE_SLOT_SPACING], f"slot {1 + start // HARD_STATE_SLOT_SPACING}"
         if not any(page):
             continue
         try:
-            promise = Promise.decode(page, slot)
+            hard_state = HardState.decode(page, slot)
         except UnknownVersion as error:
             findings.find(Code.UNKNOWN_VERSION, error.message, start, len(page))
             continue
-        rest = page[PROMISE_SLOT_BYTES if promise is None else promise.slot_bytes :].lstrip(b"\0")
-        if promise is None:
+        rest = page[HARD_STATE_SLOT_BYTES if hard_state is None else hard_state.slot_bytes :].lstrip(b"\0")
+        if hard_state is None:
             detail = f"{slot} fails its checksum" + changed_byte(page[: _slot_bytes_of(page)], start, "slot")
             wrong.append((detail, start, len(page)))
             continue
-        sound.append(promise)
-        if promise.slot_offset != start:
+        sound.append(hard_state)
+        if hard_state.slot_offset != start:
             wrong.append(
-                (f"{slot} holds the promise number {promise.sequence}, which belongs in the other", start, len(page))
+                (f"{slot} holds the hard state number {hard_state.sequence}, which belongs in the other", start, len(page))
             )
         elif rest:
             at = start + len(page) - len(rest)
@@ -589,17 +590,20 @@ def read_promise_file(
         sound = []
     elif not sound and not wrong:
         findings.find(
-            Code.PROMISE_FILE, "neither slot holds a promise" + ("" if partition is None else f" of partition {partition}")
+            Code.HARD_STATE_FILE,
+            "neither slot holds a hard state" + ("" if partition is None else f" of partition {partition}"),
         )
     for detail, start, size in wrong:
-        findings.find(Code.PROMISE_SLOT if sound else Code.PROMISE_FILE, detail, start, size)
-    if len(raw) != PROMISE_BYTES:
-        findings.find(Code.PROMISE_FILE, f"has {len(raw)} bytes or more, {PROMISE_BYTES} are right", 0, max(1, len(raw)))
+        findings.find(Code.HARD_STATE_SLOT if sound else Code.HARD_STATE_FILE, detail, start, size)
+    if len(raw) != HARD_STATE_BYTES:
+        findings.find(
+            Code.HARD_STATE_FILE, f"has {len(raw)} bytes or more, {HARD_STATE_BYTES} are right", 0, max(1, len(raw))
+        )
     newest = max(sound, key=lambda slot: slot.sequence, default=None)
     if newest is not None and key is not None and newest.key != key:
         findings.find(Code.FOREIGN_KEY, f"belongs to the cluster {newest.key}, not to {key}")
         return None, findings
     if newest is not None and partition is not None and newest.partition != partition:
-        findings.find(Code.PROMISE_FILE, f"belongs to partition {newest.partition}, not to {partition}")
+        findings.find(Code.HARD_STATE_FILE, f"belongs to partition {newest.partition}, not to {partition}")
         return None, findings
     return newest, findings

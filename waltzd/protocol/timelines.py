@@ -27,7 +27,7 @@ from waltzd.protocol.quorum import EMPTY
 FIRST = UUID(int=0)
 """Identity of the first timeline of every log."""
 TIMELINES_MAX = 64
-"""Largest number of timelines of a partition: they have to fit into one page of the promise file."""
+"""Largest number of timelines of a partition: they have to fit into one page of the hard-state file."""
 Fork = NewType("Fork", int)
 """Last id that two timelines share; -1 when they share nothing."""
 _ENTRY = struct.Struct(">16siiqq")
@@ -177,7 +177,7 @@ class Lineage:
         )  # fmt: skip
         return Lineage((*self.later, new))
 
-    # -- as bytes, in the promise of a replica
+    # -- as bytes, in the hard state of a replica
 
     def encode(self) -> bytes:
         return b"".join(

@@ -54,8 +54,8 @@ from waltzd.storage.append_queue import AppendQueue, InlineFlushPolicy, RunBlock
 from waltzd.storage.archiver import Archiver
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.hard_state import check_jump
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.repair import Installation
 from waltzd.storage.replica.segment import Suspect
 from waltzd.storage.restorer import Restorer

@@ -47,8 +47,8 @@ from waltzd.format.layout import (
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     index_entries,
     index_name,
     segment_ids,
@@ -60,7 +60,7 @@ from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.storage.offline.verify import partition_of
 from waltzd.storage.replica.control import Ledger, read_ledger
-from waltzd.storage.replica.promise import floor_of, read_promise
+from waltzd.storage.replica.hard_state import floor_of, read_hard_state
 
 T = TypeVar("T")
 _log = logging.getLogger("waltz.spark")
@@ -68,16 +68,16 @@ _UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathM
 """Errors of one directory after which another one is tried."""
 
 
-def certain_mark(struct: ControlStruct | None, promise: Promise | None) -> int | None:
+def certain_mark(struct: ControlStruct | None, hard_state: HardState | None) -> int | None:
     """Return the last id that is certainly committed and on the replica's disk; None if unknown. Pure.
 
     While a replica catches up, its low-water mark may be above its last id. Then the id that it had when the mark was set
     counts, and the id that it has reported as durable since; files of the original Waltz have only the former."""
-    if promise is None:
+    if hard_state is None:
         return None if struct is None else min(struct.low_mark, struct.local_low_mark)
     if struct is None:
-        return promise.committed
-    return max(promise.committed, min(struct.low_mark, max(struct.local_low_mark, promise.durable)))
+        return hard_state.committed
+    return max(hard_state.committed, min(struct.low_mark, max(struct.local_low_mark, hard_state.durable)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +272,8 @@ class DirectoryOrigin:
         ledger = self._ledger(storage)
         if ledger is None or ledger.key is None:
             return NEVER_FORKED
-        promise, _ = read_promise(self.disk, join(storage, str(partition)), partition, ledger.key, is_expected=False)
-        return NEVER_FORKED if promise is None else Lineage.decode(promise.timelines) or NEVER_FORKED
+        hard_state, _ = read_hard_state(self.disk, join(storage, str(partition)), partition, ledger.key, is_expected=False)
+        return NEVER_FORKED if hard_state is None else Lineage.decode(hard_state.timelines) or NEVER_FORKED
 
     def _key(self, storage: str) -> UUID | None:
         """Return the key of the cluster without reading the marks of all partitions, because it is needed for every
@@ -325,19 +325,19 @@ class DirectoryOrigin:
         if not is_there:
             return _complaining(bare, "the control file says that it is here, and its directory is missing")
         struct = ledger.structs.get(number)
-        promise, findings = read_promise(self.disk, directory, number, key, is_expected=ledger.has_identity)
-        if promise is None and findings:
+        hard_state, findings = read_hard_state(self.disk, directory, number, key, is_expected=ledger.has_identity)
+        if hard_state is None and findings:
             return _complaining(bare, findings[0].sentence())
-        lineage = NEVER_FORKED if promise is None else Lineage.decode(promise.timelines)
+        lineage = NEVER_FORKED if hard_state is None else Lineage.decode(hard_state.timelines)
         if lineage is None:
             return _complaining(bare, "its promise names timelines that are no history of a log")
         bare = replace(bare, lineage=lineage)
-        mark = certain_mark(struct, promise)
+        mark = certain_mark(struct, hard_state)
         if mark is None:
             return _complaining(bare, "its record in the control file is damaged, so nothing says what is committed")
         if self.allows_uncommitted:
-            return self._whole(bare, floor=floor_of(struct, promise))
-        newest = promise.newest if promise is not None else NO_MARK
+            return self._whole(bare, floor=floor_of(struct, hard_state))
+        newest = hard_state.newest if hard_state is not None else NO_MARK
         return self._shelved(bare, mark, newest=newest)
 
     def _shelved(self, bare: Replica, last_id: int, *, newest: int = NO_MARK) -> Replica:

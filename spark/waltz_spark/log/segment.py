@@ -25,7 +25,7 @@ from waltzd.format.index import read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, segment_ids, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
 from waltzd.format.scan import scan, survey
-from waltzd.storage.replica.promise import read_promise
+from waltzd.storage.replica.hard_state import read_hard_state
 
 ENTRIES_MIN = 64
 Ask: TypeAlias = "Callable[[Extent, Callable[[Segment], int | None]], int | None]"
@@ -75,14 +75,14 @@ def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
 
 def _in_front(disk: Disk, place: SegmentPlace, span: Span) -> WaltzError:
     """Return the error for ids before the first segment, which are missing or were trimmed."""
-    promise, _ = read_promise(disk, place.directory, place.partition, place.key, is_expected=False)
-    if promise is None or span.first >= promise.floor:
+    hard_state, _ = read_hard_state(disk, place.directory, place.partition, place.key, is_expected=False)
+    if hard_state is None or span.first >= hard_state.floor:
         return _missing(place, place.directory, span)
     return Trimmed(
         f"{place.directory}: id {span.first} of partition {place.partition} is only in the archive; this replica has ids "
-        f"from {promise.floor} on",
+        f"from {hard_state.floor} on",
         not_done=f"no row from id {span.first} on was returned",
-        floor=promise.floor,
+        floor=hard_state.floor,
     )
 
 

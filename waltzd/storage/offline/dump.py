@@ -28,21 +28,21 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     CONTROL_STRUCT_BYTES,
     GROUPS_NAME,
+    HARD_STATE_BYTES,
+    HARD_STATE_NAME,
+    HARD_STATE_SLOT_SPACING,
     HEADER_BYTES,
     IDENTITY_BYTES,
     IDENTITY_NAME,
     INDEX_SUFFIX,
     PARTITIONS_MAX,
-    PROMISE_BYTES,
-    PROMISE_NAME,
-    PROMISE_SLOT_SPACING,
     SEGMENT_SUFFIX,
     VERSION,
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     control_bytes,
     control_struct_offset,
     first_id_of,
@@ -157,7 +157,7 @@ def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int |
         CONTROL_NAME: _dump_control,
         GROUPS_NAME: _dump_control,
         IDENTITY_NAME: _dump_identity,
-        PROMISE_NAME: _dump_promise,
+        HARD_STATE_NAME: _dump_hard_state,
     }.get(name)
     with closing(disk.open(path)) as file, suppress(_Enough):
         if name.endswith(SEGMENT_SUFFIX):
@@ -170,7 +170,7 @@ def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int |
             raise BadArgument(
                 f"{path} is not a file of a storage directory",
                 not_done="nothing was dumped",
-                next_step=f"give a .seg or .idx file, {CONTROL_NAME}, {IDENTITY_NAME} or a promise file",
+                next_step=f"give a .seg or .idx file, {CONTROL_NAME}, {IDENTITY_NAME} or a hard-state file",
             )
 
 
@@ -352,15 +352,15 @@ def _dump_identity(file: File, sink: Sink) -> None:
     sink(FileStart(kind="identity", path=file.path, size=file.size(), fields=fields, raw=raw))
 
 
-def _dump_promise(file: File, sink: Sink) -> None:
-    raw = file.read(0, PROMISE_BYTES)
+def _dump_hard_state(file: File, sink: Sink) -> None:
+    raw = file.read(0, HARD_STATE_BYTES)
     sink(FileStart(kind="promise", path=file.path, size=file.size(), raw=b""))
-    slots: list[Promise | None] = []
+    slots: list[HardState | None] = []
     notes: list[str] = []
-    for at in (0, PROMISE_SLOT_SPACING):
-        piece = raw[at : at + PROMISE_SLOT_SPACING]
+    for at in (0, HARD_STATE_SLOT_SPACING):
+        piece = raw[at : at + HARD_STATE_SLOT_SPACING]
         try:
-            slots.append(Promise.decode(piece, "the slot"))
+            slots.append(HardState.decode(piece, "the slot"))
             notes.append("" if slots[-1] else ("fails its checksum" if any(piece) else "never written"))
         except UnknownVersion as error:
             slots.append(None)
@@ -373,5 +373,5 @@ def _dump_promise(file: File, sink: Sink) -> None:
             lineage = Lineage.decode(slot.timelines)
             fields["timelines"] = [] if lineage is None else [str(one.identity) for one in lineage.later]
             note = "current" if slot.sequence == newest else ""
-        is_sound, offset = slot is not None or note == "never written", PROMISE_SLOT_SPACING * number
+        is_sound, offset = slot is not None or note == "never written", HARD_STATE_SLOT_SPACING * number
         sink(Slot(name=f"slot {number + 1}", offset=offset, is_sound=is_sound, fields=fields, note=note))

@@ -1,10 +1,9 @@
 """Verifies a storage directory: every byte that a checksum or a second copy covers.
 
-There are three layers: the small files (`replica.control` and `promise`), each segment with its index (`inspection`, in
-parallel), and here the checks across files: gaps between segments, a log that ends below its marks, missing files and
-partitions. Nothing is ever written. A directory that another process holds is refused, because writes in flight would look
-like damage; with `is_read_only` the end of each log is not judged instead.
-"""
+There are three layers: the small files (`replica.control` and `replica.hard_state`), each segment with its index
+(`inspection`, in parallel), and here the checks across files: gaps between segments, a log that ends below its marks,
+missing files and partitions. Nothing is ever written. A directory that another process holds is refused, because writes
+in flight would look like damage; with `is_read_only` the end of each log is not judged instead."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from waltzd.format.layout import (
     VERSION,
     ControlStruct,
     FileHeader,
-    Promise,
+    HardState,
     first_id_of,
     segment_ids,
     segment_name,
@@ -37,7 +36,7 @@ from waltzd.format.layout import (
 from waltzd.storage.offline.inspection import Links, SegmentReport, SegmentTask, inspect_segment
 from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.control import Ledger, read_ledger
-from waltzd.storage.replica.promise import read_promise
+from waltzd.storage.replica.hard_state import read_hard_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +54,16 @@ class Marks:
         return max((mark for _, mark in self.named), default=NO_MARK)
 
 
-def marks_of(struct: ControlStruct | None, promise: Promise | None) -> Marks:
+def marks_of(struct: ControlStruct | None, hard_state: HardState | None) -> Marks:
     named: list[tuple[str, int]] = []
     if struct is not None:
         named.append(("the control file's local low-water mark", struct.local_low_mark))
-    if promise is not None:
-        named.append(("the promised committed mark", promise.committed))
-        named.append(("the promised durable mark", promise.durable))
-    if promise is None:
+    if hard_state is not None:
+        named.append(("the promised committed mark", hard_state.committed))
+        named.append(("the promised durable mark", hard_state.durable))
+    if hard_state is None:
         return Marks(named=tuple(named))
-    return Marks(named=tuple(named), newest=promise.newest, begin=promise.floor)
+    return Marks(named=tuple(named), newest=hard_state.newest, begin=hard_state.floor)
 
 
 OnProgress = Callable[[int, int], None]
@@ -211,10 +210,10 @@ def partition_checks(
         partition = partition_of(directory)
         struct = ledger.structs.get(partition) if partition is not None and storage else None
         is_expected = ledger.has_identity and struct is not None and struct.is_assigned
-        promise, findings = read_promise(disk, directory, partition, ledger.key, is_expected=is_expected)
+        hard_state, findings = read_hard_state(disk, directory, partition, ledger.key, is_expected=is_expected)
         plan = PartitionCheck(
-            disk, directory, partition, ledger.key, marks=marks_of(struct, promise), is_live=is_live,
-            is_deep=is_deep, only=only, was_cut=promise is None or boot == NO_BOOT or promise.boot != boot,
+            disk, directory, partition, ledger.key, marks=marks_of(struct, hard_state), is_live=is_live,
+            is_deep=is_deep, only=only, was_cut=hard_state is None or boot == NO_BOOT or hard_state.boot != boot,
         )  # fmt: skip
         plan.findings += findings
         found.append(plan)
@@ -346,7 +345,7 @@ class PartitionCheck:
         if reaches is None:
             return []
         if self.marks.newest > newest and self.marks.newest >= reaches:
-            what = f"the promise file names a segment that starts at id {self.marks.newest}; the last one is missing"
+            what = f"the hard-state file names a segment that starts at id {self.marks.newest}; the last one is missing"
             return [self._finding(Code.SHORT_LOG, self.directory, what, reaches, self.marks.newest)]
         above = [f"{name} is {mark}" for name, mark in self.marks.named if mark >= reaches]
         if not above:

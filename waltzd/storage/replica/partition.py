@@ -55,7 +55,7 @@ from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
-from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
+from waltzd.storage.replica.hard_state import Fence, HardStateFile, lineage_of
 from waltzd.storage.replica.repair import Healing, Installation
 from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -76,7 +76,7 @@ class Partition:
     def __init__(
         self,
         context: ReplicaContext,
-        promise: PromiseFile,
+        hard_state: HardStateFile,
         segments: SegmentList,
         damage: DamageReport,
         *,
@@ -85,20 +85,20 @@ class Partition:
         self.number = context.number
         self.directory = context.directory
         self._context = context
-        self._promise = promise
+        self._hard_state = hard_state
         self._segments = segments
         self._damage = damage
         self._failed: WaltzError | None = None
-        self._fence = Fence(context.number, context.control, promise)
+        self._fence = Fence(context.number, context.control, hard_state)
         self._free_space = FreeSpaceGuard(context)
-        self._healing = Healing(context, segments, damage, promise, self._free_space, proven_from=proven_from)
-        self._writer = Writer(context, segments, promise)
-        self._trimming = Trimming(context, segments, damage, promise)
+        self._healing = Healing(context, segments, damage, hard_state, self._free_space, proven_from=proven_from)
+        self._writer = Writer(context, segments, hard_state)
+        self._trimming = Trimming(context, segments, damage, hard_state)
         self.concerned = segments.concerned
-        self.lineage = lineage_of(promise.value)
+        self.lineage = lineage_of(hard_state.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
         self.cuts = 0
-        self.committed = self._noted = promise.value.committed
+        self.committed = self._noted = hard_state.value.committed
         self._untrimmed = ""
         """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
         self._tail = NO_TAIL
@@ -127,7 +127,7 @@ class Partition:
 
     @property
     def promised_session(self) -> int:
-        return self._promise.value.session
+        return self._hard_state.value.session
 
     @property
     def contact(self) -> int:
@@ -143,11 +143,11 @@ class Partition:
         return self._healing.floor
 
     def status(self) -> ReplicaStatus:
-        info, promise = self._context.info, self._promise.value
+        info, hard_state = self._context.info, self._hard_state.value
         return ReplicaStatus(
             partition=self.number,
-            incarnation=promise.incarnation,
-            promised_session=promise.session,
+            incarnation=hard_state.incarnation,
+            promised_session=hard_state.session,
             session=info.session,
             low_mark=info.low_mark,
             local_low_mark=info.local_low_mark,
@@ -185,7 +185,7 @@ class Partition:
 
     @property
     def is_in_place(self) -> bool:
-        return self._promise.is_in_place
+        return self._hard_state.is_in_place
 
     def describe(self) -> str:
         if self._failed is not None:
@@ -295,7 +295,7 @@ class Partition:
         self.committed = max(self.committed, min(mark, self.last_id))
         self.note_committed()
         with self._fatal():
-            self._promise.change(durable=self.last_id, committed=self.committed)
+            self._hard_state.change(durable=self.last_id, committed=self.committed)
         return self.status()
 
     @property
@@ -307,7 +307,7 @@ class Partition:
         if self.wants_noting and self._failed is None:
             self._noted = self.committed
             with self._fatal():
-                self._promise.note(committed=self.committed)
+                self._hard_state.note(committed=self.committed)
 
     @property
     def wants_hashing(self) -> bool:
@@ -368,7 +368,7 @@ class Partition:
         Committed records above it are an exception: the replica had begun this session before, and lost the control
         struct."""
         self.check_session(session, contact)
-        active, settled = self._check_sound(), self._promise.value.settled
+        active, settled = self._check_sound(), self._hard_state.value.settled
         if low_mark < settled:
             raise BelowFloor(
                 f"session {session} of partition {self.number} was to begin at {low_mark}, and ids up to {settled} were "
@@ -385,7 +385,7 @@ class Partition:
         with self._fatal():
             active.flush()
             active.index.flush()
-            self._promise.change(durable=self.last_id, committed=self.committed)
+            self._hard_state.change(durable=self.last_id, committed=self.committed)
             self._writer.checkpoint_id = self.last_id
             control = self._context.control
             control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
@@ -446,11 +446,11 @@ class Partition:
                 set_segments_aside(self._context, above, f"it holds ids above the fork behind id {fork}")
                 self.committed = self._noted = min(self.committed, end)
                 self._context.control.lower_marks(self.number, end)
-                promise = self._promise.value
-                self._promise.change(committed=self.committed, settled=min(promise.settled, end))
+                hard_state = self._hard_state.value
+                self._hard_state.change(committed=self.committed, settled=min(hard_state.settled, end))
                 self._cut(end)
-            self._promise.change(timelines=lineage.encode())
-            self._promise.change()
+            self._hard_state.change(timelines=lineage.encode())
+            self._hard_state.change()
             self.lineage = Lineage(one.bare for one in lineage.later)
         self._context.say(f"goes over to timeline {lineage.number}, which forks behind id {fork}")
         return self.status()
@@ -458,7 +458,7 @@ class Partition:
     @property
     def _cut_floor(self) -> int:
         """Return the highest id that may never be cut."""
-        return max(self._context.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
+        return max(self._context.info.low_mark, self.committed, self._hard_state.value.committed, self.first_id - 1)
 
     def _cut(self, mark: int) -> None:
         segments = self._segments
@@ -474,9 +474,9 @@ class Partition:
                 f"{self._cut_floor} are committed",
                 floor=self._cut_floor,
             )
-        durable = min(self._promise.value.durable, mark)
+        durable = min(self._hard_state.value.durable, mark)
         self._tail = NO_TAIL
-        self._promise.change(
+        self._hard_state.change(
             durable=durable, newest=segments.first_ids[position], segments=position + 1, committed=self.committed
         )
         self._writer.checkpoint_id = durable
@@ -557,7 +557,7 @@ class Partition:
             self._healing.put(installation, cut_floor=self._loss_floor(session))
         if self.last_id < before:
             self.cuts += 1
-        self._writer.checkpoint_id = min(self._promise.value.durable, self.last_id)
+        self._writer.checkpoint_id = min(self._hard_state.value.durable, self.last_id)
         self._tail = NO_TAIL
         self._look_at_tail()
         ids = f"{installation.first_id} to {installation.next_id - 1}"
@@ -755,11 +755,11 @@ class Partition:
             with self._fatal():
                 active.flush()
                 active.index.flush()
-                self._promise.make_anew(durable=self.last_id, committed=self.committed, is_clean=True)
+                self._hard_state.make_anew(durable=self.last_id, committed=self.committed, is_clean=True)
         elif self._failed is None:
             with self._fatal():
-                self._promise.make_anew(committed=self.committed)
+                self._hard_state.make_anew(committed=self.committed)
         if active is not None:
             active.close()
-        self._promise.close()
+        self._hard_state.close()
         self._failed = NotOpened(f"partition {self.number} is closed")

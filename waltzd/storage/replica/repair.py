@@ -6,7 +6,7 @@ damage report; only indexes are changed.
 A segment file is accepted after the last id, or in the place of a damaged or missing segment, and nowhere else, because
 records are never rewritten. It is received under a temporary name, checked record by record, and then renamed. Before that
 nothing of it counts, and after a crash the next start removes it. A file that ends early leaves a known gap, which the next
-file can fill. The marks in the promise file stay at what this replica once had until it has that again: a crash halfway
+file can fill. The marks in the hard-state file stay at what this replica once had until it has that again: a crash halfway
 leaves the replica as damaged as it was, and never seemingly sound.
 """
 
@@ -39,7 +39,7 @@ from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import Stop, scan
 from waltzd.format.span import BatchSpan, Span
 from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
-from waltzd.storage.replica.promise import PromiseFile, floor_of
+from waltzd.storage.replica.hard_state import HardStateFile, floor_of
 from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.segment_list import SegmentList
@@ -272,7 +272,7 @@ class Healing:
         context: ReplicaContext,
         segments: SegmentList,
         damage: DamageReport,
-        promise: PromiseFile,
+        hard_state: HardStateFile,
         free_space: FreeSpaceGuard,
         *,
         proven_from: int,
@@ -280,7 +280,7 @@ class Healing:
         self._context = context
         self._segments = segments
         self._damage = damage
-        self._promise = promise
+        self._hard_state = hard_state
         self._free_space = free_space
         self._proven_from = proven_from
         """First id of the oldest segment that was checked since the start. All newer segments were checked as well."""
@@ -289,7 +289,7 @@ class Healing:
     @property
     def floor(self) -> int:
         """Highest id that this replica is known to have had on disk."""
-        return floor_of(self._context.info, self._promise.value)
+        return floor_of(self._context.info, self._hard_state.value)
 
     @property
     def damaged_segments(self) -> tuple[int, ...]:
@@ -370,7 +370,7 @@ class Healing:
             installation.check_at_floor()
         installation.stand_behind(self._preceding_end(first_id))
         if place.is_taken:
-            self._promise.change(segments=0)  # after a crash here, the next start checks every segment
+            self._hard_state.change(segments=0)  # after a crash here, the next start checks every segment
         segment = installation.take_names()
         self._damage.replace(self._context.path(first_id), [])
         self._segments.forget(first_id)
@@ -384,7 +384,7 @@ class Healing:
             hole = missing_finding(self._context, segment.next_id, place.next_first - 1)
             self._damage.replace(hole.path, [hole])
             self._segments.note_missing(hole)
-        self._promise.change(segments=len(self._segments.first_ids))
+        self._hard_state.change(segments=len(self._segments.first_ids))
         self.stand()
 
     def _seal(self, installation: Installation) -> None:
@@ -409,25 +409,25 @@ class Healing:
     def _owe(self, last_id: int) -> None:
         """Save that this replica had ids up to `last_id`, as its newest segment is damaged: it is complete when it has them
         again, and a start never takes missing ids for a torn write."""
-        if last_id > self._promise.value.durable:
+        if last_id > self._hard_state.value.durable:
             if self._segments.active is not None:
                 self._segments.active.index.flush()
-            self._promise.change(durable=last_id)
+            self._hard_state.change(durable=last_id)
 
     def end_moved(self, *, is_indexed: bool) -> None:
         """Save the new end of the log, and whether it is as long as it once was."""
-        segments, promise = self._segments, self._promise.value
+        segments, hard_state = self._segments, self._hard_state.value
         newest = segments.first_ids[-1]
-        owed = max(self.floor, promise.newest if newest < promise.newest else -1)
+        owed = max(self.floor, hard_state.newest if newest < hard_state.newest else -1)
         if segments.last_id < owed:
             self._damage.short = short_finding(self._context, segments.last_id + 1, owed)
-            if promise.segments != len(segments.first_ids):
-                self._promise.change(newest=max(promise.newest, newest), segments=len(segments.first_ids))
+            if hard_state.segments != len(segments.first_ids):
+                self._hard_state.change(newest=max(hard_state.newest, newest), segments=len(segments.first_ids))
             return
         if not is_indexed:
             assert segments.active is not None
             segments.active.index.flush()
-        self._promise.change(durable=segments.last_id, newest=newest, segments=len(segments.first_ids))
+        self._hard_state.change(durable=segments.last_id, newest=newest, segments=len(segments.first_ids))
         self._damage.short = None
 
     # -- checking segments

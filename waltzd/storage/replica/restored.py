@@ -1,6 +1,6 @@
 """Replica made from an archive: from a folder of proven segments to a replica that counts.
 
-The promise is written in the folder, then the folder gets the name of the replica, and the control file records it
+The hard state is written in the folder, then the folder gets the name of the replica, and the control file records it
 last. After a crash before that, the folder is continued by the next attempt, or set aside. The replica is a new
 incarnation in the state after an orderly end of a session that closed at its last id. That session is above every
 session that the cluster is known to have had, so earlier owners of the log are refused.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from waltzd.disk.seam import Disk, join
 from waltzd.errors.operations import TargetNotEmpty
-from waltzd.format.layout import NEW_SUFFIX, Promise
+from waltzd.format.layout import NEW_SUFFIX, HardState
 from waltzd.storage.replica.aside import set_aside
 from waltzd.storage.replica.control import ControlFile
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.hard_state import HardStateFile
 
 
 def folder_for(home: str, number: int) -> str:
@@ -38,7 +38,7 @@ def give_name(
     if control.info(number).is_assigned:
         raise TargetNotEmpty(f"partition {number} has a replica in {home} already")
     folder = folder_for(home, number)
-    promise = Promise(
+    hard_state = HardState(
         key=control.header.key,
         partition=number,
         incarnation=disk.fresh_id(),
@@ -51,7 +51,7 @@ def give_name(
         settled=last_id,
         timelines=timelines,
     )
-    PromiseFile.create(disk, folder, promise)
+    HardStateFile.create(disk, folder, hard_state)
     disk.flush_directory(folder)
     set_aside(disk, home, number)
     disk.rename(folder, join(home, str(number)))

@@ -6,11 +6,11 @@ flushes.
 
 - Sealed segments were flushed before the next one began. Their names and sizes are looked at here; their content is proven
   when it is read, or when an owner asks what the replica vouches for.
-- The small files say how far the log once reached: the *floor*, which is the highest of the promise's `durable` and
+- The small files say how far the log once reached: the *floor*, which is the highest of the hard state's `durable` and
   `committed` and the control file's local low-water mark, and `newest`, the segment that must be there. A log that ends
   below has lost records, whatever its bytes look like.
-- The promise also says where the log begins: below its trim floor nothing has to be there, and what a crash left there is
-  removed.
+- The hard state also says where the log begins: below its trim floor nothing has to be there, and what a crash left
+  there is removed.
 - The records themselves, from `durable` on, prove the rest by their checksums.
 
 The end of the last segment is then one of four things (`waltzd.format.scan.judge_tail`): clean; torn, which is above the
@@ -24,7 +24,7 @@ flush failed or never came: whatever is to be vouched for is written and flushed
 forgotten something (its directory was copied or restored, or the end of its log is lost) becomes another *incarnation*
 before it answers any call, so that no owner counts what the old one acknowledged.
 
-The promise file is written last, so that an opening that is interrupted is made again from the same evidence.
+The hard-state file is written last, so that an opening that is interrupted is made again from the same evidence.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from waltzd.errors import PathMissing
 from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.finding import Finding
 from waltzd.format.layout import (
+    HARD_STATE_NAME,
     HEADER_BYTES,
     NEW_SUFFIX,
     NO_BOOT,
     NO_MARK,
-    PROMISE_NAME,
     FileHeader,
-    Promise,
+    HardState,
     index_entries,
     index_name,
     index_offset,
@@ -62,8 +62,8 @@ from waltzd.storage.replica.examine import (
     short_finding,
     tail_finding,
 )
+from waltzd.storage.replica.hard_state import HardStateFile, floor_of
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.segment_list import SegmentList
@@ -74,22 +74,22 @@ def create_partition_files(context: ReplicaContext) -> None:
     """Create an empty replica, durable before the control file records that it is assigned."""
     context.disk.make_directory(context.directory)
     Segment.create(context.disk, context.directory, context.header(0)).close()
-    _create_promise(context, session=NO_MARK, committed=NO_MARK)
+    _create_hard_state(context, session=NO_MARK, committed=NO_MARK)
 
 
 def adopt_partition(context: ReplicaContext) -> None:
-    """Adopt a replica of the original: its session and marks become the first promise."""
-    if context.disk.exists(context.directory) and not context.disk.exists(join(context.directory, PROMISE_NAME)):
+    """Adopt a replica of the original: its session and marks become the first hard state."""
+    if context.disk.exists(context.directory) and not context.disk.exists(join(context.directory, HARD_STATE_NAME)):
         info = context.info
-        _create_promise(context, session=info.session, committed=min(info.low_mark, info.local_low_mark))
+        _create_hard_state(context, session=info.session, committed=min(info.low_mark, info.local_low_mark))
 
 
-def _create_promise(context: ReplicaContext, *, session: int, committed: int) -> None:
-    """Create the promise of a new incarnation."""
-    promise = Promise(
+def _create_hard_state(context: ReplicaContext, *, session: int, committed: int) -> None:
+    """Create the hard state of a new incarnation."""
+    hard_state = HardState(
         key=context.key, partition=context.number, incarnation=context.disk.fresh_id(), session=session, committed=committed
     )
-    PromiseFile.create(context.disk, context.directory, promise)
+    HardStateFile.create(context.disk, context.directory, hard_state)
     context.disk.flush_directory(context.directory)
 
 
@@ -99,12 +99,12 @@ def open_partition(context: ReplicaContext) -> Partition:
     if not context.disk.exists(directory):
         raise PartitionDamaged(f"partition {number} is assigned to this storage, but its directory {directory} is missing")
     try:
-        promise = PromiseFile.open(context.disk, directory, key=context.key, partition=number)
+        hard_state = HardStateFile.open(context.disk, directory, key=context.key, partition=number)
     except PathMissing as error:
         raise PartitionDamaged(
-            f"partition {number} has lost its promise file {join(directory, PROMISE_NAME)}: what it promised is not known"
+            f"partition {number} has lost its hard-state file {join(directory, HARD_STATE_NAME)}: its hard state is unknown"
         ) from error
-    return _Opening(context, promise).run()
+    return _Opening(context, hard_state).run()
 
 
 @dataclass
@@ -119,26 +119,26 @@ class _Found:
 
 
 class _Opening:
-    def __init__(self, context: ReplicaContext, promise: PromiseFile) -> None:
+    def __init__(self, context: ReplicaContext, hard_state: HardStateFile) -> None:
         self._context = context
         self._disk = context.disk
         self._directory = context.directory
-        self._promise = promise
-        self._floor = floor_of(context.info, promise.value)
+        self._hard_state = hard_state
+        self._floor = floor_of(context.info, hard_state.value)
         boot = self._disk.boot_id()
-        self._was_cut = boot == NO_BOOT or promise.value.boot != boot
+        self._was_cut = boot == NO_BOOT or hard_state.value.boot != boot
         """The machine may have lost power since the files were written: bytes without a flush are there, torn, or gone."""
         self._changes: dict[str, Any] = {"boot": boot, "is_clean": False}
-        """For the promise; written at the end."""
+        """For the hard state; written at the end."""
 
     def run(self) -> Partition:
-        if self._promise.is_copy:
-            self._renew("its promise file was copied or restored")
+        if self._hard_state.is_copy:
+            self._renew("its hard-state file was copied or restored")
         names = self._clear_leftovers()
         first_ids = segment_ids(names)
         findings = self._check_names(first_ids, set(names))
-        newest = self._promise.value.newest
-        begin = self._promise.value.floor
+        newest = self._hard_state.value.newest
+        begin = self._hard_state.value.floor
         if not first_ids and self._floor == begin - 1 and newest == begin:
             Segment.create(self._disk, self._directory, self._context.header(begin)).close()
             first_ids = [begin]
@@ -152,22 +152,22 @@ class _Opening:
             self._renew("it has lost the end of its log")
         if not damage and last.segment is not None:
             self._settle(last.segment, len(first_ids))
-        self._promise.make_anew(**self._changes)
+        self._hard_state.make_anew(**self._changes)
         segments = SegmentList(self._context, first_ids=first_ids, active=last.segment)
         for finding in findings:
             segments.note_missing(finding)
-        partition = Partition(self._context, self._promise, segments, damage, proven_from=last.proven_from)
+        partition = Partition(self._context, self._hard_state, segments, damage, proven_from=last.proven_from)
         partition.stand()
         return partition
 
     def _renew(self, why: str) -> None:
         new = self._changes["incarnation"] = self._disk.fresh_id()
-        old = self._promise.value.incarnation
+        old = self._hard_state.value.incarnation
         self._context.say(f"{why}; the replica is a new one from now on, incarnation {new}, was {old}")
 
     def _short(self, last: _Found, first_id: int) -> Finding | None:
         """Return the finding about ids that are missing after the last segment; None if none are."""
-        newest = self._promise.value.newest
+        newest = self._hard_state.value.newest
         next_id = last.segment.next_id if last.segment else first_id
         if first_id < newest or (last.segment is None and not last.findings):
             missing_to = max(newest, self._floor)
@@ -177,7 +177,7 @@ class _Opening:
 
     def _clear_leftovers(self) -> list[str]:
         kept: list[str] = []
-        trimmed = set(names_below(self._disk, self._directory, self._promise.value.floor))
+        trimmed = set(names_below(self._disk, self._directory, self._hard_state.value.floor))
         for name in self._disk.names(self._directory):
             if name.endswith(NEW_SUFFIX) or name in trimmed:
                 self._disk.remove(join(self._directory, name))
@@ -186,7 +186,7 @@ class _Opening:
         if trimmed:
             self._disk.flush_directory(self._directory)
             self._context.say(
-                f"removed {len(trimmed)} files below id {self._promise.value.floor}, which are in the archive"
+                f"removed {len(trimmed)} files below id {self._hard_state.value.floor}, which are in the archive"
             )
         return kept
 
@@ -194,10 +194,10 @@ class _Opening:
 
     def _check_names(self, first_ids: Sequence[int], names: set[str]) -> list[Finding]:
         findings: list[Finding] = []
-        begin = self._promise.value.floor
+        begin = self._hard_state.value.floor
         if first_ids and first_ids[0] != begin:
             findings.append(missing_finding(self._context, begin, first_ids[0] - 1))
-        if len(first_ids) == self._promise.value.segments:
+        if len(first_ids) == self._hard_state.value.segments:
             return findings  # as many as this replica made: none is missing in the middle
         for first_id, next_first in itertools.pairwise(first_ids):
             name = index_name(first_id)
@@ -228,9 +228,9 @@ class _Opening:
     def _is_unused(self, first_id: int) -> bool:
         """Return whether a file without a whole header can only be left by an unfinished creation, of which no owner
         was told."""
-        promise = self._promise.value
-        is_first = first_id == promise.floor and promise.durable == first_id - 1
-        return self._floor < first_id and (promise.newest < first_id or is_first)
+        hard_state = self._hard_state.value
+        is_first = first_id == hard_state.floor and hard_state.durable == first_id - 1
+        return self._floor < first_id and (hard_state.newest < first_id or is_first)
 
     def _open_index(self, header: FileHeader) -> File:
         path = join(self._directory, index_name(header.first_id))
@@ -252,12 +252,12 @@ class _Opening:
     def _survey_end(self, segment: Segment) -> tuple[Survey, int]:
         """From the last id with a durable index entry, or the whole segment; its entries are right afterwards."""
         end, version = segment.data.size(), segment.header.version
-        anchor = self._promise.value.durable
+        anchor = self._hard_state.value.durable
 
         def put(span: Span) -> None:
             segment.write_index(span.first_id, span.entries)
 
-        if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
+        if self._hard_state.value.newest == segment.first_id and anchor >= segment.first_id:
             offset, first_id = segment.anchor(anchor)
             if first_id is not None:
                 found = survey(
@@ -304,12 +304,12 @@ class _Opening:
         return _Found(segment, findings, start_id, tail is Tail.DAMAGED or found.next_id <= self._floor)
 
     def _settle(self, segment: Segment, segments: int) -> None:
-        """Flush everything that the cache shows, and record that in the promise."""
-        promise = self._promise.value
-        if not promise.is_clean:
+        """Flush everything that the cache shows, and record that in the hard state."""
+        hard_state = self._hard_state.value
+        if not hard_state.is_clean:
             # Names too: a process that was killed may have left some that only the cache knows.
             self._disk.flush_directory(self._directory)
-            known = promise.durable if promise.newest == segment.first_id else NO_MARK
+            known = hard_state.durable if hard_state.newest == segment.first_id else NO_MARK
             segment.write_again(segment.start_of(max(known + 1, segment.first_id)))
         segment.index.flush()
         self._changes |= {"durable": segment.next_id - 1, "newest": segment.first_id, "segments": segments}

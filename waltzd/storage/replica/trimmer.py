@@ -1,8 +1,8 @@
 """Trimming a replica: what is below its floor is only in the archive, and leaves the disk.
 
-The floor stands in the promise before the first file goes. So a start that finds files below it removes them, and a log
-that begins above id 0 is right where the promise says so, and damage everywhere else. The floor of a replica is the first
-id of one of its segments: segments go whole, and one that the owner's floor lies within stays.
+The floor stands in the hard state before the first file goes. So a start that finds files below it removes them, and a log
+that begins above id 0 is right where the hard state says so, and damage everywhere else. The floor of a replica is the
+first id of one of its segments: segments go whole, and one that the owner's floor lies within stays.
 
 A replica whose whole log is below the floor, an empty one too, begins anew at the floor: it ends in front of it then, as if
 it had had everything and been trimmed.
@@ -22,7 +22,7 @@ from waltzd.errors import BadArgument
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.hard_state import HardStateFile
 from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.segment_list import SegmentList
@@ -38,11 +38,13 @@ def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
 
 
 class Trimming:
-    def __init__(self, context: ReplicaContext, segments: SegmentList, damage: DamageReport, promise: PromiseFile) -> None:
+    def __init__(
+        self, context: ReplicaContext, segments: SegmentList, damage: DamageReport, hard_state: HardStateFile
+    ) -> None:
         self._context = context
         self._segments = segments
         self._damage = damage
-        self._promise = promise
+        self._hard_state = hard_state
         self._left: list[str] = []
         """Files below the floor that are still there, the oldest last."""
 
@@ -52,7 +54,7 @@ class Trimming:
         if floor < 0:
             raise BadArgument(f"a floor is never below 0: {floor}")
         segments = self._segments
-        if floor <= self._promise.value.floor:
+        if floor <= self._hard_state.value.floor:
             return
         if floor > segments.last_id + 1:
             position = bisect_right(segments.first_ids, proven) - 1
@@ -65,17 +67,17 @@ class Trimming:
         if position <= 0:
             return
         self._keep_aside([first_id for first_id in damaged if first_id < kept[0]])
-        self._promise.change(floor=kept[0], segments=len(kept), committed=committed)
+        self._hard_state.change(floor=kept[0], segments=len(kept), committed=committed)
         gone = segments.first_ids[:position]
         segments.first_ids = kept
         self._forget(gone)
         self._context.say(f"ids below {kept[0]} are only in the archive from now on")
 
     def _begin_anew(self, floor: int, committed: int) -> None:
-        """First the promise, then the files: a start in between goes on from the promise."""
-        segments, promise = self._segments, self._promise.value
-        newest, durable = max(promise.newest, floor), max(promise.durable, floor - 1)
-        self._promise.change(floor=floor, newest=newest, durable=durable, segments=1, committed=committed)
+        """First the hard state, then the files: a start in between goes on from the hard state."""
+        segments, hard_state = self._segments, self._hard_state.value
+        newest, durable = max(hard_state.newest, floor), max(hard_state.durable, floor - 1)
+        self._hard_state.change(floor=floor, newest=newest, durable=durable, segments=1, committed=committed)
         last_id = segments.last_id
         segments.empty(floor)
         self._damage.heal()
@@ -86,7 +88,7 @@ class Trimming:
         self._context.say(f"begins at the floor {floor}; it held ids up to {last_id}")
 
     def _keep_aside(self, first_ids: Sequence[int]) -> None:
-        """Before the promise says that they may go."""
+        """Before the hard state says that they may go."""
         if first_ids:
             why = "nothing proves that the archive has what stands below the floor"
             set_segments_aside(self._context, dict.fromkeys(sorted(first_ids)), why)

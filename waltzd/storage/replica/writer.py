@@ -12,7 +12,7 @@ from waltzd.format.batch import Batch, End, Piece
 from waltzd.format.layout import CHECKPOINT_TRANSACTIONS, FileHeader
 from waltzd.format.record import Run
 from waltzd.format.scan import BATCH_BYTES_MAX
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.hard_state import HardStateFile
 from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import BATCH_SEGMENT_BYTES_MAX, BatchSegment, Segment
 from waltzd.storage.replica.segment_list import SegmentList
@@ -93,12 +93,12 @@ def only_new_batches(
 class Writer:
     """Writes at the end of the log: from one segment to the next, flushed once, taken back whole on a full disk."""
 
-    def __init__(self, context: ReplicaContext, segments: SegmentList, promise: PromiseFile) -> None:
+    def __init__(self, context: ReplicaContext, segments: SegmentList, hard_state: HardStateFile) -> None:
         self._context = context
         self._segments = segments
-        self._promise = promise
+        self._hard_state = hard_state
         self._segment_bytes_max = context.settings.segment_bytes_max
-        self.checkpoint_id = promise.value.durable
+        self.checkpoint_id = hard_state.value.durable
         """Up to here the next start trusts index and marks."""
 
     def write(self, pieces: Sequence[Piece], *, committed: int) -> None:
@@ -117,7 +117,7 @@ class Writer:
             self._segments.active.take_back()
             last_id = self._segments.last_id
             raise DiskFull(
-                f"partition {self._promise.value.partition}: {error.message}; everything above id {last_id} was taken back",
+                f"partition {self._hard_state.value.partition}: {error.message}; all above id {last_id} was taken back",
                 durable_id=last_id,
             ) from error
 
@@ -148,10 +148,10 @@ class Writer:
         return active
 
     def _roll(self, header: FileHeader, committed: int) -> Segment:
-        new, promise, last_id = self._segments.start_segment(header), self._promise.value, self._segments.last_id
-        self._promise.change(
-            durable=max(promise.durable, last_id),
-            newest=max(promise.newest, new.first_id),
+        new, hard_state, last_id = self._segments.start_segment(header), self._hard_state.value, self._segments.last_id
+        self._hard_state.change(
+            durable=max(hard_state.durable, last_id),
+            newest=max(hard_state.newest, new.first_id),
             segments=len(self._segments.first_ids),
             committed=committed,
         )
@@ -166,5 +166,5 @@ class Writer:
         """Flush the index and write down the marks: the next start trusts both up to here."""
         assert self._segments.active is not None
         self._segments.active.index.flush()
-        self._promise.change(durable=max(self._promise.value.durable, self._segments.last_id), committed=committed)
+        self._hard_state.change(durable=max(self._hard_state.value.durable, self._segments.last_id), committed=committed)
         self.checkpoint_id = self._segments.last_id

@@ -20,17 +20,17 @@ from waltzd.errors.operations import ControlDamaged, HeaderDamaged, UnknownVersi
 from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_STRUCT_BYTES,
+    HARD_STATE_BYTES,
+    HARD_STATE_SLOT_BYTES,
+    HARD_STATE_SLOT_SPACING,
     HEADER_BYTES,
     IDENTITY_BYTES,
     PARTITIONS_MAX,
-    PROMISE_BYTES,
-    PROMISE_SLOT_BYTES,
-    PROMISE_SLOT_SPACING,
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     aside_build_name,
     aside_name,
     aside_partition,
@@ -43,7 +43,7 @@ from waltzd.format.layout import (
     index_offset,
     initial_structs,
     is_aside_build,
-    read_promise_file,
+    read_hard_state_file,
     segment_name,
 )
 from waltzd.format.record import encode_run, walk
@@ -55,7 +55,7 @@ DIRECTORY = UUID("0f1e2d3c-4b5a-4978-8695-a4b3c2d1e0f0")
 CREATED_MS = 0x1A1FDABE66F
 CONTROL = ControlHeader(created_ms=CREATED_MS, key=KEY, partitions=2)
 IDENTITY = Identity(control=CONTROL, directory=DIRECTORY, name="s1")
-PROMISE = Promise(
+HARD_STATE = HardState(
     key=KEY,
     partition=1,
     incarnation=DIRECTORY,
@@ -71,7 +71,7 @@ PROMISE = Promise(
     boot=UUID(int=0x8899AABBCCDDEEFF0011223344556677),
     settled=1,
 )
-TRIMMED = replace(PROMISE, floor=1_234)
+TRIMMED = replace(HARD_STATE, floor=1_234)
 TIMELINES = (
     NEVER_FORKED
     .forked(identity=UUID(int=2), fork=40, session=9, cause="", began="", who="")
@@ -149,30 +149,30 @@ def test_identity_file() -> None:
 
 
 def test_promise_slot() -> None:
-    assert PROMISE.encode() == golden("promise.hex")
-    assert len(PROMISE.encode()) == PROMISE_SLOT_BYTES
-    assert Promise.decode(golden("promise.hex"), "it") == PROMISE
-    assert PROMISE.slot_offset == PROMISE_SLOT_SPACING
+    assert HARD_STATE.encode() == golden("promise.hex")
+    assert len(HARD_STATE.encode()) == HARD_STATE_SLOT_BYTES
+    assert HardState.decode(golden("promise.hex"), "it") == HARD_STATE
+    assert HARD_STATE.slot_offset == HARD_STATE_SLOT_SPACING
 
 
 def test_the_promise_of_a_trimmed_replica_has_its_floor_behind_all_else() -> None:
     """The slot is another version then: one that does not know it would take what is missing for damage."""
     assert TRIMMED.encode() == golden("promise-trimmed.hex")
-    assert len(TRIMMED.encode()) == PROMISE_SLOT_BYTES + 8
-    assert Promise.decode(golden("promise-trimmed.hex"), "it") == TRIMMED
-    assert Promise.decode(PROMISE.encode() + TRIMMED.encode()[-12:], "it") == PROMISE
+    assert len(TRIMMED.encode()) == HARD_STATE_SLOT_BYTES + 8
+    assert HardState.decode(golden("promise-trimmed.hex"), "it") == TRIMMED
+    assert HardState.decode(HARD_STATE.encode() + TRIMMED.encode()[-12:], "it") == HARD_STATE
 
 
 def test_the_promise_of_another_timeline_names_all_of_them() -> None:
     for floor in (0, 4711):
         forked = replace(TRIMMED, floor=floor, timelines=TIMELINES)
-        assert Promise.decode(forked.encode(), "it") == forked
+        assert HardState.decode(forked.encode(), "it") == forked
         assert forked.encode()[8:12] == b"\0\0\0\2"
         for at in range(len(forked.encode())):
             raw = bytearray(forked.encode())
             raw[at] ^= 0x10
             with contextlib.suppress(UnknownVersion):
-                assert Promise.decode(bytes(raw).ljust(PROMISE_SLOT_SPACING, b"\0"), "it") is None
+                assert HardState.decode(bytes(raw).ljust(HARD_STATE_SLOT_SPACING, b"\0"), "it") is None
 
 
 # -- names and places --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_every_kind_of_file_from_the_future_is_refused(version: int) -> None:
     with pytest.raises(UnknownVersion, match=f"version {version};"):
         Identity.decode(checksummed(golden("identity.hex"), 8, packed), "it")
     with pytest.raises(UnknownVersion, match=f"version {version};"):
-        Promise.decode(checksummed(golden("promise.hex"), 8, packed), "it")
+        HardState.decode(checksummed(golden("promise.hex"), 8, packed), "it")
 
 
 def checksummed(raw: bytes, at: int, value: bytes) -> bytes:
@@ -309,68 +309,68 @@ def test_every_flipped_bit_and_every_prefix_of_an_identity_is_refused() -> None:
         Identity.decode(checksummed(raw, 0, b"X"), "it")
 
 
-# -- promise file ------------------------------------------------------------------------------------------------------
+# -- hard-state file ------------------------------------------------------------------------------------------------------
 
 
-def promise_file(*promises: Promise) -> bytearray:
-    raw = bytearray(PROMISE_BYTES)
-    for promise in promises:
-        raw[promise.slot_offset : promise.slot_offset + promise.slot_bytes] = promise.encode()
+def hard_state_file(*hard_states: HardState) -> bytearray:
+    raw = bytearray(HARD_STATE_BYTES)
+    for hard_state in hard_states:
+        raw[hard_state.slot_offset : hard_state.slot_offset + hard_state.slot_bytes] = hard_state.encode()
     return raw
 
 
 def test_the_later_slot_counts() -> None:
-    later = replace(PROMISE, sequence=6, durable=9)
-    assert read_promise_file(bytes(promise_file(PROMISE)), "it")[0] == PROMISE
-    assert read_promise_file(bytes(promise_file(PROMISE, later)), "it")[0] == later
-    assert read_promise_file(bytes(promise_file(later, replace(PROMISE, sequence=7))), "it")[0] == replace(
-        PROMISE, sequence=7
+    later = replace(HARD_STATE, sequence=6, durable=9)
+    assert read_hard_state_file(bytes(hard_state_file(HARD_STATE)), "it")[0] == HARD_STATE
+    assert read_hard_state_file(bytes(hard_state_file(HARD_STATE, later)), "it")[0] == later
+    assert read_hard_state_file(bytes(hard_state_file(later, replace(HARD_STATE, sequence=7))), "it")[0] == replace(
+        HARD_STATE, sequence=7
     )
-    assert read_promise_file(bytes(PROMISE_BYTES), "it")[0] is None
+    assert read_hard_state_file(bytes(HARD_STATE_BYTES), "it")[0] is None
 
 
 def test_every_flipped_bit_of_a_slot_leaves_the_other_one() -> None:
-    later = replace(PROMISE, sequence=6)
-    raw = bytes(promise_file(PROMISE, later))
+    later = replace(HARD_STATE, sequence=6)
+    raw = bytes(hard_state_file(HARD_STATE, later))
     for _, wrong in flips(replace(TRIMMED, sequence=6).encode()):
-        assert Promise.decode(wrong, "it") is None
+        assert HardState.decode(wrong, "it") is None
     for at, wrong in flips(later.encode()):
-        assert Promise.decode(wrong, "it") is None
+        assert HardState.decode(wrong, "it") is None
         if at % 7 == 0:
             whole = wrong + raw[len(wrong) :]
-            assert read_promise_file(whole, "it")[0] == PROMISE
+            assert read_hard_state_file(whole, "it")[0] == HARD_STATE
 
 
 def test_a_torn_slot_leaves_the_other_one() -> None:
     """A new slot is written over the older one; any part of it may have arrived."""
-    old, new = replace(PROMISE, sequence=4), replace(PROMISE, sequence=6, durable=77)
-    raw = bytes(promise_file(PROMISE, old))
-    for size in range(PROMISE_SLOT_BYTES + 1):
+    old, new = replace(HARD_STATE, sequence=4), replace(HARD_STATE, sequence=6, durable=77)
+    raw = bytes(hard_state_file(HARD_STATE, old))
+    for size in range(HARD_STATE_SLOT_BYTES + 1):
         torn = new.encode()[:size] + raw[size:]
-        found = read_promise_file(torn, "it")[0]
-        assert found in (PROMISE, new)
-        assert (found == new) == (size == PROMISE_SLOT_BYTES)
+        found = read_hard_state_file(torn, "it")[0]
+        assert found in (HARD_STATE, new)
+        assert (found == new) == (size == HARD_STATE_SLOT_BYTES)
     forked = replace(TRIMMED, timelines=TIMELINES, sequence=6)
     for longer in (replace(TRIMMED, sequence=6), forked):
         for size in range(longer.slot_bytes + 1):
-            found = read_promise_file(longer.encode()[:size] + raw[size:], "it")[0]
-            assert found == (longer if size == longer.slot_bytes else PROMISE)
+            found = read_hard_state_file(longer.encode()[:size] + raw[size:], "it")[0]
+            assert found == (longer if size == longer.slot_bytes else HARD_STATE)
     again = replace(forked, sequence=8, durable=78)
     for size in range(again.slot_bytes + 1):
-        file = again.encode()[:size] + bytes(promise_file(replace(forked, sequence=7), forked))[size:]
-        found = read_promise_file(file, "it")[0]
+        file = again.encode()[:size] + bytes(hard_state_file(replace(forked, sequence=7), forked))[size:]
+        found = read_hard_state_file(file, "it")[0]
         assert found is not None
         assert found.timelines == TIMELINES
 
 
 def test_a_short_promise_file_is_no_promise() -> None:
-    raw = bytes(promise_file(replace(PROMISE, sequence=4)))
-    for size in range(PROMISE_SLOT_BYTES):
-        assert read_promise_file(raw[:size], "it")[0] is None
+    raw = bytes(hard_state_file(replace(HARD_STATE, sequence=4)))
+    for size in range(HARD_STATE_SLOT_BYTES):
+        assert read_hard_state_file(raw[:size], "it")[0] is None
 
 
 def test_something_else_with_a_right_checksum_is_no_promise() -> None:
-    assert Promise.decode(checksummed(PROMISE.encode(), 0, b"X"), "it") is None
+    assert HardState.decode(checksummed(HARD_STATE.encode(), 0, b"X"), "it") is None
 
 
 def test_names_in_golden_files_are_plain() -> None:

@@ -12,15 +12,15 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import Batch
 from waltzd.format.layout import (
     CONTROL_NAME,
+    HARD_STATE_BYTES,
+    HARD_STATE_NAME,
+    HARD_STATE_SLOT_SPACING,
     IDENTITY_NAME,
-    PROMISE_BYTES,
-    PROMISE_NAME,
-    PROMISE_SLOT_SPACING,
     ControlHeader,
     ControlStruct,
     FileHeader,
+    HardState,
     Identity,
-    Promise,
     index_name,
     initial_structs,
     segment_name,
@@ -33,7 +33,7 @@ STARTS = [0, 3, 6]
 LAST_ID = 8
 SEG0, SEG3, SEG6 = (join("s/0", segment_name(first_id)) for first_id in STARTS)
 IDX0, IDX3, IDX6 = (join("s/0", index_name(first_id)) for first_id in STARTS)
-PROMISE = Promise(
+HARD_STATE = HardState(
     key=KEY, partition=0, incarnation=UUID(int=1), session=4, committed=7, durable=LAST_ID, newest=6, segments=3,
     is_clean=True, sequence=3,
 )  # fmt: skip
@@ -53,9 +53,9 @@ def put_segment(disk: SimDisk, first_id: int, payloads: list[bytes], *, director
     put(disk, join(directory, index_name(first_id)), replace(header, created_ms=5).encode() + offsets)
 
 
-def put_promise(disk: SimDisk, promise: Promise) -> None:
+def put_hard_state(disk: SimDisk, hard_state: HardState) -> None:
     """In the first slot, with nothing in the second."""
-    put(disk, join("s/0", PROMISE_NAME), replace(promise, sequence=0).encode().ljust(PROMISE_BYTES, b"\0"))
+    put(disk, join("s/0", HARD_STATE_NAME), replace(hard_state, sequence=0).encode().ljust(HARD_STATE_BYTES, b"\0"))
 
 
 def storage(*, with_ours: bool = True, low_mark: int = 5, local_low_mark: int = 5) -> SimDisk:
@@ -70,8 +70,8 @@ def storage(*, with_ours: bool = True, low_mark: int = 5, local_low_mark: int = 
     put(disk, join("s", CONTROL_NAME), control.encode() + body)
     if with_ours:
         put(disk, join("s", IDENTITY_NAME), Identity(control=control, directory=UUID(int=2)).encode())
-        slots = replace(PROMISE, sequence=2).encode().ljust(PROMISE_SLOT_SPACING, b"\0") + PROMISE.encode()
-        put(disk, join("s/0", PROMISE_NAME), slots.ljust(PROMISE_BYTES, b"\0"))
+        slots = replace(HARD_STATE, sequence=2).encode().ljust(HARD_STATE_SLOT_SPACING, b"\0") + HARD_STATE.encode()
+        put(disk, join("s/0", HARD_STATE_NAME), slots.ljust(HARD_STATE_BYTES, b"\0"))
     for first_id, payloads in zip(STARTS, PAYLOADS, strict=True):
         put_segment(disk, first_id, payloads)
     for path in ("", "s", "s/0"):
@@ -88,7 +88,7 @@ MIXED = batches_of(
 MIXED_STARTS = [0, 3, 6, 9]
 MIXED_LAST_ID = 11
 SEG9, IDX9 = join("s/0", segment_name(9)), join("s/0", index_name(9))
-MIXED_PROMISE = replace(PROMISE, committed=10, durable=MIXED_LAST_ID, newest=9, segments=4)
+MIXED_HARD_STATE = replace(HARD_STATE, committed=10, durable=MIXED_LAST_ID, newest=9, segments=4)
 
 
 def mixed() -> SimDisk:
@@ -97,7 +97,7 @@ def mixed() -> SimDisk:
     for path in (SEG3, SEG6, IDX3, IDX6):
         disk.remove(path)
     put_batches(disk, "s/0", MIXED, key=KEY)
-    put_promise(disk, MIXED_PROMISE)
+    put_hard_state(disk, MIXED_HARD_STATE)
     return disk
 
 

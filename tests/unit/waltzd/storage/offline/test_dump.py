@@ -11,7 +11,7 @@ import pytest
 from waltzd.disk.real import RealDisk
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument
-from waltzd.format.layout import FileHeader, Promise, index_name, segment_name
+from waltzd.format.layout import FileHeader, HardState, index_name, segment_name
 from waltzd.format.record import Record, encode_payloads
 from waltzd.storage.offline.dump import DamagedBytes, FileStart, IndexEntry, Item, Slot, WholeRecord, dump
 
@@ -176,11 +176,11 @@ def test_a_control_file(original: Path) -> None:
 
 def test_a_promise_file() -> None:
     disk = SimDisk()
-    promise = Promise(
+    hard_state = HardState(
         key=KEY, partition=4, incarnation=UUID(int=9), session=3, committed=11, durable=12, newest=10, segments=2,
         is_clean=False, sequence=0,
     )  # fmt: skip
-    disk.create("promise").write(0, promise.encode().ljust(8192, b"\0"))
+    disk.create("promise").write(0, hard_state.encode().ljust(8192, b"\0"))
     _, first, second = items(disk, "promise")
     assert isinstance(first, Slot)
     assert isinstance(second, Slot)

@@ -16,19 +16,19 @@ from uuid import UUID
 import pytest
 
 from tests.unit.waltzd.storage.offline.small import (
+    HARD_STATE,
     IDX0,
     IDX3,
     IDX6,
     KEY,
     LAST_ID,
     PAYLOADS,
-    PROMISE,
     SEG0,
     SEG3,
     SEG6,
     STARTS,
     put,
-    put_promise,
+    put_hard_state,
     put_segment,
     storage,
 )
@@ -39,11 +39,11 @@ from waltzd.errors.operations import DirectoryHeld
 from waltzd.format.finding import FOOTER_CODES, Code, Finding
 from waltzd.format.layout import (
     CONTROL_NAME,
+    HARD_STATE_BYTES,
+    HARD_STATE_NAME,
+    HARD_STATE_SLOT_BYTES,
+    HARD_STATE_SLOT_SPACING,
     IDENTITY_NAME,
-    PROMISE_BYTES,
-    PROMISE_NAME,
-    PROMISE_SLOT_BYTES,
-    PROMISE_SLOT_SPACING,
     control_bytes,
     control_struct_offset,
     index_name,
@@ -61,7 +61,7 @@ from waltzd.storage.offline.verify import (
     wanted_targets,
 )
 from waltzd.storage.offline.workers import run
-from waltzd.storage.replica.promise import read_promise
+from waltzd.storage.replica.hard_state import read_hard_state
 
 OTHER_KEY = UUID(int=7)
 
@@ -195,21 +195,21 @@ def test_every_byte_of_the_identity_file() -> None:
 
 @pytest.mark.slow
 def test_every_byte_of_a_promise_file() -> None:
-    path = join("s/0", PROMISE_NAME)
+    path = join("s/0", HARD_STATE_NAME)
     disk = storage()
-    for at in range(PROMISE_BYTES):
+    for at in range(HARD_STATE_BYTES):
         flip(disk, path, at)
-        promise, findings = read_promise(disk, "s/0", 0, KEY, is_expected=True)
-        assert [finding.code for finding in findings] == [Code.PROMISE_SLOT], at
-        assert findings[0].first_byte == at // PROMISE_SLOT_SPACING * PROMISE_SLOT_SPACING
-        in_newest = PROMISE_SLOT_SPACING <= at < PROMISE_SLOT_SPACING + PROMISE_SLOT_BYTES
-        assert promise == (replace(PROMISE, sequence=2) if in_newest else PROMISE)
+        hard_state, findings = read_hard_state(disk, "s/0", 0, KEY, is_expected=True)
+        assert [finding.code for finding in findings] == [Code.HARD_STATE_SLOT], at
+        assert findings[0].first_byte == at // HARD_STATE_SLOT_SPACING * HARD_STATE_SLOT_SPACING
+        in_newest = HARD_STATE_SLOT_SPACING <= at < HARD_STATE_SLOT_SPACING + HARD_STATE_SLOT_BYTES
+        assert hard_state == (replace(HARD_STATE, sequence=2) if in_newest else HARD_STATE)
         flip(disk, path, at)
 
 
 def test_a_promise_slot_of_zeros_was_never_written() -> None:
     disk = storage()
-    put_promise(disk, PROMISE)
+    put_hard_state(disk, HARD_STATE)
     assert codes(disk) == []
 
 
@@ -217,7 +217,7 @@ def test_a_promise_slot_of_zeros_was_never_written() -> None:
 
 Damage = Callable[[SimDisk], None]
 CONTROL = join("s", CONTROL_NAME)
-PROMISE_PATH = join("s/0", PROMISE_NAME)
+HARD_STATE_PATH = join("s/0", HARD_STATE_NAME)
 
 
 def _cut(path: str, bytes_: int) -> Damage:
@@ -277,7 +277,7 @@ def _file_for_partition(disk: SimDisk) -> None:
 
 
 def _lower_marks(disk: SimDisk) -> None:
-    put_promise(disk, replace(PROMISE, committed=5, durable=5))
+    put_hard_state(disk, replace(HARD_STATE, committed=5, durable=5))
 
 
 def _torn(disk: SimDisk) -> None:
@@ -320,14 +320,14 @@ STORIES: list[tuple[str, Damage, list[Code]]] = [
         [Code.CONTROL_FILE]),
     ("a control file cut short", _cut(CONTROL, 1), [Code.CONTROL_FILE] * 2),
     ("no control file", _remove(CONTROL), [Code.CONTROL_FILE]),
-    ("one slot of the promise", _overwrite(PROMISE_PATH, 20, b"!"), [Code.PROMISE_SLOT]),
-    ("both slots of the promise", _overwrite(PROMISE_PATH, 20, b"!" * 4097),
-        [Code.PROMISE_FILE] * 2),
-    ("no promise file", _remove(PROMISE_PATH), [Code.PROMISE_FILE]),
-    ("an empty promise file", lambda disk: put(disk, PROMISE_PATH, bytes(PROMISE_BYTES)), [Code.PROMISE_FILE]),
-    ("the promise file of another partition",
-        lambda disk: put_promise(disk, replace(PROMISE, partition=1)),
-        [Code.PROMISE_FILE]),
+    ("one slot of the promise", _overwrite(HARD_STATE_PATH, 20, b"!"), [Code.HARD_STATE_SLOT]),
+    ("both slots of the promise", _overwrite(HARD_STATE_PATH, 20, b"!" * 4097),
+        [Code.HARD_STATE_FILE] * 2),
+    ("no hard-state file", _remove(HARD_STATE_PATH), [Code.HARD_STATE_FILE]),
+    ("an empty hard-state file", lambda disk: put(disk, HARD_STATE_PATH, bytes(HARD_STATE_BYTES)), [Code.HARD_STATE_FILE]),
+    ("the hard-state file of another partition",
+        lambda disk: put_hard_state(disk, replace(HARD_STATE, partition=1)),
+        [Code.HARD_STATE_FILE]),
     ("no partition directory", _remove("s/0"), [Code.MISSING_PARTITION]),
     ("a file in the place of a partition", _file_for_partition, [Code.NOT_A_FILE]),
     ("a directory in the place of a segment", _instead_of(SEG6), [Code.NOT_A_FILE]),
@@ -381,7 +381,7 @@ def test_a_gap_names_the_ids_that_are_missing() -> None:
 def test_a_short_log_says_which_marks_are_above_it() -> None:
     disk = storage()
     _remove(SEG6, IDX6)(disk)
-    put_promise(disk, replace(PROMISE, newest=3))
+    put_hard_state(disk, replace(HARD_STATE, newest=3))
     [finding] = found(disk)
     assert (finding.first_id, finding.last_id) == (6, 8)
     assert "the promised committed mark is 7 and the promised durable mark is 8" in finding.detail

@@ -15,17 +15,17 @@ from tests.unit.waltzd.storage.offline.small import (
     IDX9,
     KEY,
     MIXED,
+    MIXED_HARD_STATE,
     MIXED_LAST_ID,
     MIXED_LOCKS,
     MIXED_PAYLOADS,
-    MIXED_PROMISE,
     SEG0,
     SEG3,
     SEG6,
     SEG9,
     mixed,
+    put_hard_state,
     put_mixed,
-    put_promise,
 )
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import HEAD_BYTES, End
@@ -141,7 +141,7 @@ def _no_footer(path: str, number: int, kept: int) -> Callable[[SimDisk], None]:
 
 
 def _torn(disk: SimDisk) -> None:
-    put_promise(disk, replace(MIXED_PROMISE, durable=10, committed=10))
+    put_hard_state(disk, replace(MIXED_HARD_STATE, durable=10, committed=10))
     cut(disk, SEG9, len(disk.content(SEG9)) - 5)
     cut(disk, IDX9, HEADER_BYTES + 16)
 

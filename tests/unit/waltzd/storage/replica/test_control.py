@@ -19,9 +19,9 @@ from tests.simulation.sample import (
     blank_disk,
     expected,
     goes_on,
+    hard_state_path,
     open_directory,
     outcome,
-    promise_path,
     segment_path,
     served,
 )
@@ -39,11 +39,11 @@ from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_NAME,
     FLAG_ASSIGNED,
+    HARD_STATE_BYTES,
+    HARD_STATE_SLOT_BYTES,
+    HARD_STATE_SLOT_SPACING,
     HEADER_BYTES,
     IDENTITY_NAME,
-    PROMISE_BYTES,
-    PROMISE_SLOT_BYTES,
-    PROMISE_SLOT_SPACING,
     ControlStruct,
     control_bytes,
     decode_control_info,
@@ -310,15 +310,18 @@ def test_without_an_identity_file_the_promises_still_count() -> None:
     assert disk.exists(IDENTITY)
 
 
-# -- the promise file
+# -- the hard-state file
 
 
 @pytest.mark.slow
 def test_every_byte_of_the_promise_is_flipped_and_no_session_comes_back() -> None:
     """One slot or the other is hit: both say which session was promised."""
     disk = lived_in()
-    slots = [*range(PROMISE_SLOT_BYTES), *range(PROMISE_SLOT_SPACING, PROMISE_SLOT_SPACING + PROMISE_SLOT_BYTES)]
-    for _, copy in flips(disk, promise_path(0), [*slots, PROMISE_SLOT_BYTES + 5, PROMISE_BYTES - 1]):
+    slots = [
+        *range(HARD_STATE_SLOT_BYTES),
+        *range(HARD_STATE_SLOT_SPACING, HARD_STATE_SLOT_SPACING + HARD_STATE_SLOT_BYTES),
+    ]
+    for _, copy in flips(disk, hard_state_path(0), [*slots, HARD_STATE_SLOT_BYTES + 5, HARD_STATE_BYTES - 1]):
         directory = open_directory(copy)
         partition = directory.partition(0)
         assert partition.promised_session == 7
@@ -333,15 +336,15 @@ def test_every_byte_of_the_promise_is_flipped_and_no_session_comes_back() -> Non
 def test_a_promise_of_any_length_is_kept_or_refused() -> None:
     disk = lived_in()
     edges = [
-        *range(PROMISE_SLOT_BYTES + 2),
-        *range(PROMISE_SLOT_SPACING - 1, PROMISE_SLOT_SPACING + PROMISE_SLOT_BYTES + 2),
+        *range(HARD_STATE_SLOT_BYTES + 2),
+        *range(HARD_STATE_SLOT_SPACING - 1, HARD_STATE_SLOT_SPACING + HARD_STATE_SLOT_BYTES + 2),
     ]
-    for size in [*edges, PROMISE_BYTES - 1]:
-        directory = open_directory(shortened(disk, promise_path(0), size))
+    for size in [*edges, HARD_STATE_BYTES - 1]:
+        directory = open_directory(shortened(disk, hard_state_path(0), size))
         partition = outcome(directory.partition, 0)
         if isinstance(partition, WaltzError):
-            assert size < PROMISE_SLOT_BYTES
-            assert promise_path(0) in partition.message
+            assert size < HARD_STATE_SLOT_BYTES
+            assert hard_state_path(0) in partition.message
         else:
             assert partition.promised_session == 7
         goes_on(directory.partition(1), 1)
@@ -351,9 +354,9 @@ def test_a_lost_promise_is_not_made_up() -> None:
     disk = lived_in()
     for is_there in (True, False):
         if is_there:
-            disk.corrupt(promise_path(0), 0, bytes(PROMISE_BYTES))
+            disk.corrupt(hard_state_path(0), 0, bytes(HARD_STATE_BYTES))
         else:
-            disk.remove(promise_path(0))
+            disk.remove(hard_state_path(0))
         disk.kill()
         directory = open_directory(disk)
         with pytest.raises(PartitionDamaged, match="partition 0"):

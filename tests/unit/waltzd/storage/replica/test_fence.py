@@ -23,8 +23,8 @@ from waltzd.protocol.peers import Contact, RecordsFrame, secret_of
 from waltzd.protocol.timelines import NEVER_FORKED
 from waltzd.storage.archiver import Archiver
 from waltzd.storage.calls import StorageCalls
+from waltzd.storage.replica.hard_state import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.frames import Kind
 from waltzd.wire.storages import AppendStream, connect

@@ -172,7 +172,7 @@ def test_a_low_mark_above_the_log_is_remembered_as_what_it_is() -> None:
 
 
 def test_a_session_that_lost_its_beginning_begins_again_and_nothing_is_cut_for_that() -> None:
-    """A control file that rotted can bring an older struct back, while the promise file still says what is committed."""
+    """A control file that rotted can bring an older struct back, while the hard-state file still says what is committed."""
     _, _, partition = begun(6)
     partition.open_session(4)
     partition.set_low_mark(4, 5)

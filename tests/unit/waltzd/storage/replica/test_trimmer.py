@@ -13,7 +13,7 @@ from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import BadFrame, Trimmed
 from waltzd.errors.operations import BelowFloor, NotOpened, StaleSession, UnfitSegment, Unsafe
-from waltzd.format.layout import HEADER_BYTES, PROMISE_NAME, segment_ids, segment_name
+from waltzd.format.layout import HARD_STATE_NAME, HEADER_BYTES, segment_ids, segment_name
 from waltzd.storage.replica.partition import Partition
 
 HOME = f"{ROOT}/0"
@@ -290,10 +290,10 @@ def test_a_log_that_begins_above_its_floor_is_damaged_until_the_floor_is_there()
     """The promise is from before the trim: it was put back, or the file system lost what was flushed."""
     disk, partition = kept()
     firsts = on_disk(disk)
-    old = bytes(disk.content(f"{HOME}/{PROMISE_NAME}"))
+    old = bytes(disk.content(f"{HOME}/{HARD_STATE_NAME}"))
     trimmed_to(partition, firsts[3])
     disk.kill()
-    disk.content(f"{HOME}/{PROMISE_NAME}")[:] = old
+    disk.content(f"{HOME}/{HARD_STATE_NAME}")[:] = old
     again = open_directory(disk).partition(0)
     assert again.status().damaged_segments == (0,)
     again.open_session(5)

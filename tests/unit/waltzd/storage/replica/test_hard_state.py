@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.sample import KEY, index_path, open_directory, promise_path, run_for, segment_path
+from tests.simulation.sample import KEY, hard_state_path, index_path, open_directory, run_for, segment_path
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
+from waltzd.storage.replica.hard_state import HardStateFile
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import PromiseFile
 
 
 def reopened(disk: SimDisk) -> Partition:
@@ -19,11 +19,11 @@ def test_a_promise_outlives_the_damage_of_the_slot_that_was_written_last() -> No
     disk, _, partition = begun(4, committed=1, segment_bytes=1 << 20)
     partition.open_session(9)
     disk.kill()
-    file = PromiseFile.open(disk, f"{promise_path(0).rpartition('/')[0]}", key=KEY, partition=0)
+    file = HardStateFile.open(disk, f"{hard_state_path(0).rpartition('/')[0]}", key=KEY, partition=0)
     newest = file.value.slot_offset
     file.close()
     disk.kill()
-    disk.corrupt(promise_path(0), newest + 8, b"\xff\xff\xff\xff")
+    disk.corrupt(hard_state_path(0), newest + 8, b"\xff\xff\xff\xff")
     again = reopened(disk)
     assert again.promised_session == 9
     assert again.status().incarnation == partition.status().incarnation
@@ -40,7 +40,7 @@ def test_what_is_marked_as_indexed_was_flushed_before(what: str) -> None:
     else:
         partition.set_low_mark(4, 19)
     disk.observer = None
-    assert ("flush", index_path(0, 0)) in seen[: seen.index(("write", promise_path(0)))]
+    assert ("flush", index_path(0, 0)) in seen[: seen.index(("write", hard_state_path(0)))]
 
 
 def test_a_checkpoint_keeps_what_is_known_to_be_committed() -> None:

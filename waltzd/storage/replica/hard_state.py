@@ -1,4 +1,4 @@
-"""Promise file of one replica: its promised session and its marks, on the disk before they are answered.
+"""Hard-state file of one replica: its promised session and its marks, on the disk before they are answered.
 
 Two slots take turns, each in a page of its own. A change writes a whole slot and flushes it before it counts. The file
 stores its own inode, and is created anew at each opening and each orderly end. So a copy that was put back detects that it
@@ -33,80 +33,81 @@ from waltzd.errors.operations import (
 )
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
+    HARD_STATE_BYTES,
+    HARD_STATE_NAME,
     NEW_SUFFIX,
     NO_MARK,
     NO_SESSION,
-    PROMISE_BYTES,
-    PROMISE_NAME,
     ControlStruct,
-    Promise,
-    read_promise_file,
+    HardState,
+    read_hard_state_file,
 )
 from waltzd.protocol.peers import Contact
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.control import ControlFile, write_new_file
 
 
-def floor_of(info: ControlStruct | None, promise: Promise | None) -> int:
+def floor_of(info: ControlStruct | None, hard_state: HardState | None) -> int:
     """Return the highest id that a replica is known to have had on its disk."""
-    marks = () if promise is None else (promise.committed, promise.durable)
+    marks = () if hard_state is None else (hard_state.committed, hard_state.durable)
     return max(NO_MARK if info is None else info.local_low_mark, *marks, NO_MARK)
 
 
-def lineage_of(promise: Promise) -> Lineage:
-    """Return the timelines of the log that this replica holds. Raises `PartitionDamaged` where the promise, whose checksum
+def lineage_of(hard_state: HardState) -> Lineage:
+    """Return the timelines of the log that this replica holds. Raises `PartitionDamaged` where the hard state, whose
+    checksum
     is right, names what is no lineage."""
-    found = Lineage.decode(promise.timelines)
+    found = Lineage.decode(hard_state.timelines)
     if found is None:
-        raise PartitionDamaged(f"the promise of partition {promise.partition} names timelines that are no lineage")
+        raise PartitionDamaged(f"the hard state of partition {hard_state.partition} names timelines that are no lineage")
     return found
 
 
-def read_promise(
+def read_hard_state(
     disk: Disk, directory: str, partition: int | None, key: UUID | None, *, is_expected: bool
-) -> tuple[Promise | None, list[Finding]]:
-    """Return the promise of a partition directory, and all findings about its file."""
-    path = join(directory, PROMISE_NAME)
+) -> tuple[HardState | None, list[Finding]]:
+    """Return the hard state of a partition directory, and all findings about its file."""
+    path = join(directory, HARD_STATE_NAME)
     if not disk.exists(path):
-        detail = "the promise file is missing, and the storage's identity file says that there is one"
-        missing = Finding(Code.PROMISE_FILE, path, detail, partition=partition)
+        detail = "the hard-state file is missing, and the storage's identity file says that there is one"
+        missing = Finding(Code.HARD_STATE_FILE, path, detail, partition=partition)
         return None, [missing] if is_expected else []
     try:
-        return read_promise_file(read_whole(disk, path, PROMISE_BYTES + 1), path, key, partition)
+        return read_hard_state_file(read_whole(disk, path, HARD_STATE_BYTES + 1), path, key, partition)
     except (NotRegularFile, ReadFailed) as error:
         return None, [unreadable(path, error)]
 
 
 def _fresh_inode(disk: Disk, directory: str) -> Inode:
     """Return the inode of the file that `write_new_file` will fill and rename."""
-    path = join(directory, PROMISE_NAME + NEW_SUFFIX)
+    path = join(directory, HARD_STATE_NAME + NEW_SUFFIX)
     disk.create(path).close()
     return disk.inode(path)
 
 
-class PromiseFile:
-    def __init__(self, disk: Disk, directory: str, file: File, promise: Promise, inode: Inode) -> None:
+class HardStateFile:
+    def __init__(self, disk: Disk, directory: str, file: File, hard_state: HardState, inode: Inode) -> None:
         self._disk = disk
         self._directory = directory
         self._file = file
         self._inode = inode
-        self.value = promise
+        self.value = hard_state
 
     @staticmethod
-    def create(disk: Disk, directory: str, promise: Promise) -> None:
-        """Create the first promise of a replica. The caller flushes the directory."""
+    def create(disk: Disk, directory: str, hard_state: HardState) -> None:
+        """Create the first hard state of a replica. The caller flushes the directory."""
         inode = _fresh_inode(disk, directory)
-        promise = replace(promise, inode=inode.number, inode_generation=inode.generation)
-        write_new_file(disk, directory, PROMISE_NAME, promise.encode().ljust(PROMISE_BYTES, b"\0"))
+        hard_state = replace(hard_state, inode=inode.number, inode_generation=inode.generation)
+        write_new_file(disk, directory, HARD_STATE_NAME, hard_state.encode().ljust(HARD_STATE_BYTES, b"\0"))
 
     @staticmethod
-    def open(disk: Disk, directory: str, *, key: UUID, partition: int) -> PromiseFile:
-        path = join(directory, PROMISE_NAME)
+    def open(disk: Disk, directory: str, *, key: UUID, partition: int) -> HardStateFile:
+        path = join(directory, HARD_STATE_NAME)
         file = disk.open(path, write=True)
-        promise, findings = read_promise_file(file.read(0, PROMISE_BYTES), path, key, partition)
-        if promise is None:
+        hard_state, findings = read_hard_state_file(file.read(0, HARD_STATE_BYTES), path, key, partition)
+        if hard_state is None:
             raise next(finding for finding in findings if finding.is_damage).error()
-        return PromiseFile(disk, directory, file, promise, disk.inode(path))
+        return HardStateFile(disk, directory, file, hard_state, disk.inode(path))
 
     @property
     def is_copy(self) -> bool:
@@ -116,7 +117,7 @@ class PromiseFile:
     @property
     def is_in_place(self) -> bool:
         try:
-            return self._disk.inode(join(self._directory, PROMISE_NAME)).is_same(self._inode)
+            return self._disk.inode(join(self._directory, HARD_STATE_NAME)).is_same(self._inode)
         except PathMissing:
             return False
 
@@ -144,7 +145,7 @@ class PromiseFile:
         try:
             self._write_beside(fields)
         except DiskFull:
-            path = join(self._directory, PROMISE_NAME + NEW_SUFFIX)
+            path = join(self._directory, HARD_STATE_NAME + NEW_SUFFIX)
             if self._disk.exists(path):
                 self._disk.remove(path)
             self.change(inode=self._inode.number, inode_generation=self._inode.generation, **fields)
@@ -155,13 +156,13 @@ class PromiseFile:
         stamp: dict[str, Any] = {"inode": inode.number, "inode_generation": inode.generation}
         first = replace(self.value, sequence=self.value.sequence + 1, **stamp, **fields)
         second = replace(first, sequence=first.sequence + 1)
-        content = bytearray(PROMISE_BYTES)
+        content = bytearray(HARD_STATE_BYTES)
         for slot in (first, second):
             content[slot.slot_offset : slot.slot_offset + slot.slot_bytes] = slot.encode()
-        write_new_file(self._disk, self._directory, PROMISE_NAME, bytes(content))
+        write_new_file(self._disk, self._directory, HARD_STATE_NAME, bytes(content))
         self._disk.flush_directory(self._directory)
         self._file.close()  # open until here, so that the other file has another number for certain
-        self._file = self._disk.open(join(self._directory, PROMISE_NAME), write=True)
+        self._file = self._disk.open(join(self._directory, HARD_STATE_NAME), write=True)
         self._inode, self.value = inode, second
 
     def close(self) -> None:
@@ -189,11 +190,11 @@ def check_jump(promised: int, session: int) -> None:
 
 
 class Fence:
-    def __init__(self, partition: int, control: ControlFile, promise: PromiseFile) -> None:
+    def __init__(self, partition: int, control: ControlFile, hard_state: HardStateFile) -> None:
         self._partition = partition
         self._control = control
-        self._promise = promise
-        self.contact = promise.value.sequence * _CONTACTS
+        self._hard_state = hard_state
+        self.contact = hard_state.value.sequence * _CONTACTS
         """The latest one. Contacts of this process are above those of every earlier one, because the sequence has risen."""
         self._contacts: dict[int, int] = {_NO_CALLER: self.contact}
         """The contact of each caller in this session; two callers are two names that lead to one storage."""
@@ -201,11 +202,12 @@ class Fence:
         """Secret of the owner of the promised session; None until the owner opens it."""
 
     def open(self, session: int, *, committed: int, caller: int, secret: bytes, by_operator: bool = False) -> int:
-        """Promise durably to refuse every lower session, and begin a new contact. An operator may take back a promise to a
+        """Promise durably to refuse every lower session, and begin a new contact. An operator may take back a hard
+        state to a
         session that has not begun here."""
         if session < 0:
             raise BadArgument(f"a session id is never negative: {session}")
-        promised = self._promise.value.session
+        promised = self._hard_state.value.session
         is_taken_back = by_operator and self._control.info(self._partition).session < session < promised
         self.check_current(promised if is_taken_back else session)
         is_known = session == promised and self._secret is not None
@@ -217,7 +219,7 @@ class Fence:
             )
         if session > promised or is_taken_back:
             check_jump(promised, session)
-            self._promise.promise(session=session, committed=committed)
+            self._hard_state.promise(session=session, committed=committed)
             self._contacts.clear()
         self._secret = None if by_operator else secret
         self.contact += 1
@@ -243,7 +245,7 @@ class Fence:
     def check(self, session: int, contact: int) -> None:
         """Refuses every session but the promised one; a contact of 0 means any."""
         self.check_current(session)
-        promised = self._promise.value.session
+        promised = self._hard_state.value.session
         if session > promised:
             raise NotOpened(
                 f"session {session} was not opened on partition {self._partition}; the storage promised itself to session "
@@ -257,7 +259,7 @@ class Fence:
     def check_current(self, session: int) -> None:
         if not self._control.info(self._partition).is_available:
             raise PartitionOffline(f"partition {self._partition} was taken offline on this storage")
-        promised = self._promise.value.session
+        promised = self._hard_state.value.session
         if session < promised:
             raise StaleSession(
                 f"session {session} of partition {self._partition} is over: the storage promised itself to session "
