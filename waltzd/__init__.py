@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import AppendOutcome as AppendOutcome
     from waltzd.protocol.locks import Committed as Committed
     from waltzd.protocol.locks import Declined as Declined
+    from waltzd.protocol.locks import History as History
     from waltzd.protocol.locks import Lock as Lock
     from waltzd.protocol.locks import LoggedLock as LoggedLock
     from waltzd.protocol.locks import Outcome as Outcome
@@ -73,6 +74,7 @@ _MODULES = {
         "AppendOutcome",
         "Committed",
         "Declined",
+        "History",
         "Lock",
         "LoggedLock",
         "Outcome",

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from tests.docs.page import DOCS, blocks, page
-from waltzd import BlockingClient, Committed, Declined, Rejected, Unknown
+from waltzd import BlockingClient, Committed, Declined, Rejected, Unknown, append_lock
 from waltzd.errors import EventUnknown, NotSent
 from waltzd.sql import sqlite
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -323,6 +323,9 @@ def test_follow_the_log(tmp_path: Path) -> None:
                     await client.append(b"three", partition=0)
                 assert set(added) == {b"one", b"two", b"three"}
                 assert await shown.count_since(client, 0) == 4
+                assert await shown.statement(client) == []
+                await client.append(b"a transfer", locks=[append_lock("account", 17)])
+                assert await shown.statement(client) == [b"a transfer"]
             assert await asyncio.to_thread(read, shown, cluster) == ["one", "two", "three", "three"]
 
     def is_enough(expected: int, following: asyncio.Task[Any]) -> bool:

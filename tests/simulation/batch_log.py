@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from uuid import UUID
 
 import numpy as np
 
-from tests.batches import segment_raw, segments_of
+from tests.batches import READ, segment_raw, segments_of
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, NeedsBatches
 from waltzd.format.batch import Batch, End, Piece, encode_batch
 from waltzd.format.footer import NO_HASH
+from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import segment_name
 from waltzd.format.record import LockColumns, Run, encode_payloads
 from waltzd.protocol.peers import runs_of
@@ -123,6 +126,7 @@ class BatchLog:
             self._check_whole(partition)
             self._check_locks(partition)
             self._check_times(partition)
+            self._check_marks(partition)
 
     def _check_reads(self, partition: Partition) -> None:
         session, pick = partition.promised_session, self.random
@@ -185,6 +189,53 @@ class BatchLog:
             except BadArgument:
                 return
             raise AssertionError(f"no batch ends at id {mark - 1}")
+
+    def _check_marks(self, partition: Partition) -> None:
+        """Compare the marks of a lock with a loop over the log: by the key indexes, which are made now and then, or by the
+        batches."""
+        chance = random.Random(self.last_id)  # one of its own, so that the log is drawn as without this check
+        session = partition.promised_session
+        if not self.batches:
+            return
+        for first_id in partition.missing_keys():
+            if chance.random() < 0.5:
+                partition.write_key(first_id)
+        first_batch = self.batches[0].first_id
+        for _ in range(4):
+            query = self._query(chance, first_batch)
+            right = self.marked(query)
+            rest, found = query, list[int]()
+            while not rest.is_done:
+                part = partition.find_marks(rest, session=session)
+                assert rest.first_id <= part.through <= rest.last_id
+                found += part.ids
+                rest = rest.after(part)
+            assert found == right, (query, found, right)
+        if self.first:
+            with suppress(NeedsBatches):
+                partition.find_marks(LockQuery(lock=0, last_id=self.last_id, limit=1), session=session)
+                raise AssertionError("records of format 0 keep no locks")
+
+    def _query(self, chance: Random, first_batch: int) -> LockQuery:
+        marks = [lock for batch in self.batches for lock in batch.locks.ids.tolist()] or [0]
+        low = chance.randint(first_batch, self.last_id)
+        return LockQuery(
+            lock=chance.choice([*marks[:50], *marks[-50:], 12345]),
+            first_id=chance.choice([first_batch, low]),
+            last_id=chance.choice([self.last_id, chance.randint(low, self.last_id)]),
+            limit=chance.choice([1, 2, 1000]),
+            newest_first=chance.random() < 0.5,
+        )
+
+    def marked(self, query: LockQuery) -> list[int]:
+        found: list[int] = []
+        for batch in self.batches:
+            locks = batch.locks
+            ids = np.repeat(np.arange(batch.first_id, batch.last_id + 1), locks.counts)
+            is_mark = (locks.ids == np.uint64(query.lock)) & (locks.modes != READ)
+            found += dict.fromkeys(ids[is_mark].tolist())
+        found = [id_ for id_ in found if query.first_id <= id_ <= query.last_id]
+        return (found[::-1] if query.newest_first else found)[: query.limit]
 
     def _check_times(self, partition: Partition) -> None:
         known = [batch.head.time for batch in self.batches] or [0]

@@ -11,9 +11,11 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -44,13 +46,17 @@ from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
+from waltzd.disk.seam import join, read_whole
 from waltzd.errors import CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import ArchiveAway, ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
+from waltzd.format.key_index import LockQuery
+from waltzd.format.layout import KEY_SUFFIX
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.protocol.document import decode
+from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.retention import Keep, keep_of
 from waltzd.protocol.timelines import FIRST
@@ -58,6 +64,7 @@ from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.storage.offline.verify import Options, Target, verify
 
+T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -650,6 +657,7 @@ class Simulation:
                 if floor > 0:
                     await self._check_read_through(pipeline, committed, runs)
                 await self._check_times(pipeline, runs)
+                await self._check_marks(pipeline, committed)
                 self._check_age(partition, floor, runs)
                 await self._check_archive(partition, runs)
                 self._check_tail(partition, runs)
@@ -692,30 +700,77 @@ class Simulation:
 
     async def _check_read_through(self, pipeline: Pipeline, last_id: int, runs: Sequence[Run]) -> None:
         """A reader of the whole log gets it from its owner, and goes on where the store has ended a read."""
-        found: list[Run] = []
-        at, end = 0, self.loop.now + PATIENCE_SECONDS
-        while at <= last_id:
-            try:
-                async for run in pipeline.read(at, last_id, with_locks=True):
-                    found.append(run)
-                    at = run.last_id + 1
-            except (ArchiveAway, ArchiveDamaged):
-                if self.loop.now > end:
-                    raise
-                await asyncio.sleep(0.1)
+        found = await self._read_whole(pipeline, last_id)
         read, log = join_runs(found), join_runs(runs)
         if (read.first_id, read.data) != (log.first_id, log.data):
             raise Broken(f"a reader of partition {pipeline.session.partition} got another log than there is")
 
-    async def _find_time(self, pipeline: Pipeline, time: int) -> int:
+    async def _check_marks(self, pipeline: Pipeline, last_id: int) -> None:
+        """The history of a lock is all and only what marked it: also below the trim floor, and whatever becomes of key
+        indexes."""
+        runs = [found for found in await self._read_whole(pipeline, last_id) if found.locks is not None]
+        if not self.setup.format or not runs:
+            return
+        marks: dict[int, list[int]] = {}
+        for one in runs:
+            assert one.locks is not None
+            ids = np.repeat(np.arange(one.first_id, one.last_id + 1), one.locks.counts).tolist()
+            for lock, mode, id_ in zip(one.locks.ids.tolist(), one.locks.modes.tolist(), ids, strict=True):
+                if mode != Mode.READ and marks.setdefault(lock, [])[-1:] != [id_]:
+                    marks[lock].append(id_)
+        known = sorted(marks)
+        asked = [*dict.fromkeys([*known[:2], *known[len(known) // 2 :][:1], *known[-1:]]), 12345]
+        for harm in (False, True):
+            if harm:
+                self._harm_key_indexes(pipeline.session.partition)
+            for lock in asked:
+                for newest_first in (False, True):
+                    query = LockQuery(lock=lock, first_id=runs[0].first_id, limit=10_000, newest_first=newest_first)
+                    found, end = await self._patiently(partial(pipeline.find_marks, query))
+                    right = marks.get(lock, [])
+                    if found != tuple(right[::-1] if newest_first else right) or end < last_id:
+                        raise Broken(
+                            f"the lock {lock} of partition {pipeline.session.partition} was marked by {right}, not {found}"
+                        )
+
+    async def _read_whole(self, pipeline: Pipeline, last_id: int) -> list[Run]:
+        found: list[Run] = []
+
+        async def go_on() -> None:
+            async for one in pipeline.read(found[-1].last_id + 1 if found else 0, last_id, with_locks=True):
+                found.append(one)
+
+        if last_id >= 0:
+            await self._patiently(go_on)
+        return found
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call again while the archive is away."""
         end = self.loop.now + PATIENCE_SECONDS
         while True:
             try:
-                return await pipeline.find_time(time)
+                return await call()
             except (ArchiveAway, ArchiveDamaged):
                 if self.loop.now > end:
                     raise
                 await asyncio.sleep(0.1)
+
+    def _harm_key_indexes(self, partition: int) -> None:
+        """Lose, damage and swap key indexes on all storages."""
+        for storage in self._well_storages:
+            if storage.calls is None or storage.name not in self._assigned(partition):
+                continue
+            disk, home = storage.disk, storage.calls.directory.partition(partition).directory
+            paths = [join(home, name) for name in disk.names(home) if name.endswith(KEY_SUFFIX)]
+            content = [read_whole(disk, path, 1 << 20) for path in paths]
+            for number, path in enumerate(paths):
+                if number % 4 == 0:
+                    disk.remove(path)
+                elif number % 4 == 1:
+                    disk.corrupt(path, len(content[number]) - 1500, bytes(1500))
+                elif number % 4 == 2:
+                    with closing(disk.create(path)) as file:
+                        file.write(0, content[number - 1])
 
     async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run]) -> None:
         """What has a time stands behind what has none; no clock was ever so far ahead; and each time is found again."""
@@ -731,7 +786,7 @@ class Simulation:
             )
         known = times[times != UNTIMED]
         for time in (0, int(known[len(known) // 2]), int(known[-1]), int(known[-1]) + 1):
-            at, found = int((times < time).sum()) - 1, await self._find_time(pipeline, time)
+            at, found = int((times < time).sum()) - 1, await self._patiently(partial(pipeline.find_time, time))
             if found != at:
                 raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
 

@@ -50,7 +50,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
-from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.locks import History, Mode, Reason
 from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
@@ -398,6 +398,20 @@ class FakeServer:
         if found.format == 0:
             raise NeedsBatches("nothing here has a time")
         return Position(found.find_time(time), found.lineage.current)
+
+    async def history(
+        self, partition: int, lock: int, *, after: int, before: int | None, limit: int, newest_first: bool, confirmed: bool
+    ) -> History:
+        found = await self._owned(partition)
+        end = found.committed if before is None else min(found.committed, before - 1)
+        marked = [
+            id_
+            for id_, entry in enumerate(found.log[: end + 1])
+            if id_ > after and any(bits == lock and mode != Mode.READ for bits, mode in entry.locks)
+        ]
+        ids = tuple(marked[::-1] if newest_first else marked)
+        position = Position(end, found.lineage.current)
+        return History(partition=partition, ids=ids[:limit], end=position, has_more=len(ids) > limit)
 
     async def fetch(
         self,

@@ -26,10 +26,11 @@ from waltzd.archive.manifest import Chunk, Entry, Label
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.seam import Buffer
-from waltzd.errors import WaltzError
+from waltzd.errors import NeedsBatches, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent
 from waltzd.format.batch import HEAD_BYTES, Batch, Head, records_of, sound_batches
 from waltzd.format.footer import Footer, read_footer
+from waltzd.format.key_index import LockMarks, LockQuery, MarkColumns, scan_marks
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset
 from waltzd.format.record import NO_TIME, OVERHEAD_BYTES, Run, first_bad, id_and_length, walk
 from waltzd.format.scan import is_sound_record, scan, survey
@@ -118,6 +119,8 @@ class CachedSegment:
         self._next = entry.first, HEADER_BYTES
         """Id after the last read and its offset, in format 0: most reads are consecutive."""
         self._footer: Footer | None = None
+        self._marks: MarkColumns | None = None
+        """Marks of the segment; None until a lock was looked up in it."""
         try:
             version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
         except HeaderDamaged as error:
@@ -144,6 +147,23 @@ class CachedSegment:
         places = self._footer.batches
         at = bisect_left(places, time, key=lambda place: self._head(place).time)
         return self._head(places[at]).first_id if at < len(places) else self.entry.last + 1
+
+    def find_marks(self, query: LockQuery) -> LockMarks:
+        """Return the answer for the ids of this segment. Raise `NeedsBatches` if its format keeps no locks."""
+        first_id, last_id = self.entry.first, self.entry.last
+        if self._footer is None:
+            raise NeedsBatches(
+                f"archived transactions up to id {last_id} are of format 0, which keeps no locks", first_id=last_id + 1
+            )
+        if self._marks is None:
+            found = scan_marks(self._file, HEADER_BYTES, first_id, last_id)
+            if found is None or found[2] != last_id + 1:
+                raise CachedSegmentDamaged(self._file.path)
+            self._marks = found[0]
+        here = query.within(first_id, last_id)
+        ids = tuple(self._marks.find(here))
+        through = here.first_id if here.newest_first else here.last_id
+        return LockMarks(ids=ids, through=ids[-1] if len(ids) >= query.limit else through)
 
     # -- batches
 

@@ -328,6 +328,12 @@ class BlockingClient(Generic[E]):
     """Ask the owner for the position before the first transaction of a time or later; see `Client.position_at`."""
     read = blocking(Client[E].read)
     """Read one committed transaction by its id; see `Client.read`."""
+    history = blocking(Client[E].history)
+    """Return the committed transactions that marked a lock; see `Client.history`."""
+    last = blocking(Client[E].last)
+    """Return the id of the last committed transaction that marked a lock; see `Client.last`."""
+    read_ids = blocking(Client[E].read_ids)
+    """Read committed transactions by their ids; see `Client.read_ids`."""
     read_some = blocking(Client[E].read_some)
     """Read committed transactions of a range of ids or of times; see
     `Client.read_some`."""

@@ -724,6 +724,9 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
             raise BadArgument(f"the partitioner chose {at!r} from {len(partitions)} partitions of the channel")
         return partitions[at]
 
+    def _partition_of_lock(self, lock: Lock) -> int:
+        return self.partition_of(key_of(None, [lock]))
+
     def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> PartitionClient:
         if partition is not None and key is not None:
             raise BadArgument("a transaction was given both a partition and a key; give one of them")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -13,12 +14,15 @@ from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.record import Run
+from waltzd.protocol.locks import HISTORY_IDS_MAX, History, Lock
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
 T = TypeVar("T")
+READS_MAX = 16
+"""Reads of a call of `read_ids` that are under way at once."""
 READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
 """Limits of transactions and bytes of one read."""
 
@@ -48,6 +52,47 @@ class Reader:
 
     async def _ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], timeout: float | None) -> T:
         return await self._routes.ask(partition, what, call, self._seconds if timeout is None else timeout)
+
+    async def history(
+        self, partition: int, lock: int, *, after: int, before: int | None, limit: int, newest_first: bool,
+        confirmed: bool, timeout: float | None,
+    ) -> History:  # fmt: skip
+        """Return committed transactions that marked a lock."""
+        if not 0 < limit <= HISTORY_IDS_MAX:
+            raise BadArgument(f"a history lists 1 to {HISTORY_IDS_MAX} ids, not {limit}")
+        after, before = checked_position(after), None if before is None else checked_id(before)
+
+        async def ask(port: ServerPort) -> History:
+            return await port.history(
+                partition, lock, after=after, before=before, limit=limit, newest_first=newest_first, confirmed=confirmed
+            )
+
+        return await self._ask(partition, "History", ask, timeout)
+
+    async def each(
+        self, partition: int, ids: Sequence[int], *, with_locks: bool, timeout: float | None
+    ) -> list[Transaction[Any]]:
+        """Return the transactions with these ids, in this order. Ids in a row are read together."""
+        wanted = sorted(dict.fromkeys(map(checked_id, ids)))
+        starts = [at for at, id_ in enumerate(wanted) if at == 0 or wanted[at - 1] != id_ - 1]
+        turns = asyncio.Semaphore(READS_MAX)
+
+        async def read(first_id: int, last_id: int) -> list[Transaction[Any]]:
+            found: list[Transaction[Any]] = []
+            async with turns:
+                while first_id <= last_id:
+                    found += await self.some(
+                        partition, after=first_id - 1, through=last_id, with_locks=with_locks, timeout=timeout
+                    )
+                    first_id = found[-1].id + 1
+            return found
+
+        ends = [*starts[1:], len(wanted)][: len(starts)]
+        runs = await asyncio.gather(
+            *[read(wanted[start], wanted[end - 1]) for start, end in zip(starts, ends, strict=True)]
+        )
+        by_id = {found.id: found for run in runs for found in run}
+        return [by_id[id_] for id_ in dict.fromkeys(map(int, ids))]
 
     async def some(
         self,
@@ -116,6 +161,99 @@ class ReadMethods(Generic[E]):
 
     def _check_reading(self, partition: int) -> None:
         raise AssertionError("the client class checks this")
+
+    def _partition_of_lock(self, lock: Lock) -> int:
+        raise AssertionError("the client class decides this")
+
+    async def history(
+        self,
+        lock: Lock | int,
+        *,
+        partition: int | None = None,
+        after: int = EMPTY,
+        before: int | None = None,
+        limit: int = 1000,
+        newest_first: bool = False,
+        confirmed: bool = True,
+        timeout: float | None = None,
+    ) -> History:
+        """Return the committed transactions that marked a lock, by a WRITE or an APPEND lock. It needs no partitions of
+        the client.
+
+        The log is asked by its key indexes, so a lock with few transactions is found quickly in a log of any length.
+        `read_ids` reads the transactions themselves.
+
+        Args:
+            lock: The lock; its mode does not matter. Or its 64 bits (`Lock.hash`), together with `partition`.
+            partition: Partition of the lock; without it, the partition of the lock's name, as for `append`.
+            after: Only ids above this one.
+            before: Only ids below this one; None for no bound.
+            limit: Largest number of ids in the answer, up to 10,000.
+            newest_first: Whether to list the newest transactions, and list them backwards.
+            confirmed: Whether the owner asks a majority of the storages before it answers; see `end_position`.
+            timeout: See `end_position`.
+
+        Raises:
+            NeedsBatches: The partition writes format 0, or the range contains transactions of format 0, which keeps no
+                locks.
+            ArchiveAway, OnlyInArchive: The range goes below the trim floor, and the archive cannot be read.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: An argument is wrong, there is no such partition, or the client is not open.
+
+        Example:
+            ```python
+            history = await client.history(write_lock("account", 17), newest_first=True, limit=10)
+            for transaction in await client.read_ids(history.partition, history.ids):
+                print(transaction.id, transaction.payload)
+            ```
+        """
+        if partition is None:
+            if not isinstance(lock, Lock):
+                raise BadArgument("the 64 bits of a lock do not tell its partition; give `partition`, or a `Lock`")
+            partition = self._partition_of_lock(lock)
+        self._check_reading(partition)
+        bits = lock.hash if isinstance(lock, Lock) else lock
+        if not isinstance(bits, int) or not 0 <= bits < 1 << 64:
+            raise BadArgument(f"a lock is a `Lock` or an integer of 64 bits, not {lock!r}")
+        return await self._reader.history(
+            partition, bits, after=after, before=before, limit=limit, newest_first=newest_first, confirmed=confirmed,
+            timeout=timeout,
+        )  # fmt: skip
+
+    async def last(
+        self,
+        lock: Lock | int,
+        *,
+        partition: int | None = None,
+        before: int | None = None,
+        confirmed: bool = True,
+        timeout: float | None = None,
+    ) -> int | None:
+        """Return the id of the last committed transaction that marked a lock; None if there is none. Arguments and
+        errors are those of `history`."""
+        found = await self.history(
+            lock, partition=partition, before=before, limit=1, newest_first=True, confirmed=confirmed, timeout=timeout
+        )
+        return found.ids[0] if found.ids else None
+
+    async def read_ids(
+        self, partition: int, ids: Sequence[int], *, with_locks: bool = False, timeout: float | None = None
+    ) -> list[Transaction[E]]:
+        """Read committed transactions by their ids, each once, in the order of `ids`: for instance those of a `history`.
+
+        Args:
+            partition: Partition to read.
+            ids: Ids of the transactions.
+            with_locks: See `read`.
+            timeout: See `end_position`; for each question that is asked.
+
+        Raises:
+            BeyondLog: No transaction with one of the ids is committed yet.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.each(partition, ids, with_locks=with_locks, timeout=timeout)
 
     async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
         """Ask the owner for the highest committed id of a partition, -1 if it is empty. It needs no partitions of the

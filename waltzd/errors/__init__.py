@@ -268,9 +268,9 @@ class ClientAhead(WaltzError, code="W2017", exit_code=EXIT_UNSAFE, status="FAILE
 
 
 class NeedsBatches(WaltzError, code="W2029", exit_code=EXIT_UNSAFE, status="FAILED_PRECONDITION"):
-    """Segments of format 0 cannot hold what was asked for: a group of transactions, or a lookup by time. The partition
-    writes format 0, or did so at the position in question. Not done: nothing was written. Next: change the cluster over
-    with `waltzctl cluster set --format 1`."""
+    """Segments of format 0 cannot hold what was asked for: a group of transactions, or a lookup by time or by lock. The
+    partition writes format 0, or did so at the position in question. Not done: nothing was written. Next: change the
+    cluster over with `waltzctl cluster set --format 1`."""
 
 
 class Displaced(WaltzError, code="W2019", status="ABORTED"):

@@ -9,7 +9,7 @@ An entry is a lock that a transaction marked (WRITE or APPEND) and the distance 
 sorted by lock and id; a page holds the locks of 256 entries, then their distances, then a CRC-32. The fence holds the
 first lock of each page. The filter is a blocked Bloom filter: a lock sets six bits in one block of 512 bits, and a page
 holds 32 blocks and a CRC-32. So a look-up of a lock that the segment lacks reads one page, and any other look-up about
-one page more.
+one page more. The CRC-32 of a page goes on from that of the header plus the offset of the page, modulo 2³².
 
 An index is never believed. It names the footer of its segment, and every byte that decides an answer is checked. An index
 that is missing, damaged, or of another segment is made again from the heads of the batches, without reading a payload.
@@ -27,9 +27,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.disk.seam import Buffer, Readable
+from waltzd.disk.seam import Readable
 from waltzd.format.batch import HEAD_BYTES, Head, decode_locks
 from waltzd.format.checksum import I64, crc32
+from waltzd.format.layout import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns
 
@@ -54,7 +55,7 @@ LEAD_BYTES = 4096
 """Bytes that a scan reads at each batch: its head, and most often all its locks."""
 
 U64 = NDArray[np.uint64]
-_64 = (1 << 64) - 1
+_32, _64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 class KeyIndexWrong(Exception):
@@ -197,12 +198,30 @@ def encode_key_index(header: KeyHeader, marks: MarkColumns) -> bytes:
     columns[0][: len(locks)], columns[1][: len(locks)] = locks, ids
     fence = columns[0][::PAGE_ENTRIES].tobytes()
     body = np.concatenate([column.reshape(pages, PAGE_ENTRIES).view(np.uint8) for column in columns], axis=1)
-    return header.encode(len(locks), crc32(fence)) + fence + _filter_of(locks) + _sealed(body)
+    lead = header.encode(len(locks), crc32(fence))
+    start, seed = HEADER_BYTES + len(fence), _crc_of(lead)
+    filter_ = _sealed(_filter_of(locks), start, seed)
+    return b"".join((lead, fence, filter_, _sealed(body, start + len(filter_), seed)))
 
 
-def _sealed(pages: NDArray[np.uint8]) -> bytes:
-    """Return pages of bytes, each with its checksum."""
-    return b"".join(piece + _CRC.pack(crc32(piece)) for piece in map(bytes, pages))
+def _crc_of(lead: bytes) -> int:
+    """Return the checksum in an encoded header, from which the checksums of all pages go on."""
+    return int.from_bytes(lead[-_CRC.size :], "big")
+
+
+def key_index_of(data: Readable, header: KeyHeader) -> bytes | None:
+    """Return the bytes of the index of a sealed segment; None if the heads or locks of its batches are damaged."""
+    found = scan_marks(data, SEGMENT_HEADER_BYTES, header.first_id, header.last_id)
+    return None if found is None or found[2] != header.last_id + 1 else encode_key_index(header, found[0])
+
+
+def _sealed(pages: NDArray[np.uint8], offset: int, seed: int) -> bytes:
+    """Return pages of bytes, each with its checksum; the first one is at `offset`."""
+    size = pages.shape[1] + _CRC.size
+    places = range(offset, offset + size * len(pages), size)
+    return b"".join(
+        piece + _CRC.pack(crc32(piece, seed + at & _32)) for at, piece in zip(places, map(bytes, pages), strict=True)
+    )
 
 
 def _blocks(entries: int) -> int:
@@ -213,7 +232,7 @@ def _filter_pages(entries: int) -> int:
     return -(-_blocks(entries) // _PAGE_BLOCKS)
 
 
-def _filter_of(locks: U64) -> bytes:
+def _filter_of(locks: U64) -> NDArray[np.uint8]:
     blocks = _blocks(len(locks))
     bits = np.zeros(_filter_pages(len(locks)) * _PAGE_BLOCKS * BLOCK_BITS, np.bool_)
     mixed = _mixed(locks)
@@ -221,7 +240,7 @@ def _filter_of(locks: U64) -> bytes:
     mixed = _mixed(mixed)
     for probe in range(PROBES):
         bits[start + (mixed >> np.uint64(9 * probe) & np.uint64(BLOCK_BITS - 1))] = True
-    return _sealed(np.packbits(bits).reshape(-1, FILTER_PAGE_BYTES - _CRC.size))
+    return np.packbits(bits).reshape(-1, FILTER_PAGE_BYTES - _CRC.size)
 
 
 def _mixed(values: U64) -> U64:
@@ -244,6 +263,9 @@ class KeyIndex:
 
     header: KeyHeader
     entries: int
+    seed: int
+    """Checksum of the header, from which the checksums of the pages go on. So a page of another index is noticed even if
+    the file was replaced after its header was read."""
     fence: U64
 
     @staticmethod
@@ -263,7 +285,7 @@ class KeyIndex:
         fence = file.read(HEADER_BYTES, 8 * pages)
         if len(fence) != 8 * pages or crc32(fence) != fence_crc:
             raise KeyIndexWrong("the fence is damaged")
-        return KeyIndex(header, entries, np.frombuffer(fence, ">u8").astype(np.uint64))
+        return KeyIndex(header, entries, _crc_of(raw), np.frombuffer(fence, ">u8").astype(np.uint64))
 
     def find(self, file: Readable, query: LockQuery) -> list[int]:
         """Return the ids that answer the query. Raise `KeyIndexWrong` if a page is damaged."""
@@ -298,29 +320,29 @@ class KeyIndex:
     def _ids(self, file: Readable, page: int, lock: np.uint64) -> I64:
         """Return the ids of a lock in one page."""
         start = HEADER_BYTES + 8 * len(self.fence) + FILTER_PAGE_BYTES * _filter_pages(self.entries)
-        raw = _checked(file.read(start + PAGE_BYTES * page, PAGE_BYTES), PAGE_BYTES)
+        raw = self._page(file, start + PAGE_BYTES * page, PAGE_BYTES)
         count = min(PAGE_ENTRIES, self.entries - page * PAGE_ENTRIES)
         locks = np.frombuffer(raw, ">u8", count)
         first, stop = locks.searchsorted(lock, "left"), locks.searchsorted(lock, "right")
         return np.frombuffer(raw, ">u4", count, _IDS_AT)[first:stop].astype(np.int64) + self.header.first_id
+
+    def _page(self, file: Readable, offset: int, size: int) -> memoryview:
+        """Return a page without its checksum. Raise `KeyIndexWrong` if the checksum is wrong."""
+        raw = memoryview(file.read(offset, size))
+        body = raw[: size - _CRC.size]
+        if len(raw) != size or _CRC.pack(crc32(body, self.seed + offset & _32)) != raw[size - _CRC.size :]:
+            raise KeyIndexWrong("a page is damaged, or of another index")
+        return body
 
     def _may_have(self, file: Readable, lock: int) -> bool:
         """Return False if the filter proves that no transaction of the segment marked the lock."""
         mixed = _mix(lock)
         page, block = divmod((mixed >> 32) * _blocks(self.entries) >> 32, _PAGE_BLOCKS)
         start = HEADER_BYTES + 8 * len(self.fence) + FILTER_PAGE_BYTES * page
-        raw = _checked(file.read(start, FILTER_PAGE_BYTES), FILTER_PAGE_BYTES)
+        raw = self._page(file, start, FILTER_PAGE_BYTES)
         mixed = _mix(mixed)
         for probe in range(PROBES):
             bit = block * BLOCK_BITS + (mixed >> 9 * probe & BLOCK_BITS - 1)
             if not raw[bit >> 3] & 0x80 >> (bit & 7):
                 return False
         return True
-
-
-def _checked(raw: Buffer, size: int) -> Buffer:
-    """Return a page without its checksum. Raise `KeyIndexWrong` if the checksum is wrong."""
-    body = memoryview(raw)[: size - _CRC.size]
-    if len(raw) != size or crc32(body) != _CRC.unpack_from(raw, size - _CRC.size)[0]:
-        raise KeyIndexWrong("a page is damaged")
-    return body

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from waltzd.errors import BadArgument
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
@@ -283,6 +284,28 @@ AppendOutcome: TypeAlias = Committed | Rejected | Unknown
 """Result of `append`: the transaction is in the log, is not, or that is unknown."""
 Outcome: TypeAlias = AppendOutcome | Declined
 """Result of `submit`. A type checker verifies that a `match` with `assert_never` has a case for each."""
+
+
+HISTORY_IDS_MAX = 10_000
+"""Largest `limit` of a history."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Committed transactions that marked a lock: the result of `Client.history`.
+
+    A READ lock marks nothing, so a transaction that only read under the lock is not listed. The log keeps 64 bits of a
+    lock; a transaction under another lock with the same bits is listed too, which is very rare."""
+
+    partition: int
+    """Partition of the lock."""
+    ids: tuple[int, ...]
+    """Ids of the transactions, ascending; descending with `newest_first`."""
+    end: Position
+    """Highest id that was considered, or -1. Give it to `append` as `position`: the locks of that transaction are then
+    checked against everything that is not in this history."""
+    has_more: bool = False
+    """Whether `limit` ended the answer. Continue with `after=ids[-1]`, or `before=ids[-1]` with `newest_first`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,13 @@ import numpy as np
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, WaltzError
 from waltzd.format.batch import Batch, Piece
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.protocol.locks import History
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
@@ -211,6 +213,12 @@ class ReplicaPort(Protocol):
         `last_id` is the end of a batch. Return None if the log has no batch there."""
         ...
 
+    async def find_marks(self, partition: int, query: LockQuery, *, session: int) -> LockMarks:
+        """Return transactions that marked a lock: an answer to the start of the query, for at least one id.
+
+        The replica holds `query.last_id`. Raise `Trimmed` or `NeedsBatches` about the first id that has to be covered."""
+        ...
+
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
         """Return the highest id before the first transaction with this time or a later one."""
         ...
@@ -350,6 +358,20 @@ class ServerPort(Protocol):
 
     async def find_time(self, partition: int, time: int) -> Position:
         """Return the highest id before the first committed transaction with this time or a later one."""
+        ...
+
+    async def history(
+        self,
+        partition: int,
+        lock: int,
+        *,
+        after: int,
+        before: int | None,
+        limit: int,
+        newest_first: bool,
+        confirmed: bool,
+    ) -> History:
+        """Return committed transactions between `after` and `before` that marked a lock."""
         ...
 
     def fetch(

@@ -38,6 +38,7 @@ from waltzd.errors import (
 from waltzd.errors.operations import Draining, PartitionDamaged, TooManyCallers, Unsafe
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import (
@@ -52,6 +53,7 @@ from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, r
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.append_queue import AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream, refuse
 from waltzd.storage.archiver import Archiver
+from waltzd.storage.key_indexer import KeyIndexer
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.hard_state import check_jump
@@ -73,6 +75,8 @@ APPENDERS_MAX = 16
 of them, with those that a broken connection has not ended yet."""
 LEAVE_SECONDS = 2.0
 """How long an owner's append stream may take to end before files are deleted."""
+MARKS_MAX = 20_000
+"""Ids in one answer about a lock."""
 READERS_MAX = 256
 """Streams that read, on the whole storage: each may have one frame in memory."""
 
@@ -124,6 +128,7 @@ class StorageCalls:
         """What calls have done, and what streams and queues have: each is counted on its own loop."""
         self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
         self.scrub = Scrub(self, disk, run_scrubbing or run_reading, period_seconds=config.scrub_seconds, clock=disk.now_ms)
+        self.key_indexer = KeyIndexer(self, run_scrubbing or run_reading, self._write)
         self.restorer = Restorer(self, disk, run_restoring or run_reading, on_fatal)
         self.is_draining = False
 
@@ -476,6 +481,14 @@ class StorageCalls:
             queue = self.readable(number, session, contact)
             size = min(bytes_max, self._config.frame_bytes_max)
             return await self._answer(queue, lambda: queue.partition.read_locks(last_id, size, session=session))
+
+    async def find_marks(self, number: int, session: int, query: LockQuery, *, contact: Contact = NOBODY) -> LockMarks:
+        with self._reader():
+            queue = self.readable(number, session, contact)
+            query = replace(query, limit=min(query.limit, MARKS_MAX))
+            found = await self._answer(queue, lambda: queue.partition.find_marks(query, session=session))
+            await self.key_indexer.index_missed(queue.partition)
+            return found
 
     async def find_time(self, number: int, session: int, time: int, *, contact: Contact = NOBODY) -> int:
         with self._reader():

@@ -177,6 +177,8 @@ async def _serve(
     )
     scrub = asyncio.create_task(calls.scrub.run(), name="scrub")
     tell_failure(scrub, end_at_once)
+    indexing = asyncio.create_task(calls.key_indexer.run(), name="key indexes")
+    tell_failure(indexing, end_at_once)
     supervisor.ready()
     supervisor.follow(lambda: _story(calls), lambda: underway.ailment(supervisor.patience_seconds))
     alarms, reserve_at = alarm.Alarms(), 0.0
@@ -195,6 +197,7 @@ async def _serve(
     supervisor.stopping("finishing what is under way")
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
     scrub.cancel()
+    indexing.cancel()
     calls.refuse_new()
     await ports.stop(config.drain_seconds)
     await calls.close()

@@ -15,6 +15,7 @@ from waltzd.daemon.process import vitals
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.descriptions import (
     ArchiveCheck,
     Archived,
@@ -137,6 +138,12 @@ class ReplicaService(_Service):
         return await self._calls.read_locks(
             target.partition, _session(target), request.last_id, request.bytes_max, contact=_contact(target)
         )
+
+    async def FindMarks(self, request: wire.MarksRequest, origin: Origin) -> LockMarks:
+        target = request.target
+        _optional_session(target, origin)
+        query = to_value(LockQuery, request)
+        return await self._calls.find_marks(target.partition, _session(target), query, contact=_contact(target))
 
     async def FindTime(self, request: wire.TimeRequest, origin: Origin) -> int:
         target = request.target

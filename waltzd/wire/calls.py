@@ -15,6 +15,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -25,6 +26,7 @@ from waltzd.errors import BadFrame, WaltzError
 from waltzd.format.batch import Batch
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockMarks
 from waltzd.format.record import Run
 from waltzd.protocol.batches import Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import (
@@ -41,7 +43,7 @@ from waltzd.protocol.descriptions import (
     VerifySummary,
 )
 from waltzd.protocol.groups import Changed, DeliveryFrame, ParkedList
-from waltzd.protocol.locks import LockExplanation
+from waltzd.protocol.locks import History, LockExplanation
 from waltzd.protocol.peers import Content
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
@@ -254,6 +256,7 @@ READ_LOCKS = _call(
     "Replica/ReadLocks", _SERVERS, lock_history_message, lambda reply, *_: lock_history_of(reply), Audit.LOOK
 )
 REPLICA_FIND_TIME = _field("Replica/FindTime", _SERVERS, "mark", int, Audit.LOOK)
+FIND_MARKS = _value("Replica/FindMarks", _SERVERS, LockMarks, Audit.LOOK)
 LIST_SEGMENTS = _call("Replica/ListSegments", _READERS | _LOOKING, _segments_message, _segments, Audit.LOOK)
 ARCHIVE = _value(
     "Replica/Archive", _SERVERS, Archived, Audit.CHANGE, _about("last_id={said.known.last_id}", "target.partition")
@@ -356,6 +359,22 @@ def _position(reply: wire.MarkReply, *_: Any) -> Position:
     return Position(reply.mark, timeline)
 
 
+def _history_message(found: History) -> wire.HistoryReply:
+    timeline = None if found.end.timeline == FIRST else found.end.timeline.bytes
+    return wire.HistoryReply(ids=found.ids, end=found.end, has_more=found.has_more, timeline=timeline)
+
+
+def _history(reply: wire.HistoryReply, request: wire.HistoryRequest, address: str) -> History:
+    timeline = uuid_of(reply.timeline, "the timeline of a position") if reply.HasField("timeline") else FIRST
+    ids, before = tuple(reply.ids), reply.end + 1
+    if request.HasField("before"):
+        before = min(before, request.before)
+    around = (request.after, *(ids[::-1] if request.newest_first else ids), before)
+    if len(ids) > request.limit or (ids and not all(one < other for one, other in pairwise(around))):
+        raise BadFrame(f"{address} answered with a history of other ids than were asked for")
+    return History(partition=request.partition, ids=ids, end=Position(reply.end, timeline), has_more=reply.has_more)
+
+
 LOCATE = _value("Log/Locate", _APPLICATIONS | _LOOKING | _SERVERS, Topology, Audit.LOOK)
 REGISTER = _value("Log/Register", _USERS, Registration)
 HIGH_WATER_MARK = _call(
@@ -367,6 +386,9 @@ FETCH = _call(
     _about("first_id={said.first_id}", "partition"),
 )  # fmt: skip
 FIND_TIME = _call("Log/FindTime", _APPLICATIONS | _LOOKING, _position_message, _position, Audit.LOOK)
+HISTORY = _call(
+    "Log/History", _USERS, _history_message, _history, Audit.LOOK, _about("lock={said.lock:#018x}", "partition")
+)
 MAKE_GROUP = _value("Log/MakeGroup", _APPLICATIONS, MadeGroup, Audit.CHANGE, _about("{said.meta.name}"))
 GET_GROUP = _value("Log/GetGroup", _APPLICATIONS | _LOOKING, MadeGroup, Audit.LOOK)
 MOUNT: Call[Sequence[ServerFrame]] = _call(

@@ -26,7 +26,7 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, Dismissed, ParkedList
-from waltzd.protocol.locks import LockExplanation
+from waltzd.protocol.locks import History, LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
@@ -106,6 +106,23 @@ class Servers(Transport):
     async def find_time(self, partition: int, time: int) -> Position:
         request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)
         return await self._ask(calls.FIND_TIME, request)
+
+    async def history(
+        self,
+        partition: int,
+        lock: int,
+        *,
+        after: int,
+        before: int | None,
+        limit: int,
+        newest_first: bool,
+        confirmed: bool,
+    ) -> History:
+        request = wire.HistoryRequest(
+            cluster_key=await self._known_key(), partition=partition, lock=lock, after=after, before=before, limit=limit,
+            newest_first=newest_first, confirmed=confirmed,
+        )  # fmt: skip
+        return await self._ask(calls.HISTORY, request)
 
     async def fetch(
         self,

@@ -18,6 +18,7 @@ from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import (
@@ -156,6 +157,11 @@ class Replicas(Transport):
     async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
         request = wire.LocksRequest(target=self._target(partition, session), last_id=last_id, bytes_max=bytes_max)
         return await self._ask(calls.READ_LOCKS, request)
+
+    async def find_marks(self, partition: int, query: LockQuery, *, session: int) -> LockMarks:
+        request = to_message(wire.MarksRequest, query)
+        request.target.CopyFrom(self._target(partition, session))
+        return await self._ask(calls.FIND_MARKS, request)
 
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
         request = wire.TimeRequest(target=self._target(partition, session), time=time)

@@ -851,6 +851,67 @@ class LocksReply(_message.Message):
 Global___LocksReply: _TypeAlias = LocksReply  # noqa: Y015
 
 @_typing.final
+class MarksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    lock: _builtins.int
+    first_id: _builtins.int
+    last_id: _builtins.int
+    limit: _builtins.int
+    newest_first: _builtins.bool
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        lock: _builtins.int = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        newest_first: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "last_id", b"last_id", "limit", b"limit", "lock", b"lock", "newest_first", b"newest_first", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarksRequest: _TypeAlias = MarksRequest  # noqa: Y015
+
+@_typing.final
+class MarksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    through: _builtins.int
+    """Last id that was considered, in the direction of the request."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending, or descending with `newest_first`."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        through: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "through", b"through"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarksReply: _TypeAlias = MarksReply  # noqa: Y015
+
+@_typing.final
 class TimeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2109,6 +2170,86 @@ class FindTimeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindTimeRequest: _TypeAlias = FindTimeRequest  # noqa: Y015
+
+@_typing.final
+class HistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    lock: _builtins.int
+    after: _builtins.int
+    """Ids above `after` and, if it is present, below `before`."""
+    before: _builtins.int
+    limit: _builtins.int
+    newest_first: _builtins.bool
+    confirmed: _builtins.bool
+    """Ask a majority of the storages first whether the owner was replaced."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        lock: _builtins.int = ...,
+        after: _builtins.int = ...,
+        before: _builtins.int | None = ...,
+        limit: _builtins.int = ...,
+        newest_first: _builtins.bool = ...,
+        confirmed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "after", b"after", "before", b"before", "cluster_key", b"cluster_key", "confirmed", b"confirmed", "limit", b"limit", "lock", b"lock", "newest_first", b"newest_first", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+    _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
+
+Global___HistoryRequest: _TypeAlias = HistoryRequest  # noqa: Y015
+
+@_typing.final
+class HistoryReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
+    end: _builtins.int
+    """Highest id that was considered."""
+    has_more: _builtins.bool
+    """The limit ended the answer."""
+    timeline: _builtins.bytes
+    """Timeline of the log. Absent for the first one."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending, or descending with `newest_first`."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        end: _builtins.int = ...,
+        has_more: _builtins.bool = ...,
+        timeline: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "end", b"end", "has_more", b"has_more", "ids", b"ids", "timeline", b"timeline"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
+
+Global___HistoryReply: _TypeAlias = HistoryReply  # noqa: Y015
 
 @_typing.final
 class ClientFrame(_message.Message):

@@ -27,10 +27,12 @@ from uuid import UUID
 from waltzd.cluster.cluster import CLIENT_ID_MAX, CLIENT_NUMBERS_KEPT, client_of, lap_of, number_of
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import BadArgument, BadFrame, ForeignCluster, NoGroupLog, NotPermitted, Superseded, WaltzError
+from waltzd.format.key_index import LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Dismissed, JoinRequest
+from waltzd.protocol.locks import HISTORY_IDS_MAX, History
 from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.positions import Position
@@ -286,6 +288,29 @@ class ServerCalls:
         await self._pay(identity, rights)
         pipeline = self._owner.pipeline(partition, None)
         return Position(await pipeline.find_time(time), pipeline.session.lineage.current)
+
+    async def history(
+        self, key: UUID, partition: int, query: LockQuery, *, confirmed: bool = False, identity: str = ""
+    ) -> History:
+        """Return committed transactions that marked a lock. `confirmed`: see `high_water_mark`."""
+        self._check_key(key)
+        rights = self._rights(identity, partition)
+        check_read(rights, partition)
+        if not 0 < query.limit <= HISTORY_IDS_MAX or query.first_id < 0:
+            raise BadArgument(
+                f"a history lists 1 to {HISTORY_IDS_MAX} ids from id 0 on, not {query.limit} from id {query.first_id}"
+            )
+        usage = self._registry.usage_of(principal_of(identity), rights.quotas)
+        await usage.pay(REQUEST_COST)
+        pipeline = self._owner.pipeline(partition, None)
+        if confirmed:
+            await pipeline.confirm()
+        timeline = pipeline.session.lineage.current
+        ids, end = await pipeline.find_marks(replace(query, limit=query.limit + 1), usage=usage)
+        check_read(self._rights(identity, partition), partition)
+        return History(
+            partition=partition, ids=ids[: query.limit], end=Position(end, timeline), has_more=len(ids) > query.limit
+        )
 
     async def fetch(
         self,

@@ -38,6 +38,7 @@ from waltzd.errors import (
 from waltzd.errors.operations import SessionEnded
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
+from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
@@ -607,6 +608,28 @@ class Pipeline:
             async with self.capacity.cold_turns:
                 mark = min(mark, await self.session.find_time(time, mark))
         return min(mark, committed)
+
+    async def find_marks(self, query: LockQuery, *, usage: QuotaUsage | None = None) -> tuple[tuple[int, ...], int]:
+        """Return committed transactions that marked a lock, and the highest id that was considered."""
+        if self.ended is not None:
+            raise self.ended
+        if self.session.format == 0:
+            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which keeps no locks")
+        end = min(self.committed, query.last_id)
+        rest = replace(query, last_id=end)
+        ids: list[int] = []
+        if usage is not None:
+            self.capacity.enter(usage)
+        try:
+            while not rest.is_done:
+                async with self.capacity.cold_turns:
+                    part = await self.session.find_marks(rest)
+                ids += part.ids
+                rest = rest.after(part)
+        finally:
+            if usage is not None:
+                self.capacity.leave(usage)
+        return tuple(ids), end
 
     # -- reports
 

@@ -11,9 +11,12 @@ import grpc.aio
 
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import CannotConnect, WaltzError
+from waltzd.format.key_index import LockQuery
+from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, Topology
+from waltzd.protocol.locks import History
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
@@ -111,6 +114,15 @@ class LogService(Host):
     async def FindTime(self, request: wire.FindTimeRequest, origin: Origin) -> Position:
         key = key_of(request.cluster_key)
         return await self._calls.find_time(key, request.partition, request.time, identity=origin.uri)
+
+    async def History(self, request: wire.HistoryRequest, origin: Origin) -> History:
+        last_id = request.before - 1 if request.HasField("before") else ID_MAX
+        query = LockQuery(
+            lock=request.lock, first_id=request.after + 1, last_id=last_id, limit=request.limit,
+            newest_first=request.newest_first,
+        )  # fmt: skip
+        key = key_of(request.cluster_key)
+        return await self._calls.history(key, request.partition, query, confirmed=request.confirmed, identity=origin.uri)
 
     async def Fetch(self, request: wire.FetchRecordsRequest, origin: Origin) -> AsyncGenerator[Run, None]:
         found = self._calls.fetch(

@@ -19,6 +19,7 @@ from waltzd.archive.manifest import Entry
 from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedSegment, CachedSegmentDamaged
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 
@@ -52,6 +53,19 @@ class ArchiveFetcher:
                 if last_id > piece.entry.last:
                     self._look_ahead(partition, known, piece.entry, run.last_id)
                 return run
+            raise self.reader.rotten(partition, piece.entry)
+
+    async def find_marks(self, partition: int, known: Archived, query: LockQuery) -> LockMarks:
+        """Return an answer to the start of a query, for one segment. `known` has to reach `query.last_id`."""
+        with self._counted():
+            for _ in range(ATTEMPTS):
+                piece = await self._piece(partition, known, query.next_id)
+                try:
+                    found: LockMarks = await self._read(piece.find_marks, query)
+                except CachedSegmentDamaged:
+                    self.reader.cache.drop(piece)
+                    continue
+                return found
             raise self.reader.rotten(partition, piece.entry)
 
     async def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:

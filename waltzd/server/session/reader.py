@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from waltzd.errors import BadFrame, CannotConnect, NeedsBatches, NotReady, Trimmed, WaltzError
 from waltzd.errors.operations import ArchiveAway, OnlyInArchive
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import LockHistory, ReplicaPort
@@ -24,6 +25,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.copier import timely
 from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 
@@ -116,6 +118,19 @@ class ReplicaReader:
     async def read_archived(self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False) -> Run:
         """Return committed records from `first_id` on that replicas have trimmed, at least one. Raise `ArchiveAway` for a
         fault that may pass."""
+        lane = self._lane(first_id)
+        try:
+            known = await self._reaching(first_id)
+            last_id = min(last_id, known.last_id)
+            run = await lane.read(self.partition, known, first_id, last_id, chunk_bytes, with_locks=with_locks)
+        except WaltzError as error:
+            self._tell(f"{error.code} {error.message}")
+            raise
+        self._tell("")
+        return run
+
+    def _lane(self, first_id: int) -> ArchiveFetcher:
+        """Return the archive that has an id which replicas have trimmed."""
         lane = self.settings.archive
         if self.settings.needed_from is not None:
             floor = self._lowest(first_id)
@@ -132,15 +147,7 @@ class ReplicaReader:
                 first_id=first_id,
                 floor=self._lowest(first_id),
             )
-        try:
-            known = await self._reaching(first_id)
-            last_id = min(last_id, known.last_id)
-            run = await lane.read(self.partition, known, first_id, last_id, chunk_bytes, with_locks=with_locks)
-        except WaltzError as error:
-            self._tell(f"{error.code} {error.message}")
-            raise
-        self._tell("")
-        return run
+        return lane
 
     def _tell(self, trouble: str) -> None:
         """Log each change of the trouble once, however many readers meet it."""
@@ -193,6 +200,30 @@ class ReplicaReader:
             return await self._ask(last_id, ask)
         except Trimmed:
             return None
+
+    async def find_marks(self, query: LockQuery) -> LockMarks:
+        """Return committed transactions that marked a lock: an answer to the start of the query, for at least one id."""
+
+        async def ask(port: ReplicaPort) -> LockMarks | int:
+            try:
+                found = await port.find_marks(self.partition, query, session=self.session)
+            except Trimmed as error:
+                return error.number("floor") or query.next_id + 1
+            ids = found.ids[::-1] if query.newest_first else found.ids
+            if not query.first_id <= found.through <= query.last_id or any(
+                not query.first_id <= id_ <= query.last_id for id_ in ids[:1] + ids[-1:]
+            ):
+                raise BadFrame(f"the marks of a lock up to id {query.last_id} were asked for, and others came")
+            return found
+
+        try:
+            found = await self._ask(query.last_id, ask)
+        except Trimmed:
+            found = query.last_id + 1
+        if isinstance(found, LockMarks):
+            return found
+        lane, known = self._lane(query.next_id), await self._reaching(query.next_id)
+        return await lane.find_marks(self.partition, known, query.within(0, min(found - 1, known.last_id)))
 
     async def find_time(self, time: int, last_id: int) -> int:
         """Return the highest id before the first transaction at or after `time`, among those up to `last_id`."""

@@ -21,11 +21,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, File, join, opened
+from waltzd.disk.seam import Disk, File, join, opened, read_whole
 from waltzd.errors import PathMissing, ReadFailed, WaltzError
 from waltzd.format.finding import INDEX_CODES, Code, Finding
 from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import IndexChecker, IndexWriter, install_index
+from waltzd.format.key_index import KeyHeader, key_index_of
 from waltzd.format.layout import (
     BATCHES,
     CONTROL_NAME,
@@ -34,6 +35,7 @@ from waltzd.format.layout import (
     FileHeader,
     index_name,
     index_offset,
+    key_index_name,
     read_header,
     segment_name,
 )
@@ -223,6 +225,29 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
             raise
 
 
+def write_key_index(disk: Disk, task: IndexTask) -> None:
+    """Write the key index of a segment of format 1 that has a sound footer, unless the one beside it is sound."""
+    data = opened(disk, join(task.directory, segment_name(task.first_id)))
+    if data is None:
+        return
+    with closing(data):
+        header, findings = read_header(data.read(0, HEADER_BYTES), data.path, task.key, task.partition, task.first_id)
+        footer = read_footer(data) if header is not None and header.version == BATCHES and not findings else None
+        if header is None or footer is None or footer.first_id != task.first_id:
+            return
+        wanted = KeyHeader(
+            key=header.key, partition=header.partition, first_id=footer.first_id, last_id=footer.last_id,
+            footer=footer.hash,
+        )  # fmt: skip
+        raw = key_index_of(data, wanted)
+    path = join(task.directory, key_index_name(task.first_id))
+    if raw is None or (disk.exists(path) and read_whole(disk, path, len(raw) + 1) == raw):
+        return
+    with closing(disk.create(path + NEW_SUFFIX)) as file:
+        file.write(0, raw)
+    disk.rename(path + NEW_SUFFIX, path)
+
+
 def sum_of(disk: Disk, path: str) -> tuple[int, int]:
     """Return size and checksum of a file."""
     at = crc = 0
@@ -275,6 +300,8 @@ def rebuild(
             total, done = sum(_data_bytes(disk, task) for task in tasks), 0
             for task, built in run(rebuild_index, disk, tasks, jobs=jobs, total_bytes=total):
                 out.built.append(install(disk, built))
+                if built.state is not IndexState.REFUSED:
+                    write_key_index(disk, task)
                 done += _data_bytes(disk, task)
                 if on_progress is not None:
                     on_progress(done, total)

@@ -48,6 +48,7 @@ from waltzd.errors.operations import BelowFloor, DirectoryGone, NotOpened, Unsaf
 from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -56,6 +57,7 @@ from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.hard_state import Fence, HardStateFile, lineage_of
+from waltzd.storage.replica.key_indexes import KeyIndexes
 from waltzd.storage.replica.repair import Healing, Installation
 from waltzd.storage.replica.replica_context import FreeSpaceGuard, ReplicaContext
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -94,6 +96,7 @@ class Partition:
         self._healing = Healing(context, segments, damage, hard_state, self._free_space, proven_from=proven_from)
         self._writer = Writer(context, segments, hard_state)
         self._trimming = Trimming(context, segments, damage, hard_state)
+        self._keys = KeyIndexes(context, segments)
         self.concerned = segments.concerned
         self.lineage = lineage_of(hard_state.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
@@ -625,6 +628,36 @@ class Partition:
                 return
             yield from segment.locks_up_to(last_id)
             last_id = segment.first_id - 1
+
+    def find_marks(self, query: LockQuery, *, session: int) -> LockMarks:
+        """Return transactions that marked a lock: an answer to the start of the query, for at least one id."""
+        self.check_session(session)
+        if query.is_done or query.first_id < 0:
+            raise BadArgument(f"ids {query.first_id} to {query.last_id}, at most {query.limit}, are no range")
+        if query.last_id > self.last_id:
+            raise BeyondLog(f"partition {self.number}: id {query.last_id} is not here", last_id=self.last_id)
+        last_id = self._damage.sound_part(query.next_id, query.last_id)
+        low = query.first_id
+        if query.newest_first:
+            ends = [finding.last_id for finding in self._damage.findings if finding.last_id is not None]
+            low = max([low, *(end + 1 for end in ends if end < last_id)])
+        with self._uncut():
+            return self._keys.find(query.within(low, last_id), cuts=self.cuts)
+
+    def unwritten_keys(self) -> list[int]:
+        """Return the first ids of sealed segments whose key index was missing or wrong when it was needed."""
+        return list(self._keys.unwritten)
+
+    def missing_keys(self) -> list[int]:
+        """Return the first ids of sealed segments of format 1 without a key index."""
+        return self._keys.missing()
+
+    def write_key(self, first_id: int) -> None:
+        """Write the key index of a sealed segment. A segment that cannot be read gets none: its next reader examines it."""
+        try:
+            self._keys.write(first_id)
+        except (Suspect, Trimmed, PathMissing):
+            return
 
     def find_time(self, time: int, *, session: int) -> int:
         """Return the highest id before the first transaction whose time is `time` or later. Transactions of format 0

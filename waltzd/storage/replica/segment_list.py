@@ -14,7 +14,7 @@ from waltzd.errors import Trimmed
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
-from waltzd.format.layout import FileHeader, first_id_of, index_name, segment_name
+from waltzd.format.layout import FileHeader, first_id_of, index_name, key_index_name, segment_name
 from waltzd.storage.replica.replica_context import ReplicaContext
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, Suspect
 
@@ -228,7 +228,7 @@ class SegmentList:
         if active is None or active.first_id != kept:
             active = self._reopen(kept, is_emptied=next_id == kept)
         for first_id in reversed(self.first_ids[position + 1 :]):
-            for name in (segment_name(first_id), index_name(first_id)):
+            for name in (segment_name(first_id), index_name(first_id), key_index_name(first_id)):
                 path = join(self._directory, name)
                 if self._disk.exists(path):
                     self._disk.remove(path)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument
-from waltzd.format.layout import first_id_of, index_name, segment_name
+from waltzd.format.layout import FILES_OF_SEGMENT, first_id_of, index_name, key_index_name, segment_name
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.hard_state import HardStateFile
@@ -33,7 +33,9 @@ UNLINKED_AT_ONCE = 16
 
 def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
     """Return the names of files whose first id is below the floor, the oldest first."""
-    found = [(first_id, name) for name in disk.names(directory) if (first_id := first_id_of(name)) is not None]
+    found = [
+        (first_id, name) for name in disk.names(directory) if (first_id := first_id_of(name, FILES_OF_SEGMENT)) is not None
+    ]
     return [name for first_id, name in sorted(found) if first_id < floor]
 
 
@@ -97,14 +99,14 @@ class Trimming:
         for first_id in gone:
             self._segments.forget(first_id)
             self._damage.replace(self._context.path(first_id), [])
-            self._left = [index_name(first_id), segment_name(first_id), *self._left]
+            self._left = [index_name(first_id), segment_name(first_id), key_index_name(first_id), *self._left]
 
     def unlink_next(self) -> bool:
         """Remove some of the files below the floor, the oldest first. False when there is none left."""
         if not self._left:
             return False
         disk, directory = self._context.disk, self._context.directory
-        for _ in range(2 * UNLINKED_AT_ONCE):
+        for _ in range(3 * UNLINKED_AT_ONCE):
             if self._left and disk.exists(path := join(directory, self._left.pop())):
                 disk.remove(path)
         disk.flush_directory(directory)

@@ -25,6 +25,7 @@ Replica/SetLowMark                 server
 Replica/Truncate                   server
 Replica/Read                       server operator
 Replica/ReadLocks                  server
+Replica/FindMarks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
 Replica/BackUp                     server
@@ -49,6 +50,7 @@ Log/Mount                          server client operator
 Log/HighWaterMark                  server client operator observer
 Log/Fetch                          server client operator
 Log/FindTime                       client operator observer
+Log/History                        client operator server
 Log/Attend                         client operator
 Log/MakeGroup                      client operator
 Log/GetGroup                       client operator observer

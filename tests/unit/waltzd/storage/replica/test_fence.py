@@ -16,6 +16,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.errors.operations import NotOpened, SessionTooFar, StaleSession
+from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import Archived
@@ -247,6 +248,9 @@ FORGED: dict[str, Callable[[StorageCalls, Contact], Any]] = {
     "fetch": lambda calls, contact: _all(calls.fetch_segment(0, SESSION, 0, contact=contact)),
     "read": lambda calls, contact: _all(calls.read(0, SESSION, 0, 9, 0, contact=contact)),
     "read whole": lambda calls, contact: _all(calls.read_whole(0, SESSION, 0, 9, 0, contact=contact)),
+    "find marks": lambda calls, contact: calls.find_marks(
+        0, SESSION, LockQuery(lock=1, last_id=9, limit=9), contact=contact
+    ),
     "read locks": lambda calls, contact: calls.read_locks(0, SESSION, 9, 100, contact=contact),
     "find a time": lambda calls, contact: calls.find_time(0, SESSION, 1, contact=contact),
     "segments": lambda calls, contact: asyncio.to_thread(calls.segments, 0, SESSION, contact=contact),
