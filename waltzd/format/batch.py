@@ -44,8 +44,10 @@ from waltzd.format.record import (
     Run,
     first_bad,
     heads,
+    is_sound_record,
     join_runs,
     no_locks,
+    sent_length,
     walk,
 )
 
@@ -133,17 +135,18 @@ class Head(NamedTuple):
         if len(raw) - offset < HEAD_BYTES:
             return None
         magic, size, *values = _HEAD.unpack_from(raw, offset)
-        view, found = memoryview(raw)[offset : offset + HEAD_BYTES], Head(*values)
-        if magic != MAGIC or crc32(view[:-4]) != found.crc or view[_RESERVED] != _ZEROS or found.flags & ~_KNOWN_FLAGS:
+        view = bytes(memoryview(raw)[offset : offset + HEAD_BYTES])
+        first_id, records, _, _, _, _, lock_bytes, group_bytes, record_bytes, flags, _, _, _, crc = values
+        if magic != MAGIC or crc32(view[:-4]) != crc or view[_RESERVED] != _ZEROS or flags & ~_KNOWN_FLAGS:
             return None
         is_possible = (
-            size == found.size
-            and found.records > 0
-            and 0 <= found.first_id <= ID_MAX - found.records
-            and found.record_bytes >= found.records * OVERHEAD_BYTES
-            and found.group_bytes in (0, (found.records + 7) // 8)
+            size == HEAD_BYTES + lock_bytes + group_bytes + record_bytes
+            and records > 0
+            and 0 <= first_id <= ID_MAX - records
+            and record_bytes >= records * OVERHEAD_BYTES
+            and group_bytes in (0, (records + 7) // 8)
         )
-        return found if is_possible else None
+        return Head._make(values) if is_possible else None
 
 
 # -- locks and groups --------------------------------------------------------------------------------------------------
@@ -217,8 +220,10 @@ def are_locks(raw: Buffer, records: int) -> bool:
     behind = 1 + width * rows
     if len(raw) < behind:
         return False
-    counts = np.frombuffer(memoryview(raw)[1:behind], kind)
-    total = int(counts[0]) * records if rows == 1 else int(counts.sum(dtype=np.int64))
+    if rows == 1:
+        total = int.from_bytes(raw[1:behind], "big") * records
+    else:
+        total = int(np.frombuffer(memoryview(raw)[1:behind], kind).sum(dtype=np.int64))
     return total > 0 and len(raw) - behind == 8 * total + (total + 3) // 4
 
 
@@ -238,11 +243,23 @@ def decode_groups(raw: Buffer, records: int) -> Flags | None:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A whole batch: `preamble` is everything in front of the records, `run` holds the records, their times and groups."""
+    """A whole batch: `preamble` is everything in front of the records, `data` is the records."""
 
     head: Head
     preamble: Buffer
-    run: Run
+    data: memoryview
+    bounds: I64 | tuple[int, int]
+    """Where each record starts and ends in `data`. It is a tuple only for a single record."""
+
+    @cached_property
+    def run(self) -> Run:
+        """The records with their times and groups. The columns are made on first use: a storage needs none of them to
+        append a single record."""
+        head, follows = self.head, None
+        if head.group_bytes:
+            follows = decode_groups(memoryview(self.preamble)[HEAD_BYTES + head.lock_bytes : head.lead], head.records)
+        times = np.full(head.records, head.time, np.int64)
+        return Run(head.first_id, self.data, np.asarray(self.bounds), lead=head.lead, times=times, follows=follows)
 
     @property
     def first_id(self) -> int:
@@ -262,7 +279,12 @@ class Batch:
     @property
     def pieces(self) -> tuple[Buffer, Buffer]:
         """The bytes of the batch as they are on the disk: preamble and records."""
-        return self.preamble, self.run.data
+        return self.preamble, self.data
+
+    @property
+    def sent_lengths(self) -> bytes:
+        """The lengths of the payloads as they are sent to replicas."""
+        return sent_length(len(self.data)) if self.head.records == 1 else self.run.sent_lengths
 
     @cached_property
     def locks(self) -> LockColumns:
@@ -275,7 +297,7 @@ class Batch:
         return replace(self.run, locks=self.locks)
 
     def is_same_as(self, other: Batch) -> bool:
-        return self.preamble == other.preamble and self.run.data == other.run.data
+        return self.preamble == other.preamble and self.data == other.data
 
     def end(self, before: End) -> End:
         """Return the end of the log after this batch is appended to one that ends at `before`."""
@@ -311,18 +333,10 @@ def encode_batch(
     raw = _HEAD.pack(MAGIC, size, run.first_id, len(run), session, generation, committed, time, *values, 0)[:-4]
     crc = crc32(raw)
     head = Head(run.first_id, len(run), session, generation, committed, time, *values, crc)
-    return _batch(head, b"".join((raw, _CRC.pack(crc), lock_raw, group_raw)), run.data, run.bounds)
+    return Batch(head, b"".join((raw, _CRC.pack(crc), lock_raw, group_raw)), run.data, run.bounds)
 
 
-def _batch(head: Head, preamble: Buffer, records: memoryview, bounds: I64) -> Batch:
-    follows = None
-    if head.group_bytes:
-        follows = decode_groups(memoryview(preamble)[HEAD_BYTES + head.lock_bytes : head.lead], head.records)
-    times = np.full(head.records, head.time, np.int64)
-    return Batch(head, preamble, Run(head.first_id, records, bounds, lead=head.lead, times=times, follows=follows))
-
-
-def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | None:
+def batch_at(raw: memoryview, head: Head, bounds: I64 | tuple[int, int] | None = None) -> Batch | None:
     """Take apart the batch that begins with `head` and fills `raw`. `bounds`: where its records start and end; None to
     follow their lengths. Return None if the lengths do not add up to the records; everything else is for `why_wrong`."""
     assert len(raw) == head.size
@@ -331,7 +345,7 @@ def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | 
         bounds = walk(records)
     if len(bounds) != head.records + 1 or bounds[-1] != len(records):
         return None
-    return _batch(head, raw[: head.lead], records, bounds)
+    return Batch(head, raw[: head.lead], records, bounds)
 
 
 def sound_batches(raw: memoryview, id_: int, starts: I64 | None = None) -> list[Batch]:
@@ -384,7 +398,7 @@ def records_of(batches: Sequence[Batch], first_id: int, last_id: int, bytes_max:
 def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -> str:
     """Return what is wrong with the batch, or why it cannot follow `before`; "" if it is sound. `deeply`: check also the
     checksum of each record, which the checksum of all records implies unless the owner computed one of them wrongly."""
-    head, run = batch.head, batch.run
+    head = batch.head
     if before is not None and head.before != before.crc:
         return "its head names another head in front of it"
     if before is not None and head.time < before.time:
@@ -394,10 +408,15 @@ def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -
         return "its locks and groups fail their checksum"
     if not are_locks(sections[: head.lock_bytes], head.records):
         return "its locks do not have the size that their counts imply"
-    if run.follows is not None and (run.follows[0] or encode_groups(run.follows) != sections[head.lock_bytes :]):
+    follows = batch.run.follows if head.group_bytes else None
+    if follows is not None and (follows[0] or encode_groups(follows) != sections[head.lock_bytes :]):
         return "its groups are not encoded as they have to be"
-    if crc32(run.data) != head.record_crc:
+    if crc32(batch.data) != head.record_crc:
         return "its records fail their checksum"
+    if head.records == 1 and deeply:
+        is_sound = is_sound_record(batch.data, 0, len(batch.data), head.first_id)
+        return "" if is_sound else f"record {head.first_id} fails its checks"
+    run = batch.run
     if deeply:
         bad = first_bad(run)
         return "" if bad is None else f"record {run.first_id + bad} fails its checks"
@@ -407,7 +426,7 @@ def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -
     )
 
 
-def parse_batches(data: Buffer, bounds: I64 | None = None) -> tuple[Batch, ...]:
+def parse_batches(data: Buffer, bounds: I64 | tuple[int, int] | None = None) -> tuple[Batch, ...]:
     """Take apart whole batches back to back. `bounds`: where all their records start and end, counted as if the records
     stood back to back; None to follow their lengths. Raise `BadFrame` if that fails. Checksums of sections and records are
     not checked."""
@@ -417,10 +436,12 @@ def parse_batches(data: Buffer, bounds: I64 | None = None) -> tuple[Batch, ...]:
         head = Head.decode(view, at)
         if head is None or head.size > len(view) - at:
             raise BadFrame(f"no sound batch at byte {at} of {len(view)}")
-        mine = None
-        if bounds is not None:
-            mine = bounds[number : number + head.records + 1]
-            mine = mine - mine[0] if number and len(mine) else mine
+        mine: I64 | tuple[int, int] | None = None
+        if isinstance(bounds, tuple):
+            mine = bounds if number == 0 else (0, 0)  # lengths of one record, and a second batch: it has none
+        elif bounds is not None:
+            part = bounds[number : number + head.records + 1]
+            mine = part - part[0] if number and len(part) else part
         batch = batch_at(view[at : at + head.size], head, mine)
         if batch is None:
             raise BadFrame(f"the batch at id {head.first_id} does not hold the {head.records} records that its head states")

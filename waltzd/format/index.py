@@ -5,13 +5,18 @@ old index, and is renamed over it once it is complete and flushed."""
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import DiskFull
+from waltzd.format.batch import Batch
 from waltzd.format.checksum import I64
 from waltzd.format.layout import INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset
 from waltzd.format.record import Run
+
+_ENTRY = struct.Struct(">q")
 
 LEAD_BITS = 36
 """Number of bits of an entry of format 1 that hold the offset of the record, which may be up to 64 GiB. The higher bits
@@ -29,6 +34,14 @@ def offsets_of(offset: int, run: Run) -> I64:
     if not run.lead:
         return run.bounds[:-1] + offset
     return (run.bounds[:-1] + offset) | (run.bounds[:-1] + run.lead) << LEAD_BITS
+
+
+def encode_entries(offset: int, batch: Batch) -> bytes:
+    """Encode the index entries of a batch whose head starts at `offset` in the file."""
+    start, lead = offset + batch.head.lead, batch.head.lead
+    if len(batch) == 1:
+        return _ENTRY.pack(start | lead << LEAD_BITS)
+    return offsets_of(start, batch.run).astype(">i8").tobytes()
 
 
 def places_of(entries: I64) -> tuple[I64, I64]:

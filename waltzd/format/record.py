@@ -151,7 +151,7 @@ class Run:
     def sent_lengths(self) -> bytes:
         """The lengths of the payloads, encoded as they are sent to replicas."""
         if len(self) == 1:
-            return _SENT_LENGTH.pack(len(self.data) - OVERHEAD_BYTES)
+            return sent_length(len(self.data))
         return (np.diff(self.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
     def part(self, start: int, stop: int) -> Run:
@@ -178,6 +178,11 @@ class Run:
     def record(self, number: int) -> Record:
         start, stop = int(self.bounds[number]), int(self.bounds[number + 1])
         return decode_record(self.data[start:stop])
+
+
+def sent_length(record_bytes: int) -> bytes:
+    """Encode the length of the payload of one record, as it is sent to replicas."""
+    return _SENT_LENGTH.pack(record_bytes - OVERHEAD_BYTES)
 
 
 def empty_run(first_id: int) -> Run:
@@ -394,15 +399,18 @@ def first_bad_one_by_one(run: Run, start: int, stop: int) -> int | None:
     data = run.data
     at = int(run.bounds[start])
     for number, end in enumerate(run.bounds[start + 1 : stop + 1].tolist(), start):
-        if end - at < OVERHEAD_BYTES:
-            return number
-        id_, length = _ID_AND_LENGTH.unpack_from(data, at)
-        if id_ != run.first_id + number or length != end - at - OVERHEAD_BYTES:
-            return number
-        if crc32(data[at : end - TRAILER_BYTES]) != _CRC.unpack_from(data, end - TRAILER_BYTES)[0]:
+        if not is_sound_record(data, at, end, run.first_id + number):
             return number
         at = end
     return None
+
+
+def is_sound_record(data: memoryview, start: int, end: int, id_: int) -> bool:
+    """Return whether exactly one record lies between `start` and `end`, with this id and a right checksum."""
+    if end - start < OVERHEAD_BYTES or _ID_AND_LENGTH.unpack_from(data, start) != (id_, end - start - OVERHEAD_BYTES):
+        return False
+    found: bool = crc32(data[start : end - TRAILER_BYTES]) == _CRC.unpack_from(data, end - TRAILER_BYTES)[0]
+    return found
 
 
 def bad_payloads(run: Run) -> I64:

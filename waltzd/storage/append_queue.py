@@ -106,9 +106,13 @@ class _Group:
     def bytes_between(self, above: int, up_to: int) -> int:
         """Return the bytes of the records with ids in (`above`, `up_to`], each record counted once."""
         found = 0
-        for run in (run for frame in self.frames for run in frame.runs):
-            first, last = max(run.first_id, above + 1), min(run.last_id, up_to)
-            if first <= last:
+        for piece in (piece for frame in self.frames for piece in frame.pieces):
+            first, last = max(piece.first_id, above + 1), min(piece.last_id, up_to)
+            if (first, last) == (piece.first_id, piece.last_id):
+                found += len(piece.data)
+                above = last
+            elif first <= last:
+                run = piece if isinstance(piece, Run) else piece.run
                 found += int(run.bounds[last + 1 - run.first_id] - run.bounds[first - run.first_id])
                 above = last
         return found
@@ -505,7 +509,7 @@ class Stream:
                 self.refuse(error)
 
     def _check(self, frame: RecordsFrame) -> None:
-        size, count = sum(len(run.data) for run in frame.runs), frame.records
+        size, count = sum([len(piece.data) for piece in frame.pieces]), frame.records
         if count == 0 and isinstance(frame.content, Run):
             raise BadFrame("a frame without records")
         is_one = len(frame.pieces) == 1 and not isinstance(

@@ -456,7 +456,7 @@ def pieces_message(pieces: Sequence[Piece]) -> wire.RunFrame:
     batches = [piece for piece in pieces if isinstance(piece, Batch)]
     return wire.RunFrame(
         first_id=batches[0].first_id,
-        lengths=b"".join(batch.run.sent_lengths for batch in batches),
+        lengths=b"".join(batch.sent_lengths for batch in batches),
         records=b"".join(piece for batch in batches for piece in batch.pieces),
         are_batches=True,
     )

@@ -18,8 +18,8 @@ import numpy as np
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect
 from waltzd.format.batch import Batch, parse_batches
-from waltzd.format.checksum import crc32
-from waltzd.format.record import Run, bounds_of
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.record import OVERHEAD_BYTES, Run, bounds_of
 from waltzd.protocol.peers import NOBODY, SECRET_BYTES, Contact, RecordsFrame, run_of
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import Connection, Kind
@@ -86,7 +86,7 @@ def records_parts(run: Run, committed: int) -> list[Buffer]:
 
 
 def batches_parts(batches: Sequence[Batch], committed: int) -> list[Buffer]:
-    lengths = [batch.run.sent_lengths for batch in batches]
+    lengths = [batch.sent_lengths for batch in batches]
     pieces = [piece for batch in batches for piece in batch.pieces]
     return [_BATCHES.pack(committed, sum(map(len, batches))), *lengths, *pieces]
 
@@ -105,7 +105,11 @@ def _split(content: Buffer, head: struct.Struct) -> tuple[tuple[int, ...], memor
 
 def batches_of(content: Buffer) -> RecordsFrame:
     (committed, count), lengths, batches = _split(content, _BATCHES)
-    found = parse_batches(batches, bounds_of(np.frombuffer(lengths, ">u4").astype(np.int64)))
+    if count == 1:
+        bounds: I64 | tuple[int, int] = 0, int.from_bytes(lengths, "big") + OVERHEAD_BYTES
+    else:
+        bounds = bounds_of(np.frombuffer(lengths, ">u4").astype(np.int64))
+    found = parse_batches(batches, bounds)
     if sum(map(len, found)) != count:
         raise BadFrame(f"a frame announces {count} records, and its batches have {sum(map(len, found))}")
     return RecordsFrame(found, committed)

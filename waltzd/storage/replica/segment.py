@@ -21,7 +21,7 @@ from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import Batch, End, Head, decode_locks, records_of, sound_batches
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.footer import FooterBuilder, read_footer
-from waltzd.format.index import offsets_of, places_of, read_index, write_entries
+from waltzd.format.index import encode_entries, places_of, read_index, write_entries
 from waltzd.format.layout import (
     BATCHES,
     HEADER_BYTES,
@@ -180,11 +180,12 @@ class Segment:
             offsets.append(run.bounds[:-1] + end)
             end += len(run.data)
             next_id += len(run)
-        self._put([run.data for run in runs], np.concatenate(offsets), end=end, next_id=next_id)
+        entries = np.concatenate(offsets).astype(">i8").tobytes()
+        self._put([run.data for run in runs], entries, end=end, next_id=next_id)
 
-    def _put(self, pieces: Sequence[Buffer], entries: I64, *, end: int, next_id: int) -> None:
+    def _put(self, pieces: Sequence[Buffer], entries: bytes, *, end: int, next_id: int) -> None:
         self.data.write_many(self.end, pieces)
-        self.write_index(self.next_id, entries)
+        self.index.write(index_offset(self.next_id - self.first_id), entries)
         self.end, self.next_id = end, next_id
 
     def write_index(self, id_: int, offsets: I64) -> None:
@@ -344,16 +345,16 @@ class BatchSegment(Segment):
     def write_batches(self, batches: Sequence[Batch]) -> None:
         """Append batches that follow each other, without a flush."""
         pieces: list[Buffer] = []
-        entries: list[I64] = []
+        entries: list[bytes] = []
         end, next_id = self.end, self.next_id
         for batch in batches:
             assert batch.first_id == next_id, f"a batch starts at {batch.first_id}, the segment's next id is {next_id}"
             assert not self.is_full, f"a batch at {batch.first_id} comes behind the last one of its segment"
             pieces += batch.pieces
-            entries.append(offsets_of(end + batch.head.lead, batch.run))
+            entries.append(encode_entries(end, batch))
             end += batch.size
             next_id += len(batch)
-        self._put(pieces, entries[0] if len(entries) == 1 else np.concatenate(entries), end=end, next_id=next_id)
+        self._put(pieces, b"".join(entries), end=end, next_id=next_id)
         head = batches[-1].head
         self.log_end = End(crc=head.crc, time=head.time, segment_bytes=0 if head.is_last else end)
         self._unflushed += batches

@@ -25,9 +25,12 @@ from waltzd.format.batch import (
     why_wrong,
 )
 from waltzd.format.checksum import crc32
+from waltzd.format.index import encode_entries, offsets_of
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.format.record import LockColumns, encode_payloads, join_runs
+from waltzd.format.record import HEAD_BYTES as RECORD_HEAD_BYTES
+from waltzd.format.record import LockColumns, Run, encode_payloads, heads, join_runs, trailers
 from waltzd.format.span import BatchSpan
+from waltzd.wire.streams import batches_of, batches_parts
 
 LOCKS = st.lists(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 3)), max_size=5), min_size=1, max_size=40)
 
@@ -207,3 +210,54 @@ def test_few_locks_are_encoded_like_many(rows: list[list[tuple[int, int]]]) -> N
         patch.setattr("waltzd.format.batch.FEW_LOCKS", 0)
         many = encode_locks(found)
     assert encode_locks(found) == many
+
+
+def is_sound_by_columns(run: Run) -> bool:
+    """What `first_bad` checks of many records, on the columns of one."""
+    [head], [crc] = heads(run), trailers(run)
+    size = int(run.bounds[1])
+    return (
+        int(head["id"]) == run.first_id
+        and int(head["length"]) == size - RECORD_HEAD_BYTES - 4
+        and int(crc) == crc32(run.data[: size - 4])
+    )
+
+
+@pytest.mark.parametrize("locks", [None, [[(7, 2), (9, 1)]]])
+def test_a_single_record_is_judged_like_a_row_of_columns(locks: list[list[tuple[int, int]]] | None) -> None:
+    sound = batch(count=1, locks=None if locks is None else columns(locks))
+    assert why_wrong(sound) == ""
+    judged: list[bool] = []
+    for bit in range(8 * len(sound.data)):
+        records = bytearray(sound.data)
+        records[bit // 8] ^= 1 << bit % 8
+        for mended in (records, bytearray((*records[:-4], *crc32(records[:-4]).to_bytes(4, "big")))):
+            # The checksum over all records is right, so that the check of the record itself decides.
+            head = sound.head._replace(record_crc=crc32(mended))
+            crc = int.from_bytes(head.encode()[-4:], "big")
+            preamble = head.encode() + bytes(sound.preamble[HEAD_BYTES:])
+            bad = Batch(head._replace(crc=crc), preamble, memoryview(bytes(mended)), sound.bounds)
+            judged.append(why_wrong(bad) == "")
+            assert judged[-1] == is_sound_by_columns(bad.run), bit
+            [found] = batches_of(b"".join(batches_parts((bad,), -1))).pieces
+            assert isinstance(found, Batch)
+            assert why_wrong(found) == why_wrong(bad)
+    assert {True, False} == set(judged)
+
+
+@given(st.integers(1, 40), st.integers(32, 1 << 33))
+def test_the_entries_and_lengths_of_one_record_are_those_of_its_columns(size: int, offset: int) -> None:
+    one = encode_batch(
+        encode_payloads(5, [b"x" * size]), session=1, generation=1, committed=4, time=1, before=End(), segment_bytes_max=99
+    )
+    column = offsets_of(offset + one.head.lead, one.run)
+    assert encode_entries(offset, one) == column.astype(">i8").tobytes()
+    assert one.sent_lengths == one.run.sent_lengths
+
+
+def test_a_frame_that_announces_one_record_holds_no_second_batch() -> None:
+    first = batch(count=1)
+    second = batch(6, 1, before=first.end(End()))
+    content = bytearray(b"".join(bytes(part) for part in batches_parts((first,), -1)))
+    with pytest.raises(BadFrame):
+        batches_of(bytes(content) + raw(second))

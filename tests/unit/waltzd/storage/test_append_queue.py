@@ -307,9 +307,9 @@ def test_a_frame_without_batches_is_heard_and_not_acknowledged() -> None:
 def test_a_wrong_batch_is_refused_behind_the_mark_of_the_right_ones() -> None:
     async def test(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
         first, second, third = batches(3)
-        records = bytearray(second.run.data)
+        records = bytearray(second.data)
         records[-1] ^= 1
-        bad = replace(second, run=replace(second.run, data=memoryview(bytes(records))))
+        bad = replace(second, data=memoryview(bytes(records)))
         await queue.append(sender, RecordsFrame((first, bad, third), -1))
         await queue.call(lambda: None)
         assert sender.marks == [1]

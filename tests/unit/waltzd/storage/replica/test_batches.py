@@ -105,7 +105,8 @@ def remade(batch: Batch, **fields: int) -> Batch:
     """With other fields in a head that is sound."""
     head = batch.head._replace(**fields)
     raw = head.encode()
-    return Batch(head._replace(crc=int.from_bytes(raw[-4:], "big")), raw + bytes(batch.preamble[HEAD_BYTES:]), batch.run)
+    preamble = raw + bytes(batch.preamble[HEAD_BYTES:])
+    return Batch(head._replace(crc=int.from_bytes(raw[-4:], "big")), preamble, batch.data, batch.bounds)
 
 
 def test_batches_that_do_not_go_on_with_the_log_are_refused_and_nothing_is_written() -> None:
