@@ -244,7 +244,7 @@ class End:
         self._arrived: deque[Any] = deque()
         self._on_way = 0
         self._is_waiting = False
-        self._taker: Callable[[Any], None] | None = None
+        self._taker: Callable[[Any], object] | None = None
         self._mistake: Exception | None = None
 
     @property
@@ -255,8 +255,8 @@ class End:
     def may_post(self) -> bool:
         return self.other._on_way < FRAMES_MAX and not self.is_over
 
-    def hear(self, taker: Callable[[Any], None]) -> None:
-        """Frames go to `taker` as they come, unless others wait to be received."""
+    def hear(self, taker: Callable[[Any], object]) -> None:
+        """Frames go to `taker` as they come, unless others wait to be received, or it returns False."""
         self._taker = taker
 
     async def send(self, frame: object) -> None:
@@ -275,13 +275,14 @@ class End:
 
     def _take(self, frame: object) -> None:
         if self._taker is not None and not self._arrived and not self.is_over:
-            self._taken()
             try:
-                self._taker(frame)
+                is_taken = self._taker(frame) is not False
             except Exception as mistake:  # noqa: BLE001  `receive` raises it
-                self._mistake, self._taker = mistake, None
+                self._mistake, self._taker, is_taken = mistake, None, True
                 self.signal.notify()
-            return
+            if is_taken:
+                self._taken()
+                return
         self._arrived.append(frame)
         self.signal.notify()
 

@@ -281,6 +281,9 @@ class _StorageLink:
         frame: RecordsFrame | None = await self._end.receive()
         return frame
 
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        self._end.hear(taker)
+
     async def send(self, durable_id: int) -> None:
         await self._end.send(durable_id)
 

@@ -95,6 +95,9 @@ class _Heard:
     async def receive(self) -> RecordsFrame | None:
         return await self._link.receive()
 
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        self._link.hear(taker)
+
     async def send(self, durable_id: int) -> None:
         self._listener(durable_id)
         await self._link.send(durable_id)
@@ -118,6 +121,9 @@ class _Forgery:
 
     async def receive(self) -> RecordsFrame | None:
         return self._frames.pop() if self._frames else None
+
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        """Ignore the taker: the frame is received."""
 
     @property
     def may_post(self) -> bool:

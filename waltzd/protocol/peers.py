@@ -98,6 +98,10 @@ class Link(PostPort, Protocol):
         """Return the next frame; None at the end of the stream."""
         ...
 
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        """Pass frames to `taker` as they arrive. A frame for which it returns False waits for `receive`."""
+        ...
+
     async def send(self, durable_id: int) -> None:
         """Send a mark: all records of this stream up to this id are on disk."""
         ...

@@ -165,6 +165,11 @@ class AppendQueue:
     # -- called from any loop
 
     @property
+    def may_write_here(self) -> bool:
+        """Whether small groups may be written on the event loop."""
+        return self._policy.run_here is not None
+
+    @property
     def queued_bytes(self) -> int:
         return self._budget.used
 
@@ -200,6 +205,17 @@ class AppendQueue:
         `acknowledge` or `refuse`."""
         size = frame.bytes
         await self._budget.take(size)
+        self._put(appender, frame, size)
+
+    def append_now(self, appender: Appender, frame: RecordsFrame) -> bool:
+        """Do as `append` if the budget has room; else return False, and nothing is done."""
+        size = frame.bytes
+        if not self._budget.take_now(size):
+            return False
+        self._put(appender, frame, size)
+        return True
+
+    def _put(self, appender: Appender, frame: RecordsFrame, size: int) -> None:
         last = self._queue[-1] if self._queue else None
         if not isinstance(last, _Group) or last.appender is not appender or last.bytes + size > GROUP_BYTES_MAX:
             last = _Group(appender)
@@ -423,6 +439,8 @@ class Stream:
         self._owes_mark = False
         self._error: WaltzError | None = None
         self._is_over = False
+        self._is_waiting = False
+        """Whether a frame waits for room in the queue. Frames behind it must not overtake it."""
         self._changed = asyncio.Event()
         self._leaving = asyncio.Event()
         self._leave_with: WaltzError | None = None
@@ -460,6 +478,8 @@ class Stream:
     async def serve(self) -> None:
         """Serve the stream until the caller ends it. An error ends it too: it is sent to the caller and raised."""
         self._queue.join(self)
+        if self._queue.may_write_here:
+            self._link.hear(self._take)
         sending = asyncio.create_task(self._send_marks())
         receiving = asyncio.create_task(self._receive_frames())
         leaving = asyncio.create_task(self._leaving.wait())
@@ -480,6 +500,7 @@ class Stream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._is_over = True
             self._queue.leave(self)
         if self._error is not None:
             raise self._error
@@ -504,9 +525,24 @@ class Stream:
                     return
                 if not self._is_over and not self._leaving.is_set():
                     self._check(frame)
+                    self._is_waiting = True
                     await self._queue.append(self, frame)
+                    self._is_waiting = False
             except WaltzError as error:
                 self.refuse(error)
+
+    def _take(self, frame: RecordsFrame) -> bool:
+        """Queue or write a frame on arrival, without a change of task. Return False if it has to wait to be received."""
+        if self._is_waiting:
+            return False
+        if self._is_over or self._leaving.is_set():
+            return True
+        try:
+            self._check(frame)
+        except WaltzError as error:
+            self.refuse(error)
+            return True
+        return self._queue.append_now(self, frame)
 
     def _check(self, frame: RecordsFrame) -> None:
         size, count = sum([len(piece.data) for piece in frame.pieces]), frame.records

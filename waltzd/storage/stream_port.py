@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, WaltzError
 from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
@@ -50,6 +51,16 @@ class _FramedLink:
                 return batches_of(content)
             case kind, _:
                 raise BadFrame(f"a frame of the kind {kind.name} on an append stream")
+
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        def take(content: Buffer) -> bool:
+            try:
+                frame = batches_of(content)
+            except BadFrame:
+                return False  # `receive` raises it
+            return taker(frame)
+
+        self._connection.hear(Kind.BATCHES, take)
 
     async def send(self, durable_id: int) -> None:
         await self._connection.send(Kind.MARK, (mark_bytes(durable_id),))

@@ -203,6 +203,9 @@ class _StorageLink:
         self._signal.notify()
         return frame
 
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        """Ignore the taker: the storage receives the frames."""
+
     async def send(self, durable_id: int) -> None:
         await self._door.passed()
         self._mark = durable_id

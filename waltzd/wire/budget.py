@@ -38,8 +38,7 @@ class Budget:
 
     async def take(self, size: int, seconds: float | None = None) -> None:
         """Take bytes; wait until they fit. Raise TimeoutError if that takes longer than `seconds`."""
-        if not self._queue and self.fits(size):
-            self._add(size)
+        if self.take_now(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((size, turn))
@@ -57,6 +56,13 @@ class Budget:
                     self._queue.remove((size, turn))
                 self.admit()
             raise
+
+    def take_now(self, size: int) -> bool:
+        """Take bytes if they fit and no taker waits; return whether they were taken."""
+        if self._queue or not self.fits(size):
+            return False
+        self._add(size)
+        return True
 
     def give(self, size: int) -> None:
         assert size <= self.used

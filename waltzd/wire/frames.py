@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting_bytes = 0
         self._is_paused = False
         self._heard_kind: Kind | None = None
-        self._taker: Callable[[Buffer], None] = lambda content: None
+        self._taker: Callable[[Buffer], object] = lambda content: None
         self._mistake: Exception | None = None
         """Error that the taker raised; None if there is none."""
         self._came = asyncio.Event()
@@ -197,11 +197,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         if kind is self._heard_kind and not self._frames and self._mistake is None and self._error is None:
             try:
-                self._taker(content)
+                if self._taker(content) is not False:
+                    return
             except Exception as mistake:  # noqa: BLE001  `receive` raises it
                 self._mistake = mistake
                 self._came.set()
-            return
+                return
         self._frames.append((kind, content))
         self._waiting_bytes += FRAME_COST + len(content)
         self._is_held = self._is_stranger
@@ -342,9 +343,9 @@ class Connection(asyncio.BufferedProtocol):
         self._resume()
         return kind, content
 
-    def hear(self, kind: Kind, taker: Callable[[Buffer], None]) -> None:
-        """Call `taker` with each frame of a kind on arrival, unless other frames wait to be received. An error of
-        `taker` is raised by `receive`."""
+    def hear(self, kind: Kind, taker: Callable[[Buffer], object]) -> None:
+        """Call `taker` with each frame of a kind on arrival, unless other frames wait to be received. If `taker` returns
+        False, the frame waits to be received. An error of `taker` is raised by `receive`."""
         self._heard_kind, self._taker = kind, taker
 
     @property

@@ -473,3 +473,108 @@ def test_a_footer_is_prepared_beside_what_is_written_here() -> None:
         assert disk.content(f"{queue.partition.directory}/{segment_name(0)}") == segment_raw(log, key=UUID(int=1))[0]
 
     assert with_queue(test, run_here=here, queue_bytes_max=1 << 22) == []
+
+
+class HeardLink:
+    """A link whose frames are heard; those that are declined wait to be received, as on a connection."""
+
+    may_post = True
+
+    def __init__(self) -> None:
+        self.marks: list[int] = []
+        self.errors: list[WaltzError] = []
+        self._taker: Callable[[RecordsFrame], bool] | None = None
+        self._waiting: asyncio.Queue[RecordsFrame | None] = asyncio.Queue()
+
+    def arrives(self, frame: RecordsFrame) -> bool:
+        """Return whether the frame was taken on arrival."""
+        if self._taker is not None and self._waiting.empty() and self._taker(frame):
+            return True
+        self._waiting.put_nowait(frame)
+        return False
+
+    def ends(self) -> None:
+        self._waiting.put_nowait(None)
+
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        self._taker = taker
+
+    async def receive(self) -> RecordsFrame | None:
+        return await self._waiting.get()
+
+    async def send(self, durable_id: int) -> None:
+        self.marks.append(durable_id)
+
+    def post(self, durable_id: int) -> None:
+        self.marks.append(durable_id)
+
+    async def refuse(self, error: WaltzError) -> None:
+        self.errors.append(error)
+
+
+def with_stream(
+    test: Callable[[AppendQueue, Stream, HeardLink, asyncio.Task[None]], Coroutine[Any, Any, None]], **options: Any
+) -> None:
+    async def run(queue: AppendQueue, sender: Sender, disk: SimDisk) -> None:
+        await begin(queue, sender)
+        link = HeardLink()
+        stream = Stream(1, 0, queue, link, StorageConfig(directory="s", record_bytes_max=1 << 20))
+        serving = asyncio.create_task(stream.serve())
+        await asyncio.sleep(0)
+        try:
+            await test(queue, stream, link, serving)
+        finally:
+            link.ends()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    assert with_queue(run, run_here=here, **options) == []
+
+
+def test_a_small_frame_is_written_and_acknowledged_where_it_arrives() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        assert [link.arrives(frame(id_)) for id_ in (1, 2)] == [True, True]
+        assert link.marks == [1, 2]
+
+    with_stream(test)
+
+
+def test_a_frame_that_waits_for_room_is_overtaken_by_none() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        held: asyncio.Future[Any] = asyncio.ensure_future(queue.call(lambda: None))
+        await queue._budget.take(900)
+        assert not link.arrives(frame(1, size=200))
+        while not queue._budget.waiting:  # until it is received, and waits for room
+            await asyncio.sleep(0)
+        assert not link.arrives(frame(2, size=10)), "there is room for it, and not for the one in front"
+        queue._budget.give(900)
+        await held
+        while link.marks[-1:] != [2]:
+            await asyncio.sleep(0)
+        assert (link.errors, queue.partition.last_id) == ([], 2)
+
+    with_stream(test, queue_bytes_max=1000)
+
+
+def test_a_frame_that_arrives_behind_a_fence_is_refused() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        queue.partition.fence(2)
+        link.arrives(frame(1))
+        assert (link.marks, queue.partition.last_id) == ([], 0)
+        link.ends()
+        with pytest.raises(StaleSession):
+            await serving
+        assert link.arrives(frame(1)), "what still arrives is ignored"
+        assert (link.marks, queue.partition.last_id, queue.queued_bytes) == ([], 0, 0)
+
+    with_stream(test)
+
+
+def test_a_frame_that_is_too_large_is_refused_where_it_arrives() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        assert link.arrives(frame(1, size=2 << 20))
+        link.ends()
+        with pytest.raises(TooLarge):
+            await serving
+        assert link.marks == []
+
+    with_stream(test)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 
@@ -47,6 +47,9 @@ class OneFrame:
 
     async def receive(self) -> RecordsFrame | None:
         return self._frames.pop() if self._frames else None
+
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        """Ignore the taker: the frame is received."""
 
     async def send(self, durable_id: int) -> None:
         self.marks.append(durable_id)

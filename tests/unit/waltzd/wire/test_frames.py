@@ -489,6 +489,24 @@ def test_what_is_heard_overtakes_nothing_that_waits_to_be_received() -> None:
     asyncio.run(test())
 
 
+def test_a_frame_that_its_taker_declines_is_received_and_those_behind_it() -> None:
+    async def test() -> None:
+        connection, _ = standing()
+        heard: list[Buffer] = []
+
+        def take(content: Buffer) -> bool:
+            heard.append(content)
+            return content != b"2"
+
+        connection.hear(Kind.MARK, take)
+        put(connection, spelled([(Kind.MARK, b"1"), (Kind.MARK, b"2"), (Kind.MARK, b"3")]), [100])
+        assert heard == [b"1", b"2"]
+        assert [await connection.receive() for _ in range(2)] == [(Kind.MARK, b"2"), (Kind.MARK, b"3")]
+        connection.close()
+
+    asyncio.run(test())
+
+
 def test_what_a_taker_raises_is_received_and_it_hears_no_more() -> None:
     async def test() -> None:
         connection, _ = standing()

@@ -213,6 +213,9 @@ class Forgery:
     async def receive(self) -> RecordsFrame | None:
         return self.frames.pop() if self.frames else None
 
+    def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
+        """Ignore the taker: the frame is received."""
+
     @property
     def may_post(self) -> bool:
         return False
