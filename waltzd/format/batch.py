@@ -271,7 +271,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        return self.head.size
+        return len(self.preamble) + len(self.data)
 
     def __len__(self) -> int:
         return self.head.records

@@ -37,6 +37,11 @@ def runs_of(content: Content) -> list[Run]:
     return [content] if isinstance(content, Run) else [batch.run for batch in content]
 
 
+def last_id_of(content: Content) -> int:
+    """Return the last id of records of which there is at least one."""
+    return content.last_id if isinstance(content, Run) else content[-1].last_id
+
+
 @dataclass(frozen=True)
 class RecordsFrame:
     """Records for a replica, with the committed mark. A frame without records only carries the mark, and is not

@@ -166,7 +166,7 @@ class AppendQueue:
 
     @property
     def may_write_here(self) -> bool:
-        """Whether small groups may be written on the event loop."""
+        """Return whether small groups may be written on the event loop."""
         return self._policy.run_here is not None
 
     @property

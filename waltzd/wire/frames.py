@@ -121,6 +121,9 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ended = False
         """True once the other side has closed its end, or sent a malformed frame."""
         self._sent_in_turn = 0
+        self._time: Callable[[], float] = lambda: 0.0
+        """Clock of the event loop, once the connection is made: finding the loop anew for each frame costs two calls of the
+        kernel on Python 3.11."""
         self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._certificate_alarm: asyncio.TimerHandle | None = None
@@ -130,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
+        self._time = loop.time
         self._heard = loop.time()
         self._alarm = loop.call_later(self._quiet_seconds, self._look)
         if self._on_made is not None:
@@ -141,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self._time()
         if self._large is None:
             self._filled += nbytes
             self._parse()

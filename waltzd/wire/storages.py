@@ -11,6 +11,7 @@ import secrets
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
@@ -379,12 +380,19 @@ class AppendStream:
             connecting.result().lose(CannotConnect("the stream was cancelled here"))
 
 
-def _frame_of(content: Content, committed: int) -> tuple[Kind, list[Buffer]]:
+@lru_cache(maxsize=1)
+def _frame_of(content: Content, committed: int) -> tuple[Kind, Sequence[Buffer]]:
+    """Return kind and parts of a frame. It is made once for all replicas, which are sent the same records in turn. The
+    cache tells records apart by identity."""
     if isinstance(content, Run):
         return Kind.RECORDS, records_parts(content, committed)
-    return Kind.BATCHES, batches_parts(content, committed)
+    parts = batches_parts(content, committed)
+    size = sum(map(len, parts))
+    return Kind.BATCHES, (b"".join(parts),) if size <= JOINED_BYTES else parts
 
 
+JOINED_BYTES = 64 << 10
+"""Largest frame whose parts are joined before it is sent. Copying a larger one for that costs more than it saves."""
 PORTION = 16
 """Partitions created, removed or switched by one call. Each takes several flushes, and the deadline is that of the
 call."""

@@ -27,7 +27,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
-from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
+from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, last_id_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.clock import StorageClocks
@@ -717,7 +717,7 @@ class Replicator:
     def _has_sent(self, content: Content, committed: int) -> None:
         self._progress.told = committed
         if content:
-            self._progress.sent = max(self._progress.sent, runs_of(content)[-1].last_id)
+            self._progress.sent = max(self._progress.sent, last_id_of(content))
 
     async def _receive(self, stream: AppendPort) -> None:
         while (mark := await stream.receive()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from waltzd.protocol.peers import AppendPort, Content, runs_of
+from waltzd.protocol.peers import AppendPort, Content, last_id_of
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.progress import Marks
 from waltzd.server.session.settings import SessionSettings
@@ -57,7 +57,7 @@ class _RenewingStream(AppendPort):
         await self._stream.send(content, committed)
 
     def _leaves(self, content: Content) -> None:
-        last_id = runs_of(content)[-1].last_id if content else self._sent
+        last_id = last_id_of(content) if content else self._sent
         # What is sent while the session gives way renews nothing.
         if last_id > self._sent and self._asked is None and self._owner.sending_up_to is None:
             self._asked = last_id, self._owner.settings.clock()
