@@ -294,12 +294,22 @@ def _encode_one_by_one(
     bounds = [0]
     rows = zip(requests.tolist(), headers.tolist(), lengths.tolist(), data_crcs.tolist(), strict=True)
     for id_, (request, header, length, data_crc) in enumerate(rows, first_id):
-        head = _HEAD.pack(id_, *request, header, length, data_crc)
-        pieces += (head, view[at : at + length], _CRC.pack(shift_one(crc32(head), length) ^ data_crc))
+        pieces += _pieces(id_, request, header, data_crc, view[at : at + length])
         at += length
         bounds.append(at + len(bounds) * OVERHEAD_BYTES)
     assert at == len(view)
     return Run(first_id, memoryview(b"".join(pieces)), np.array(bounds, np.int64))
+
+
+def _pieces(id_: int, request: Sequence[int], header: int, data_crc: int, payload: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+    head = _HEAD.pack(id_, *request, header, len(payload), data_crc)
+    return head, payload, _CRC.pack(shift_one(crc32(head), len(payload)) ^ data_crc)
+
+
+def encode_record(id_: int, request: Sequence[int], header: int, data_crc: int, payload: Buffer) -> Run:
+    """Do as `encode_run` for one record, without columns."""
+    data = b"".join(_pieces(id_, request, header, data_crc, payload))
+    return Run(id_, memoryview(data), np.array((0, len(data))))
 
 
 def encode_payloads(first_id: int, payloads: Sequence[bytes], *, partition: int = 0, client: int = 0) -> Run:

@@ -18,7 +18,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame
 from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
-from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, encode_run, join_locks
+from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, encode_record, encode_run, join_locks
 from waltzd.protocol.batches import AppendBatch
 
 
@@ -26,7 +26,8 @@ def check_payloads(batch: AppendBatch) -> None:
     """Check each payload against the client's checksum, and raise `BadFrame` for the first wrong one. One check over all
     payloads would not do: two wrong checksums could cancel out, and storages would refuse the records that are made with
     them."""
-    view, bounds = memoryview(batch.payloads), [0, *np.cumsum(batch.lengths).tolist()]
+    view = memoryview(batch.payloads)
+    bounds = [0, len(view)] if len(batch) == 1 else [0, *np.cumsum(batch.lengths).tolist()]
     found = [crc32(view[start:stop]) for start, stop in pairwise(bounds)]
     said = batch.data_crcs.tolist()
     if found != said:
@@ -146,6 +147,10 @@ class QueuedBatch(Generic[S]):
 
 def build(first_id: int, items: Sequence[QueuedBatch[Any]], *, partition: int, generation: int) -> Run:
     """Encode all accepted rows, in order, as the records that are written to the disk."""
+    if len(items) == 1 and len(items[0].sequences) == len(items[0].batch) == 1:
+        client, batch = items[0].mount.client, items[0].batch
+        request = client, generation, partition, batch.first_sequence
+        return encode_record(first_id, request, int(batch.headers[0]), int(batch.data_crcs[0]), batch.payloads)
     total = sum(len(item.sequences) for item in items)
     requests = np.empty((total, 4), np.int32)
     requests[:, 1], requests[:, 2] = generation, partition

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from tests.unit.mounting import batch_of
 from waltzd.errors import BadFrame
-from waltzd.format.checksum import shift
-from waltzd.format.record import OVERHEAD_BYTES, RequestId, bad_payloads, first_bad
+from waltzd.format.checksum import crc32, shift
+from waltzd.format.record import (
+    FEW_TO_ENCODE,
+    OVERHEAD_BYTES,
+    RequestId,
+    bad_payloads,
+    encode_record,
+    encode_run,
+    first_bad,
+)
 from waltzd.protocol.batches import AppendBatch
 from waltzd.protocol.locks import Mode
 from waltzd.server.core.step import QueuedBatch, build, check_payloads, groups_of, locks_of, slices
@@ -46,6 +54,36 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
     assert [record.id for record in records] == list(range(40, 40 + len(expected)))
     assert first_bad(run) is None
     assert not bad_payloads(run).size
+
+
+def test_the_header_of_a_transaction_that_is_alone_is_kept() -> None:
+    item = QueuedBatch(Mount(3), replace(batch_of(b"abc", first=100), headers=np.array([7], np.int32)))
+    assert item.decide(np.zeros(0, np.int64)) == 1
+    record = build(40, [item], partition=2, generation=6).record(0)
+    assert (record.id, record.header, record.payload) == (40, 7, b"abc")
+    assert record.request == RequestId(client=3, generation=6, partition=2, sequence=100)
+
+
+INT = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+@given(st.integers(0, 1 << 62), st.tuples(INT, INT, INT, INT), INT, st.binary(max_size=40), st.booleans())
+def test_a_record_alone_is_encoded_like_a_row_of_columns(
+    id_: int, request: tuple[int, int, int, int], header: int, payload: bytes, is_right: bool
+) -> None:
+    data_crc = crc32(payload) if is_right else crc32(payload) ^ 1
+    rows = FEW_TO_ENCODE  # from there on records are encoded as columns
+    columns = encode_run(
+        id_,
+        requests=np.array([request] * rows, np.int32),
+        headers=np.full(rows, header, np.int32),
+        lengths=np.full(rows, len(payload)),
+        data_crcs=np.full(rows, data_crc, np.uint32),
+        payloads=payload * rows,
+    ).part(0, 1)
+    alone = encode_record(id_, request, header, data_crc, payload)
+    assert (alone.first_id, alone.data, alone.bounds.tolist()) == (id_, columns.data, columns.bounds.tolist())
+    assert (first_bad(alone) is None) == is_right
 
 
 @pytest.mark.slow
