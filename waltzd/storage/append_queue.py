@@ -6,9 +6,9 @@ timer. The queue checks the records of a group and calls `Partition.write` once,
 frames came in. Then the stream sends the mark.
 
 Queues and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
-themselves. A small group of the only queue that has work (`InlineFlushPolicy`) is written at once, where its frame was
-received: handing it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several queues
-that have work go to threads, and the disk flushes them side by side.
+themselves. A small group of the only queue that has work (`InlineFlushPolicy`) is written in the callback in which its
+frame arrives: handing it to a task, or to a thread and back, takes as long as the flush. Large groups, calls, and the
+groups of several queues that have work go to threads, and the disk flushes them side by side.
 
 A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
 and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
