@@ -54,7 +54,7 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
     file.write_text(json.dumps({"grants": [grant], "expect": expected}))
     told = waltzctl("policy", "set", file, "--check")
     assert told.code == EXIT_FINDINGS
-    assert "channel orders: say its partitions with --channel orders=LIST" in told.out
+    assert "channel orders: give its partitions with --channel orders=LIST" in told.out
     assert waltzctl("policy", "set", file, "--check", "--channel", "orders=0-1").code == 0
     refused(waltzctl("policy", "set", file, "--check", "--channel", "orders"), 2, "--channel orders: this is no channel")
     assert waltzctl("policy", "set", file, "--yes", *place).code == 0
