@@ -41,8 +41,8 @@ from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import AdminClient
 
-CALLS, ADMIN_CALLS, STREAMS = 250, 75, 200
-GARBAGE, FLOODS = 125, 1
+CALLS, ADMIN_CALLS, STREAMS = 125, 40, 100
+GARBAGE, FLOODS = 60, 1
 LOG, ADMIN = methods("Log"), methods("ServerAdmin")
 LOCKS = 100_000
 

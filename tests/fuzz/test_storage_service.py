@@ -51,8 +51,8 @@ from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.storages import AdminClient, ReplicaClient
 from waltzd.wire.streams import Hello, piece_parts, records_parts, whole_bytes
 
-CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
-GARBAGE, FLOODS = 125, 1
+CALLS, ADMIN_CALLS, STREAMS, FILES = 125, 40, 100, 35
+GARBAGE, FLOODS = 60, 1
 SESSION = 7
 OTHER_KEY = UUID(int=99)
 REPLICA, ADMIN = methods("Replica"), methods("StorageAdmin")

@@ -59,7 +59,7 @@ from waltzd.protocol.policy import Amount, Grant, Pattern, Prefix, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.storage.offline.verify import partition_of
 
-TRIES = 100
+TRIES = 50
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 EXAMPLES = settings(max_examples=count(60), derandomize=False, database=None)
 
