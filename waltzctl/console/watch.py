@@ -60,7 +60,7 @@ class Seen:
 
 
 class Watch:
-    """Use `running` around all that reads it."""
+    """Repeated polls of a cluster, for the pages of the console. Read it only inside `running`."""
 
     def __init__(self, target: ClusterTarget, *, every: float = EVERY_SECONDS) -> None:
         self.target, self.every = target, every
@@ -105,7 +105,7 @@ class Watch:
         return self.seen.report.snapshot.meta.key
 
     def end(self) -> None:
-        """All that follow are let go."""
+        """End the streams of all viewers."""
         self.is_over = True
         self._ending = asyncio.create_task(self._wake())
 
@@ -123,7 +123,7 @@ class Watch:
 
     @asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Around a viewer that follows."""
+        """Poll the cluster while this viewer is connected."""
         self._viewers += 1
         self._wanted.set()
         try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 10.0
 SEARCH_MAX = 100_000
-"""Read in a second or two where transactions are small."""
+"""Number of transactions that are searched unless an option names more; small ones take a second or two."""
 CHUNK = 5_000
 MARKING = (Mode.WRITE, Mode.APPEND)
 

@@ -570,7 +570,7 @@ def _is_right_but_for_its_head(file: Readable, stop: Stop, raw: bytes, size: int
 
 
 def _tail_kind_of_body(file: Readable, offset: int, head: Head) -> TailKind:
-    """Return what a batch looks like that is wrong, and there to its last byte."""
+    """Classify an invalid batch that is complete: none of its bytes are beyond the end of the file."""
     sections = file.read(offset + BATCH_HEAD_BYTES, head.lead - BATCH_HEAD_BYTES)
     are_sections_right = crc32(sections) == head.section_crc
     are_records_right = _crc_of(file, offset + head.lead, head.record_bytes) == head.record_crc

@@ -113,7 +113,7 @@ class StorageCalls:
         self._policy = InlineFlushPolicy(run_here, clock)
         self.streams_loop = streams_loop
         self._readers: dict[object, None] = {}
-        """Readers of both event loops."""
+        """Reads that are under way, from the event loops of calls and of streams."""
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changing = asyncio.Lock()
         """Held by each change of the directory, and by work that allows none meanwhile."""
@@ -190,11 +190,11 @@ class StorageCalls:
             raise ForeignCluster(f"this storage belongs to the cluster {ours}; the caller says {key}", key=ours)
 
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
-        """On a thread that writes, outside of the queues."""
+        """Run a function on a thread that writes, without waiting for queued appends."""
         return await self._whole(self._run_writing(function, *arguments))
 
     async def _whole(self, work: Awaitable[T]) -> T:
-        """To its end, also when the caller has gone. A flush that fails ends the process."""
+        """Wait until the work has ended, even if the caller is cancelled. A failed flush ends the process."""
         step, gone = asyncio.ensure_future(work), None
         while not step.done():
             try:

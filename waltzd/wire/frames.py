@@ -94,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limit = bytes_max if first_max is None else first_max
         self._is_stranger = first_max is not None
         self._is_held = False
-        """True behind the first frame of an unauthenticated caller."""
+        """Whether reading is suspended, after the first frame of an unauthenticated caller."""
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray((SMALL_BYTES if first_max is None else first_max) + HEAD.size)

@@ -217,7 +217,7 @@ def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Audit
         ("grpc.max_concurrent_streams", 1024),
         ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
-        # Otherwise a stream that is not read takes megabytes from its caller, the faster it sends the more.
+        # With the probe, gRPC would buffer megabytes of a stream that nobody reads, and more the faster its caller sends.
         ("grpc.http2.bdp_probe", 0),
     ]
     return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls, auditor), _Bounds()])

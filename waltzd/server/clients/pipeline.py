@@ -131,7 +131,7 @@ class MountHandle:
         self.epoch = epoch
         """Epoch of the instance; 0 if any number of instances may live."""
         self.is_fed = is_fed
-        """Whether it can be sent some of the feed. Otherwise commits of other mounts cost it nothing."""
+        """Whether its feed has credit left. If not, it is not notified of commits of other mounts."""
         self.untaken = 0
         """Sequence number below which each batch is refused or has an id. When the mount is over, all other batches never
         get one."""

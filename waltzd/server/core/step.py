@@ -72,7 +72,7 @@ def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[Append
 
 
 class Sender(Protocol):
-    """A mount, as far as a step needs it."""
+    """Mount that sent a request."""
 
     client: int
 

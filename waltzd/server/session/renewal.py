@@ -39,7 +39,7 @@ class _RenewingStream(AppendPort):
         """Last id that was sent. An acknowledgement up to the first value may be for what the storage held before this
         stream."""
         self._asked: tuple[int, float] | None = None
-        """Id that was sent first of what is not acknowledged, and the time of that; None if nothing is owed."""
+        """First sent id that is not acknowledged, and the time at which it was sent; None if all are acknowledged."""
 
     async def start(self) -> None:
         await self._stream.start()

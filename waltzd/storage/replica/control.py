@@ -239,8 +239,8 @@ class ControlFile:
         self._infos[partition] = ControlInfo(partition=partition, structs=structs)
 
     def reset(self, partition: int) -> None:
-        """Back to never assigned. The struct that is not current is written and flushed first, so that one is always whole
-        and the old one counts until the second write."""
+        """Reset a partition to *never assigned*. The struct that is not current is written and flushed first. So one struct
+        is always whole, and the old one counts until the second write."""
         blank = ControlInfo(partition=partition, structs=initial_structs())
         is_damaged = isinstance(self._infos[partition], ControlDamaged)
         if is_damaged and partition == self.group_log:  # its whole file may be missing
