@@ -19,8 +19,8 @@ from tests.simulation.test_retention import SMALL, keeping, under_load
 from tests.simulation.test_retention import trimmed as trimmed_to
 from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import NotReady, Trimmed
-from waltzd.errors.operations import ArchiveAway, ArchiveDamaged, OnlyInArchive, StoreUnavailable
+from waltzd.errors import ArchiveAway, NotReady, OnlyInArchive, Trimmed
+from waltzd.errors.operations import ArchiveDamaged, StoreUnavailable
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
 from waltzd.server.session.archive_fetcher import ArchiveFetcher

@@ -47,8 +47,8 @@ from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
 from waltzd.disk.seam import join, read_whole
-from waltzd.errors import CannotConnect, NotReady, WaltzError
-from waltzd.errors.operations import ArchiveAway, ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
+from waltzd.errors import ArchiveAway, CannotConnect, NotReady, WaltzError
+from waltzd.errors.operations import ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.key_index import LockQuery

@@ -29,6 +29,7 @@ from waltzd.errors.exit_codes import (
 __all__ = [
     "AppendConditionFailed",
     "ApplyFailed",
+    "ArchiveAway",
     "BadArgument",
     "BadConfig",
     "BadFrame",
@@ -64,6 +65,7 @@ __all__ = [
     "NotReady",
     "NotSent",
     "NotTransactional",
+    "OnlyInArchive",
     "OtherInbox",
     "OtherTimeline",
     "OtherView",
@@ -493,3 +495,16 @@ class NotReady(WaltzError, code="W2018", retry=Retry.LATER, status="UNAVAILABLE"
     the message names, or for an operator; or no replica returned committed transactions that have left its memory, for
     the reasons in the message. Nothing is lost. Readers try again automatically. Not done: nothing was read or written.
     Next: wait; if it lasts, look at the storages that the message names."""
+
+
+class OnlyInArchive(WaltzError, code="W2270", exit_code=EXIT_NOT_FOUND, status="FAILED_PRECONDITION"):
+    """The ids are only in the archive, and this server has no `archive` in its configuration, so it cannot read them.
+    Newer ids are read as before. `waltzctl archive status` shows where the archive is and which ids it holds. Not done:
+    nothing was read. Next: set `archive` in the configuration of each server, with the store of the storages, and start
+    them again; or read the archive itself: `waltzctl spark-export --source STORE`."""
+
+
+class ArchiveAway(WaltzError, code="W2271", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
+    """The ids are only in the archive, and its store cannot be read now; the message quotes the store. Mounts wait
+    for it with growing pauses. Reads of newer ids and appends continue. Not done: nothing was read. Next: check that
+    the store is up and that the server may read it; nothing has to be restarted."""

@@ -465,19 +465,6 @@ class NoArchive(WaltzError, code="W2266", status="FAILED_PRECONDITION"):
     the configuration of each storage, with the same store, and start them again."""
 
 
-class OnlyInArchive(WaltzError, code="W2270", exit_code=EXIT_NOT_FOUND, status="FAILED_PRECONDITION"):
-    """The ids are only in the archive, and this server has no `archive` in its configuration, so it cannot read them.
-    Newer ids are read as before. `waltzctl archive status` shows where the archive is and which ids it holds. Not done:
-    nothing was read. Next: set `archive` in the configuration of each server, with the store of the storages, and start
-    them again; or read the archive itself: `waltzctl spark-export --source STORE`."""
-
-
-class ArchiveAway(WaltzError, code="W2271", exit_code=EXIT_TIMEOUT, retry=Retry.LATER):
-    """The ids are only in the archive, and its store cannot be read now; the message quotes the store. Mounts wait
-    for it with growing pauses. Reads of newer ids and appends continue. Not done: nothing was read. Next: check that
-    the store is up and that the server may read it; nothing has to be restarted."""
-
-
 class CacheFailed(WaltzError, code="W2272", retry=Retry.LATER):
     """A cache file for records of the archive could not be written: the disk is full, or the directory is missing or
     not writable. It is tried again with the next read. Not done: nothing was read from the archive. Next: make room,

@@ -35,11 +35,12 @@ from waltzd.errors import (
     NeedsBatches,
     NoSuchPartition,
     NotReady,
+    OnlyInArchive,
     Retry,
     Trimmed,
     WaltzError,
 )
-from waltzd.errors.operations import LogUnreadable, NoServerUp, OnlyInArchive
+from waltzd.errors.operations import LogUnreadable, NoServerUp
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position

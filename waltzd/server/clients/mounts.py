@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
-from waltzd.errors.operations import ArchiveAway
+from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NotGranted, WaltzError
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,

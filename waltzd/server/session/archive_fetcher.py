@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from waltzd.archive.manifest import Entry
 from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedSegment, CachedSegmentDamaged
-from waltzd.errors import WaltzError
-from waltzd.errors.operations import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable
+from waltzd.errors import ArchiveAway, WaltzError
+from waltzd.errors.operations import CacheFailed, StoreRefused, StoreUnavailable
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived

@@ -15,8 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
-from waltzd.errors import BadFrame, CannotConnect, NeedsBatches, NotReady, Trimmed, WaltzError
-from waltzd.errors.operations import ArchiveAway, OnlyInArchive
+from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived

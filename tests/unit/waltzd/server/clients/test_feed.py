@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room, mount_request
-from waltzd.errors import NotReady
-from waltzd.errors.operations import ArchiveAway, SessionEnded
+from waltzd.errors import ArchiveAway, NotReady
+from waltzd.errors.operations import SessionEnded
 from waltzd.format.record import HEAD_BYTES, Run, encode_payloads
 from waltzd.protocol.batches import Committals, Credit, Feed, FeedMode, HeadFeed
 from waltzd.server.clients import mounts
