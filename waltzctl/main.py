@@ -193,6 +193,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "append": ("waltzctl.records.txn:append", "Append a transaction."),
         "get": ("waltzctl.records.txn:get", "Show transactions by id."),
         "grep": ("waltzctl.records.txn:grep", "Show matching transactions."),
+        "history": ("waltzctl.records.txn:history", "Show the transactions that marked a lock."),
         "tail": ("waltzctl.records.txn:tail", "Show the newest transactions, and follow the log."),
     },
 }

@@ -231,6 +231,7 @@ CHANGING = {
     "txn append": ["0", "x"],
     "txn get": ["0", "0"],
     "txn grep": ["0", "--match", "x"],
+    "txn history": ["order:17"],
     "txn tail": ["0"],
 }
 

@@ -69,6 +69,8 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     assert told("txn", "get", 0, 0).out.splitlines()[0].split() == ["id", "header", "client", "size", "payload"]
     refused(told("txn", "get", 0, "--since", "1h"), 5, "W2029", "writes format 0, which has no times")
     refused(told("txn", "append", 0, "--group", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
+    marks = ("txn", "history", "account:1", "--partition", 0)
+    refused(told(*marks), 5, "W2029", "writes format 0, which keeps no locks", "waltzctl cluster set --format 1")
     assert told.json("cluster", "describe")["format"] == 0
 
     dry = told("cluster", "set", "--format", 1, "--dry-run")
@@ -160,3 +162,6 @@ def _search(told: Told) -> None:
     never = told("lock", "explain", 0, "nobody", 1).out
     assert "below id 1 it is of format 0, which keeps no locks." in never
     assert told.json("lock", "explain", 0, "forgotten", 1, "--search", 0)["searched"] is None
+    marks = ("history", "forgotten:1", "--partition", 0)
+    refused(told("txn", *marks), 5, "W2029", "transactions below id 1 are of format 0", "--after 0")
+    assert [row["id"] for row in told.rows(*marks, "--after", 0)] == [marked]

@@ -54,6 +54,7 @@ COMMANDS = (
     "storage verify storage-1",
     "txn get 0 0",
     "txn grep 0 --match 1",
+    "txn history account:17 --partition 0",
 )
 TYPES = {bool: "bool", int: "number", float: "number", str: "text", type(None): "null"}
 

@@ -71,7 +71,7 @@ ELSEWHERE = {
     "cli/test_recover": [["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"]],
     "cli/test_wait": [["cluster", "wait"]],
-    "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
+    "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "history", "tail"))],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "cli/test_restore": [["backup", "drill"], ["cluster", "restore"]],
     "spark/test_spark_export": [["spark-export"], *(["export", name] for name in ("status", "verify"))],

@@ -19,12 +19,13 @@ import pytest
 from tests.cli.example import examples
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.cluster_target import resolve, using
+from waltzd import BlockingClient
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors.operations import NodeMissing
 from waltzd.protocol.batches import Registration
-from waltzd.protocol.locks import write_lock
+from waltzd.protocol.locks import Committed, append_lock, write_lock
 from waltzd.wire.servers import ServerClient
 
 Tool = Callable[..., Any]
@@ -71,11 +72,11 @@ def log(waltzctl: Tool, live: LocalCluster) -> Log:
 
 
 def test_the_examples_of_the_help_run(log: Log) -> None:
-    for words in (["txn", "get"], ["txn", "tail"], ["txn", "append"], ["txn", "grep"], ["lock", "explain"]):
+    for words in (*(["txn", name] for name in ("get", "tail", "append", "grep", "history")), ["lock", "explain"]):
         for arguments in examples(log.waltzctl, words):
             done = log.waltzctl(*arguments, "--directory", log.live.directory)
             assert done.code == 0, (arguments, done)
-            assert done.err == "" or words == ["txn", "grep"], arguments
+            assert done.err == "" or words in (["txn", "grep"], ["txn", "history"]), arguments
 
 
 # -- get ---------------------------------------------------------------------------------------------------------------
@@ -225,6 +226,75 @@ def test_grep_mistyped(log: Log, words: list[str], said: str) -> None:
     assert said in told.err
 
 
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def test_history(log: Log, waltzctl: Tool) -> None:
+    before, order = log.ids[0] - 1, log.ids[1]
+    paid = append(waltzctl, log.live, 0, "paid", "--lock", "append:order:17")
+    append(waltzctl, log.live, 0, "looked at", "--lock", "read:order:17")
+    where = ("--partition", 0, "--after", before)
+
+    def ids(*words: object) -> list[int]:
+        return [row["id"] for row in log.rows("history", *words)]
+
+    bits = f"{write_lock('order', 17).hash:016x}"
+    for lock in ("order:17", "write:order:17", bits, bits.upper()):
+        assert ids(lock, *where) == [order, paid], "a read lock marks nothing"
+    assert ids("order:17", *where, "--newest-first") == [paid, order]
+    assert ids("order:17", *where, "--before", paid) == [order]
+    for form in ("json", "csv", "raw"):
+        told = log("history", "order:17", *where, "-o", form)
+        assert told == log("grep", 0, "--after", before, "--match", "sku|paid", "-o", form), "in the same form"
+    lines = log("history", "order:17", *where).out.splitlines()
+    assert lines[0].split() == ["partition", *HEADS]
+    assert [line.split()[:2] for line in lines[1:]] == [["0", str(order)], ["0", str(paid)]]
+
+    for first, option, words in ((order, "--after", ()), (paid, "--before", ("--newest-first",))):
+        told = log("history", "order:17", *where, "--limit", 1, "-o", "raw", *words)
+        assert (told.code, told.err) == (0, f"There are more; continue with {option} {first}.\n")
+        rest = ("--after", first) if option == "--after" else ("--after", before, option, first, *words)
+        assert ids("order:17", "--partition", 0, *rest) == [order + paid - first]
+
+
+def test_history_of_a_lock_that_nothing_marked(log: Log) -> None:
+    told = log("history", "nobody:17", "--partition", 0)
+    assert (told.code, told.out) == (0, "")
+    assert told.err == f"No transaction in ids 0 to {log.ids[-1]} of partition 0 marked nobody:17.\n"
+    told = log("history", "nobody:17", "--partition", 0, "--after", log.ids[-1], "-o", "json")
+    assert (told.code, told.out) == (0, "")
+    assert told.err == "No transaction in an empty range of partition 0 marked nobody:17.\n"
+
+
+def test_history_by_the_partition_of_the_name(log: Log, waltzctl: Tool) -> None:
+    with BlockingClient(log.live.server_addresses) as client:
+        number = client.partition_of("flight")
+        committed = client.append(b"booked", locks=[append_lock("flight", "LX 1")])
+    assert isinstance(committed, Committed)
+    told = log("history", "flight:LX 2")
+    assert (told.code, told.out) == (0, "")
+    assert f" of partition {number} marked flight:LX 2. If the application chose another partition," in told.err
+    (row,) = log.rows("history", "flight:LX 1", "--newest-first", "--limit", 1)
+    assert (row["partition"], row["id"], row["payload"]) == (number, committed.id, "booked")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["order"], "write it as NAME:ID"),
+        (["order:99999999999999999999"], "64 bits"),
+        (["0123456789abcdef"], "A hash needs --partition."),
+        (["order:17", "--after", "4", "--before", "5"], "there are no ids after 4 before 5"),
+        (["order:17", "--limit", "10001"], "--limit"),
+    ],
+    ids=" ".join,
+)
+def test_history_mistyped(log: Log, words: list[str], said: str) -> None:
+    told = log("history", *words)
+    assert (told.code, told.out) == (2, "")
+    assert said in told.err
+
+
 # -- without client ids ------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +307,7 @@ def test_reading_needs_no_client_id(log: Log, monkeypatch: pytest.MonkeyPatch) -
     assert [row["id"] for row in log.rows("get", 0, first, f"{first}-{last}")] == [first, *log.ids]
     assert [row["id"] for row in log.rows("tail", 0, "-n", 2)] == list(log.ids[-2:])
     assert [row["id"] for row in log.rows("grep", 0, "--after", first - 1)] == list(log.ids)
+    assert log.rows("history", "order:17", "--partition", 0, "--newest-first")[0]["id"] == log.ids[1]
     assert "W2026" in log("append", 0, "x").err
 
 
@@ -366,7 +437,10 @@ def test_a_lock_of_no_partition(live: LocalCluster, waltzctl: Tool) -> None:
     assert waltzctl("lock", "explain", 0, "order", 1 << 64, "--directory", live.directory).code == 2
 
 
-@pytest.mark.parametrize("words", [["get", 4, 0], ["tail", 4], ["tail", 4, "-f"], ["grep", 4], ["append", 4, "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [["get", 4, 0], ["tail", 4], ["tail", 4, "-f"], ["grep", 4], ["append", 4, "x"], ["history", "a:1", "--partition", 4]],
+)
 def test_a_partition_that_is_not_there_is_not_found(live: LocalCluster, waltzctl: Tool, words: list[object]) -> None:
     told = waltzctl("txn", *words, "--directory", live.directory)
     assert (told.code, told.out) == (3, "")

@@ -34,6 +34,8 @@ CALL_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 LOOK_BACK = 256
 """Transactions read in one call to find the first of a group."""
+IDS_AT_ONCE = 100
+"""Transactions held in memory when they are read by their ids."""
 T = TypeVar("T")
 
 
@@ -64,6 +66,13 @@ async def between(
         for transaction in await client.read_some(partition, after=first_id - 1, through=last_id, with_locks=with_locks):
             yield transaction
         first_id = transaction.id + 1
+
+
+async def each(client: Client, partition: int, ids: Sequence[int]) -> AsyncGenerator[Transaction, None]:
+    """Yield committed transactions in the order of `ids`, with calls that need no registered client."""
+    for at in range(0, len(ids), IDS_AT_ONCE):
+        for transaction in await client.read_ids(partition, ids[at : at + IDS_AT_ONCE]):
+            yield transaction
 
 
 class Groups:

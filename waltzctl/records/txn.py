@@ -23,6 +23,7 @@ from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.format.layout import ID_MAX
+from waltzd.protocol.locks import HISTORY_IDS_MAX
 
 if TYPE_CHECKING:
     from waltzd import Client
@@ -273,6 +274,64 @@ def grep(
     is_table = output == "table"
     work = partial(with_client, target, show, feed=feed, seconds=seconds, typed=partition, shows_timelines=is_table)
     _until_stopped(work, is_endless=follow)
+    return EXIT_OK
+
+
+def history(
+    *,
+    name: Annotated[str, Argument(metavar="LOCK")],
+    partition: Annotated[
+        int | None,
+        Option("--partition", min=0, metavar="N", help="Partition to ask; without it, the partition of the lock's name."),
+    ] = None,
+    after: Annotated[
+        int, Option("--after", min=-1, metavar="ID", help="Show only ids above this one; -1 for all ids.")
+    ] = -1,
+    before: Annotated[int | None, Option("--before", min=0, metavar="ID", help="Show only ids below this one.")] = None,
+    limit: Annotated[
+        int, Option("--limit", min=1, max=HISTORY_IDS_MAX, metavar="N", help="Maximum number of transactions.")
+    ] = 1000,
+    newest_first: Annotated[bool, Option("--newest-first", help="Start with the newest transaction.")] = False,
+    target: CommandTarget,
+    seconds: Patience = 30.0,
+    decode: Decoding = "auto",
+    output: Form = "table",
+) -> int:
+    """Show the committed transactions that marked LOCK, by a write or an append lock. The key indexes find them, so the
+    rest of the log is not read. Only format 1 keeps locks.
+
+    LOCK is NAME:ID, or the hash of a lock as `waltzctl txn get --locks` shows it. Give --partition with a hash, and if the
+    application appends with a key, a partition or a channel.
+
+    \b
+    Examples:
+      waltzctl txn history order:17 --partition 0
+      waltzctl txn history seat:12A --newest-first --limit 10 -o json
+    """
+    from waltzctl.records.append import marked_lock
+    from waltzctl.records.follow import each, with_client
+
+    lock = marked_lock(name)
+    if isinstance(lock, int) and partition is None:
+        raise Misused("A hash needs --partition.")
+    if before is not None and before <= after + 1:
+        raise BadArgument(f"there are no ids after {after} before {before}", not_done="nothing was read")
+    sink = records.sink(output, decode, with_partition=True)
+    hint = " If the application chose another partition, give --partition." if partition is None else ""
+
+    async def show(client: Any) -> None:
+        found = await client.history(
+            lock, partition=partition, after=after, before=before, limit=limit, newest_first=newest_first
+        )
+        await _pour(client, each(client, found.partition, found.ids), sink)
+        if found.has_more:
+            option = "--before" if newest_first else "--after"
+            typer.echo(f"There are more; continue with {option} {found.ids[-1]}.", err=True)
+        elif not found.ids:
+            ids = f"ids {after + 1} to {found.end}" if found.end > after else "an empty range"
+            typer.echo(f"No transaction in {ids} of partition {found.partition} marked {name}.{hint}", err=True)
+
+    with_client(target, show, seconds=seconds, typed=partition, shows_timelines=output == "table")
     return EXIT_OK
 
 

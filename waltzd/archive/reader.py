@@ -153,7 +153,9 @@ class CachedSegment:
         first_id, last_id = self.entry.first, self.entry.last
         if self._footer is None:
             raise NeedsBatches(
-                f"archived transactions up to id {last_id} are of format 0, which keeps no locks", first_id=last_id + 1
+                f"archived transactions up to id {last_id} are of format 0, which keeps no locks",
+                next_step=f"ask only for ids above {last_id}: after={last_id}, or --after {last_id}",
+                first_id=last_id + 1,
             )
         if self._marks is None:
             found = scan_marks(self._file, HEADER_BYTES, first_id, last_id)

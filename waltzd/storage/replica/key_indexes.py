@@ -106,6 +106,7 @@ class KeyIndexes:
         first_id = first_ids[at] if at < len(first_ids) else self._segments.last_id + 1
         return NeedsBatches(
             f"partition {self._context.number}: transactions below id {first_id} are of format 0, which keeps no locks",
+            next_step=f"ask only for ids above {first_id - 1}: after={first_id - 1}, or --after {first_id - 1}",
             first_id=first_id,
         )
 

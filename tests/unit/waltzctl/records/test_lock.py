@@ -11,16 +11,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.records import lock as explaining
+from waltzctl.records.append import marked_lock
 from waltzctl.records.follow import LOOK_BACK, Groups, stretch
 from waltzctl.records.lock import search
 from waltzctl.shell.moment import Within
 from waltzctl.show.records import LogSearch
 from waltzd.client.view import Transaction
-from waltzd.protocol.locks import LoggedLock, Mode
+from waltzd.errors import BadArgument
+from waltzd.protocol.locks import Lock, LoggedLock, Mode
 
 OURS, OTHER = 17, 18
 READ, WRITE, APPEND = (LoggedLock(OURS, mode) for mode in (Mode.READ, Mode.WRITE, Mode.APPEND))
 ELSE = LoggedLock(OTHER, Mode.WRITE)
+
+
+@pytest.mark.parametrize(
+    ("text", "lock"),
+    [
+        ("order:17", Lock("order", 17)),
+        ("append:order:17", Lock("order", 17)),
+        ("write:17", Lock("write", 17)),
+        ("seat.Hamlet:12A", Lock("seat.Hamlet", "12A")),
+        ("a:b:-5", Lock("a:b", -5)),
+        ("0123456789ABCDEF", 0x0123456789ABCDEF),
+        ("0123456789abcdef:1", Lock("0123456789abcdef", 1)),
+    ],
+)
+def test_a_lock_whose_mode_does_not_matter(text: str, lock: Lock | int) -> None:
+    found = marked_lock(text)
+    if isinstance(found, Lock) and isinstance(lock, Lock):
+        assert (found.name, found.id, found.hash) == (lock.name, lock.id, lock.hash)
+    else:
+        assert found == lock
+
+
+@pytest.mark.parametrize("text", ["", "order", "order:", ":17", "0123456789abcde", "0123456789abcdeg", "order:" + "9" * 20])
+def test_what_is_not_a_lock(text: str) -> None:
+    with pytest.raises(BadArgument):
+        marked_lock(text)
 
 
 def transaction(
