@@ -116,12 +116,17 @@ class _Stream:
     link: AttendPort
     epoch: int = 0
     held: list[Delivered] = field(default_factory=list)
+    newest: dict[int, int] = field(default_factory=dict)
+    """Tag of the last delivery of each id, whatever became of it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     words: dict[int, list[Said]] = field(default_factory=dict)
     """What was said and is not answered, by number."""
     answered: dict[int, list[Said]] = field(default_factory=dict)
     """And what is not kept."""
     number: int = 0
+
+    def is_newest(self, one: Delivered) -> bool:
+        return self.newest[one.id] == one.tag
 
 
 class Member:
@@ -234,6 +239,7 @@ class Member:
                 for given in _given(frame, stream.holder, self.partition, self._clock):
                     self._notes.delivered(given)
                     stream.held.append(given)
+                    stream.newest[given.id] = given.tag
                 stream.changed.set()
             case AckResult():
                 words = stream.words.pop(frame.number, [])
@@ -294,11 +300,15 @@ class Member:
                 await self._say(stream, [old], "ack")
 
     def _together(self, stream: _Stream, one: Delivered) -> list[Delivered]:
-        """Sometimes with what lies behind it, in one word. One that it was given again meanwhile goes by itself: the tag of
-        the word is the highest, and would speak of its later delivery."""
+        """Sometimes with what lies behind it, in one word. One that it was given again goes by itself, even if it no longer
+        holds the later delivery: the tag of a word is the highest of all, and would settle that one, too."""
         found = [one]
-        while self._pick.random() < 0.5 and not any(held.id == found[-1].id for held in stream.held):
-            behind = [held for held in stream.held if held.id == found[-1].id + 1 and held.epoch == one.epoch]
+        while self._pick.random() < 0.5 and stream.is_newest(one):
+            behind = [
+                held
+                for held in stream.held
+                if held.id == found[-1].id + 1 and held.epoch == one.epoch and stream.is_newest(held)
+            ]
             if not behind:
                 break
             stream.held.remove(behind[0])
