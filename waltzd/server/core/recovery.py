@@ -639,10 +639,11 @@ class Recovery:
 
     def sources(self, name: str, above: int) -> tuple[str, ...]:
         """Return the replicas that hold more of the log than `above`, the longest first."""
+        statuses = {other: self.status(other) for other in self.names if other != name}
         found = [
             (-self.trusted(other), other)
-            for other, status in self.statuses.items()
-            if other != name and self.trusted(other) > above and status.floor <= above + 1
+            for other, status in statuses.items()
+            if status is not None and self.trusted(other) > above and status.floor <= above + 1
         ]
         return tuple(other for _, other in sorted(found))
 
