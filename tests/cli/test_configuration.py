@@ -78,8 +78,8 @@ def test_one_problem_is_told_like_many(waltzctl: Tool, tmp_path: Path) -> None:
     [
         (None, "No such file"),
         (b"\xff\xfe", "UTF-8"),
-        (b"", "do not tell"),
-        (b"log_level: info\n", "do not tell"),
+        (b"", "do not show"),
+        (b"log_level: info\n", "do not show"),
         (b"directory: [\n", "not YAML"),
         (b"directory: /x\n" + b"#" * (64 << 10), "larger than"),
     ],
