@@ -42,6 +42,7 @@ API = {
     ),
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
+        "waltzd.History",
         *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
         *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes", "waltzd.Token", "waltzd.Position"),
     ),

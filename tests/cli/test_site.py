@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import waltzd
+import waltzd.dcb
 import waltzd.sql
 import waltzd.testing
 from tests import site
 
-ROOMS = (waltzd, waltzd.sql, waltzd.testing)
+ROOMS = (waltzd, waltzd.dcb, waltzd.sql, waltzd.testing)
 """What applications import from."""
 
 
