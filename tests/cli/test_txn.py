@@ -260,10 +260,10 @@ def test_history(log: Log, waltzctl: Tool) -> None:
 def test_history_of_a_lock_that_nothing_marked(log: Log) -> None:
     told = log("history", "nobody:17", "--partition", 0)
     assert (told.code, told.out) == (0, "")
-    assert told.err == f"No transaction in ids 0 to {log.ids[-1]} of partition 0 marked nobody:17.\n"
+    assert told.err == f"No transaction of partition 0 marked nobody:17 (ids 0 to {log.ids[-1]}).\n"
     told = log("history", "nobody:17", "--partition", 0, "--after", log.ids[-1], "-o", "json")
     assert (told.code, told.out) == (0, "")
-    assert told.err == "No transaction in an empty range of partition 0 marked nobody:17.\n"
+    assert told.err == "No transaction of partition 0 marked nobody:17 (no ids in this range).\n"
 
 
 def test_history_by_the_partition_of_the_name(log: Log, waltzctl: Tool) -> None:
@@ -273,7 +273,8 @@ def test_history_by_the_partition_of_the_name(log: Log, waltzctl: Tool) -> None:
     assert isinstance(committed, Committed)
     told = log("history", "flight:LX 2")
     assert (told.code, told.out) == (0, "")
-    assert f" of partition {number} marked flight:LX 2. If the application chose another partition," in told.err
+    assert f" of partition {number} marked flight:LX 2 (" in told.err
+    assert "If the application chose another partition, give --partition." in told.err
     (row,) = log.rows("history", "flight:LX 1", "--newest-first", "--limit", 1)
     assert (row["partition"], row["id"], row["payload"]) == (number, committed.id, "booked")
 

@@ -328,8 +328,8 @@ def history(
             option = "--before" if newest_first else "--after"
             typer.echo(f"There are more; continue with {option} {found.ids[-1]}.", err=True)
         elif not found.ids:
-            ids = f"ids {after + 1} to {found.end}" if found.end > after else "an empty range"
-            typer.echo(f"No transaction in {ids} of partition {found.partition} marked {name}.{hint}", err=True)
+            ids = f"ids {after + 1} to {found.end}" if found.end > after else "no ids in this range"
+            typer.echo(f"No transaction of partition {found.partition} marked {name} ({ids}).{hint}", err=True)
 
     with_client(target, show, seconds=seconds, typed=partition, shows_timelines=output == "table")
     return EXIT_OK
