@@ -725,13 +725,31 @@ class Simulation:
                 self._harm_key_indexes(pipeline.session.partition)
             for lock in asked:
                 for newest_first in (False, True):
-                    query = LockQuery(lock=lock, first_id=runs[0].first_id, limit=10_000, newest_first=newest_first)
-                    found, end = await self._patiently(partial(pipeline.find_marks, query))
+                    query = LockQuery(
+                        lock=lock, first_id=runs[0].first_id, last_id=last_id, limit=10_000, newest_first=newest_first
+                    )
+                    found = await self._find_marks(pipeline, query)
                     right = marks.get(lock, [])
-                    if found != tuple(right[::-1] if newest_first else right) or end < last_id:
+                    if found != tuple(right[::-1] if newest_first else right):
                         raise Broken(
                             f"the lock {lock} of partition {pipeline.session.partition} was marked by {right}, not {found}"
                         )
+
+    async def _find_marks(self, pipeline: Pipeline, query: LockQuery) -> tuple[int, ...]:
+        """Ask for the halves of a range while the archive is away: an answer has to read all segments of its range."""
+        middle = (query.first_id + query.last_id) // 2
+        try:
+            found, end = await pipeline.find_marks(query)
+        except (ArchiveAway, ArchiveDamaged):
+            if query.first_id == query.last_id:
+                found, end = await self._patiently(partial(pipeline.find_marks, query))
+            else:
+                lower = await self._find_marks(pipeline, query.within(0, middle))
+                upper = await self._find_marks(pipeline, query.within(middle + 1, query.last_id))
+                return upper + lower if query.newest_first else lower + upper
+        if end != query.last_id:
+            raise Broken(f"marks up to {query.last_id} were asked for, and the answer ends at {end}")
+        return found
 
     async def _read_whole(self, pipeline: Pipeline, last_id: int) -> list[Run]:
         found: list[Run] = []
