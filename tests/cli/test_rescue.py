@@ -24,8 +24,6 @@ Acknowledged = dict[tuple[int, int], str]
 """Payload of each acknowledged transaction, by partition and id."""
 PARTITIONS, SERVERS = range(2), ("server-1", "server-2")
 PATIENCE_SECONDS = 90
-PAUSE_SECONDS = 0.004
-"""Between two transactions of a writer: the load shows nothing more at its limit, and takes all processors there."""
 SETTINGS: dict[str, dict[str, object]] = {
     "storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"},
     "server": {"segment_bytes_max": "64KiB"},
@@ -56,7 +54,6 @@ def load(cluster: LocalCluster, name: str, acknowledged: Acknowledged) -> Iterat
                 if isinstance(outcome, Committed):
                     acknowledged[partition, outcome.id] = text
                 number += 1
-                time.sleep(PAUSE_SECONDS)
 
     with ThreadPoolExecutor(len(PARTITIONS)) as threads:
         writers = [threads.submit(write, partition) for partition in PARTITIONS]
