@@ -204,8 +204,11 @@ def _decode(payload: bytes) -> Event | None:
     if not payload.startswith(_MAGIC):
         return None
     head, _, data = payload.partition(b"\n")
-    fields = json.loads(head)
-    return Event(fields["type"], data, fields["tags"])
+    try:
+        fields = json.loads(head)
+        return Event(fields["type"], data, fields["tags"])
+    except (ValueError, KeyError, TypeError, BadArgument):  # another program wrote it
+        return None
 
 
 def _lock_id(type: str | None, tag: str | None) -> str:

@@ -185,6 +185,18 @@ def test_a_refusal_is_looked_into_and_only_a_match_fails_the_condition() -> None
     with_cluster(story)
 
 
+def test_a_transaction_that_only_begins_like_an_event_is_none() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            store = EventStore(client, partition=0)
+            await store.append([Event("Joined")])
+            for text in (b"", b"}\n", b'"type":7,"tags":[]}\n', b'"type":"Joined","tags":3}\n', b'"\xff":1}\n'):
+                await client.append(b'{"dcb":1,' + text, partition=0, locks=[append_lock("dcb", "[null, null]")])
+            assert [one.event for one in (await store.read()).events] == [Event("Joined")]
+
+    with_cluster(story)
+
+
 def test_a_position_rises_only_over_what_was_examined() -> None:
     """While it is examined, a matching event is appended behind the end that was asked for."""
 
