@@ -93,9 +93,9 @@ class _Recorder:
         with _translated():
             return self._store.read(query, **options)
 
-    def _watch(self, signal: threading.Event) -> Future[None]:
-        """Set the signal at each new event, until the future is cancelled."""
-        store = self._store._inner
+    def _watch(self, subscription: ListenNotifySubscription[Any] | DCBListenNotifySubscription[Any]) -> Future[None]:
+        """Notify a subscription of each new event, until the future is cancelled. An error ends the subscription."""
+        store, signal = self._store._inner, subscription._has_been_notified
 
         async def watch() -> None:
             try:
@@ -107,7 +107,14 @@ class _Recorder:
             finally:
                 signal.set()
 
-        return asyncio.run_coroutine_threadsafe(watch(), self._client._thread.loop)
+        def ended(watching: Future[None]) -> None:
+            if not watching.cancelled() and (error := watching.exception()) is not None:
+                subscription._thread_error = subscription._thread_error or error
+                subscription.stop()
+
+        watching = asyncio.run_coroutine_threadsafe(watch(), self._client._thread.loop)
+        watching.add_done_callback(ended)
+        return watching
 
 
 # -- aggregates ------------------------------------------------------------------------------------------------------------
@@ -237,13 +244,7 @@ class WaltzSubscription(ListenNotifySubscription[WaltzApplicationRecorder]):
 
     def __init__(self, recorder: WaltzApplicationRecorder, gt: int | None = None, topics: Sequence[str] = ()) -> None:
         super().__init__(recorder=recorder, gt=gt, topics=topics)
-        self._watching = recorder._watch(self._has_been_notified)
-        self._watching.add_done_callback(self._ended)
-
-    def _ended(self, watching: Future[None]) -> None:
-        if not watching.cancelled() and (error := watching.exception()) is not None:
-            self._thread_error = self._thread_error or error
-            self.stop()
+        self._watching = recorder._watch(self)
 
     def stop(self) -> None:
         """Stop the subscription."""
@@ -388,13 +389,7 @@ class WaltzDcbSubscription(DCBListenNotifySubscription[WaltzDcbRecorder]):
 
     def __init__(self, recorder: WaltzDcbRecorder, query: DCBQuery | None = None, after: int | None = None) -> None:
         super().__init__(recorder=recorder, query=query, after=after)
-        self._watching = recorder._watch(self._has_been_notified)
-        self._watching.add_done_callback(self._ended)
-
-    def _ended(self, watching: Future[None]) -> None:
-        if not watching.cancelled() and (error := watching.exception()) is not None:
-            self._thread_error = self._thread_error or error
-            self.stop()
+        self._watching = recorder._watch(self)
 
     def stop(self) -> None:
         """Stop the subscription."""
