@@ -101,7 +101,7 @@ class WaltzSession:
 
     async def _last_id(self, address: str) -> int:
         async with AdminClient(address, self._key) as admin:
-            (assigned,) = (await admin.describe()).assigned
+            assigned = next(each for each in (await admin.describe()).assigned if each.partition == 0)
         assert assigned.status is not None
         assert assigned.status.is_sound
         return assigned.status.last_id
