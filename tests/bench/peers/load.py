@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 
 from tests.bench.peers.etcd import EtcdSession
+from tests.bench.peers.floor import FloorSession
 from tests.bench.peers.jetstream import JetStreamSession
 from tests.bench.peers.postgres import PostgresSession
 from tests.bench.peers.process import cpu_seconds
@@ -28,6 +29,7 @@ from waltzctl.bench.counters import Latencies
 
 SESSIONS: dict[str, Callable[[tuple[str, ...]], Session]] = {
     "waltz": WaltzSession,
+    "floor": FloorSession,
     "jetstream": JetStreamSession,
     "jetstream-always": JetStreamSession,
     "etcd": EtcdSession,

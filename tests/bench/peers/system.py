@@ -101,19 +101,15 @@ class System(ABC):
         return process
 
 
-def find_program(name: str, *, packaged: bool = False) -> Path | None:
-    """The machine's own, also where only root looks; or the one that a Python package brought into this environment."""
-    own = Path(sys.prefix) / "bin"
-    if packaged:
-        return own / name if os.access(own / name, os.X_OK) else None
-    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/sbin", "/usr/sbin"]
-    path = os.pathsep.join(folder for folder in folders if folder and Path(folder) != own)
-    found = shutil.which(name, path=path)
+def find_program(name: str) -> Path | None:
+    """The program that a Python package brought into this environment, or the machine's own, also where only root looks."""
+    folders = [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin"]
+    found = shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder))
     return Path(found) if found else None
 
 
-def missing_of(programs: Sequence[str], modules: Sequence[str], *, packaged: bool = False) -> str | None:
-    absent = [f"the program {name}" for name in programs if find_program(name, packaged=packaged) is None]
+def missing_of(programs: Sequence[str], modules: Sequence[str]) -> str | None:
+    absent = [f"the program {name}" for name in programs if find_program(name) is None]
     absent += [f"the Python package {name}" for name in modules if importlib.util.find_spec(name) is None]
     return " and ".join(absent) or None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.peers.command import SYSTEMS, choose, flush_seconds, parsed
+from tests.bench.peers.floor import Floor, FloorSession
 from tests.bench.peers.jetstream import JetStreamSession
 from tests.bench.peers.load import CLIENTS, MANY, ONE, SESSIONS, WORKLOADS, Measurement, Plan, Window, carry_out
 from tests.bench.peers.process import Process, cpu_seconds, family_of, undisturbed
@@ -246,12 +247,12 @@ def test_a_missing_program_is_skipped_by_name(tmp_path: Path, monkeypatch: pytes
     assert choose(("etcd",)) == ([SYSTEMS["etcd"]], [])
 
 
-def test_programs_of_the_machine_and_of_this_environment_are_not_confused(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Path(sys.prefix) / "bin"
-    monkeypatch.setenv("PATH", str(own))
-    assert find_program("python", packaged=True) == own / "python"
-    found = find_program("python")
-    assert found is None or found.parent != own
+def test_a_program_of_this_environment_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\n", encoding="utf-8")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program("python") == Path(sys.prefix) / "bin" / "python"
 
 
 def test_a_missing_package_is_named_too() -> None:
@@ -295,6 +296,30 @@ def test_a_message_that_came_too_soon_is_sent_again_and_a_conflict_is_not() -> N
         session._is_taken(3, BadRequestError(code=400, err_code=10071, description="wrong last sequence: 7"))
     assert session._is_taken(3, PubAck(stream="LOAD", seq=9, domain=None, duplicate=None))
     assert session._expected(3) == {"Nats-Expected-Last-Subject-Sequence": "9"}
+
+
+@pytest.mark.slow
+def test_the_floor_keeps_what_it_acknowledges(tmp_path: Path) -> None:
+    floor = Floor(tmp_path, free_ports(2))
+
+    async def load() -> int:
+        session = FloorSession(floor.address)
+        await session.open()
+        try:
+            await asyncio.gather(*[session.append(slot, b"a" * 512) for slot in range(20)])
+            await session.append_all(0, range(30), b"b" * 128)
+            return await session.kept()
+        finally:
+            await session.close()
+
+    try:
+        floor.start()
+        assert asyncio.run(load()) == 50
+    finally:
+        floor.stop()
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.data")]
+    assert len(sizes) == 3
+    assert sorted(sizes)[1] >= 20 * 512 + 30 * 128
 
 
 # -- processes
