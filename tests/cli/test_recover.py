@@ -36,7 +36,7 @@ from waltzd.protocol.document import encode
 from waltzd.protocol.locks import Committed
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import GiveUp
-from waltzd.server.session.partition_leader import ReplicatorState
+from waltzd.server.session.replicated_log import ReplicatorState
 
 Tool = Callable[..., Any]
 FIRST, MORE = 2000, 300

@@ -23,7 +23,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import encode_payloads
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import SessionSettings, since_boot
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
@@ -170,7 +170,7 @@ class SimPort:
 class Appender:
     """In the place of a pipeline: appends what it is told, and remembers what was committed."""
 
-    def __init__(self, session: PartitionLeader) -> None:
+    def __init__(self, session: ReplicatedLog) -> None:
         self.session = session
         self.ended: WaltzError | None = None
         self.mounts = 0

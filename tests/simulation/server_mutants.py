@@ -28,7 +28,7 @@ from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.step import QueuedBatch
 from waltzd.server.core.task import SetLowMark, Task, Truncate
 from waltzd.server.session.confirmation import SessionConfirmation
-from waltzd.server.session.partition_leader import PartitionLeader, Replicator
+from waltzd.server.session.replicated_log import ReplicatedLog, Replicator
 from waltzd.server.session.session import Session
 from waltzd.server.session.trimmer import Trimmer
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
@@ -92,8 +92,8 @@ def does_not_save_who_joins(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
-            core = self.leader.core
-            if self.leader.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
+            core = self.log.core
+            if self.log.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
                 core.saved(wanted)
                 return True
             return await right(self, wanted, promote=promote)
@@ -127,7 +127,7 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     def make(right: Any) -> Any:
         async def stream_cache(self: Replicator) -> None:
             if self.__dict__.get("was_live"):
-                self._leader.core.copied(self.name, min(self._progress.sent, self._leader.cache.next_id - 1))
+                self._log.core.copied(self.name, min(self._progress.sent, self._log.cache.next_id - 1))
             self.__dict__["was_live"] = True
             await right(self)
 
@@ -140,13 +140,13 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
 def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
     """A storage has promised itself to a newer session, and the owner tells all clients that everything is committed."""
 
-    def fenced(self: PartitionLeader, error: StaleSession) -> None:
+    def fenced(self: ReplicatedLog, error: StaleSession) -> None:
         if self.marks is not None and self.cache.next_id - 1 > self.marks.committed:
             self.marks.committed = self.cache.next_id - 1
             self.commit(self.marks.committed)
         self.end(error)
 
-    patches.set(PartitionLeader, "fenced", fenced)
+    patches.set(ReplicatedLog, "fenced", fenced)
 
 
 @mutant(0, 1, aim=TWO_OWNERS)
@@ -197,8 +197,8 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
 
     def make(right: Any) -> Any:
         async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
-            if wanted.decision is not None and wanted.opened != self.leader.session:
-                self.leader.core.saved(wanted)
+            if wanted.decision is not None and wanted.opened != self.log.session:
+                self.log.core.saved(wanted)
                 return True
             return await right(self, wanted, promote=promote)
 
@@ -430,7 +430,7 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
 @mutant(2, 0, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
-    patches.set(PartitionLeader, "sendable", property(lambda self: self.cache.next_id - 1))
+    patches.set(ReplicatedLog, "sendable", property(lambda self: self.cache.next_id - 1))
 
 
 @mutant(0, 2, aim=RENEW)

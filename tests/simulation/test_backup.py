@@ -127,7 +127,7 @@ async def test_a_session_that_gives_way_in_the_middle_does_not_end_it() -> None:
         pipeline = await c.opened(owned)
         backup = owned._backup
         assert backup is not None
-        log, right = backup._leader, backup._confirmation.confirm
+        log, right = backup._log, backup._confirmation.confirm
 
         async def confirm() -> None:
             nonlocal times
@@ -211,7 +211,7 @@ async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner()
             nonlocal committed_at
             await right()
             backup._confirmation.confirm = right  # type: ignore[method-assign]
-            for name, link in backup._leader.replicators.items():
+            for name, link in backup._log.replicators.items():
                 if name != backup._asked:
                     link.cancel()  # the owner hears of nobody who replaces it
             c.connect = lambda meta: (NoWay if meta.name == backup._asked else SimPort)(c.storages[meta.name])  # type: ignore[method-assign]
@@ -239,7 +239,7 @@ async def test_only_what_is_committed_is_backed_up() -> None:
     async with backing_up(store) as c:
         owned, pipeline = await c.holding(20)
         await c.all_hold(19)
-        port = owned._session.leader.replicators["s0"].port  # type: ignore[union-attr]
+        port = owned._session.log.replicators["s0"].port  # type: ignore[union-attr]
         session = pipeline.session.session
         found = await port.back_up(0, Archived(), session=session, committed=11, moment=5)
         assert (found.last_id, found.moment) == (11, 5)
@@ -261,7 +261,7 @@ async def test_a_replica_that_holds_less_does_not_say_that_all_is_there() -> Non
     store = FaultyStore()
     async with backing_up(store) as c:
         owned, pipeline = await c.holding(20)
-        port = owned._session.leader.replicators["s0"].port  # type: ignore[union-attr]
+        port = owned._session.log.replicators["s0"].port  # type: ignore[union-attr]
         await c.all_hold(19)
         found = await port.back_up(0, Archived(), session=pipeline.session.session, committed=30, moment=7)
         assert (found.last_id, found.moment) == (19, 0)

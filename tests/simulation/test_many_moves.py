@@ -120,9 +120,7 @@ class Plant:
             wanted = set(after)
             await self.cluster.save_replica_set(number, after, version)
         async with asyncio.timeout(seconds):
-            while any(
-                set(owned._session.leader.core.meta.members) != wanted for owned in self.owned_logs if owned._session
-            ):
+            while any(set(owned._session.log.core.meta.members) != wanted for owned in self.owned_logs if owned._session):
                 await asyncio.sleep(0.1)
         return max(self.waits.values())
 
@@ -138,7 +136,7 @@ async def test_no_partition_is_silent_for_long_while_all_of_them_move() -> None:
         more = await plant.change(lambda roles: {**roles, "s3": Membership.LEARNER, "s4": Membership.LEARNER})
         fewer = await plant.change(lambda roles: {name: roles[name] for name in ("s2", "s3", "s4")})
         assert max(more, fewer) < still + SILENT_SECONDS, plant.log
-        sessions = {owned._session.leader.session for owned in plant.owned_logs if owned._session}
+        sessions = {owned._session.log.session for owned in plant.owned_logs if owned._session}
         assert sessions <= {3, 4}, "one for each change"
     finally:
         tasks = [*writers, *(owned.task for owned in plant.owned_logs)]

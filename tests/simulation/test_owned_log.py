@@ -108,13 +108,13 @@ async def test_a_source_that_leaves_while_another_copies_from_it_is_one_that_fai
         await pipeline.committed(last_id)
         session = owned._session
         assert session is not None
-        copier = session.leader.replicators["s1"].copier()
+        copier = session.log.replicators["s1"].copier()
         roles, version = await c.cluster.replica_set(0)
         await c.cluster.save_replica_set(0, {name: role for name, role in roles.items() if name != "s2"}, version)
-        await c.until(lambda: "s2" not in session.leader.replicators)
+        await c.until(lambda: "s2" not in session.log.replicators)
         with pytest.raises(SourceFailed, match="s2 has left partition 0"):
             await copier.copy(0, last_id, "s2")
-        assert not session.leader.doubt("s2", CannotConnect("it failed"))
+        assert not session.log.doubt("s2", CannotConnect("it failed"))
 
 
 @story
@@ -312,10 +312,10 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         await c.until(lambda: "level: s0, s1 of" in again.waiting)
         session = again._session
         assert session is not None
-        before = session.leader.decided.version
+        before = session.log.decided.version
         for _ in range(2000):
             await asyncio.sleep(0)
-        assert session.leader.decided.version - before < 100
+        assert session.log.decided.version - before < 100
         assert calls is not None
         await calls.set_available(0, True)
         pipeline = await c.opened(again)
@@ -333,7 +333,7 @@ async def test_a_mistake_in_one_link_is_not_silent() -> None:
             raise ZeroDivisionError
 
         assert owned._session is not None
-        link = owned._session.leader.replicators["s1"]
+        link = owned._session.log.replicators["s1"]
         link.port = type("Port", (), {"open": mistake})()
         c.storages["s1"].kill()  # the link begins again, and meets the mistake
         await asyncio.wait((owned.task,), timeout=10)
@@ -422,10 +422,10 @@ async def test_two_names_for_one_storage_count_once() -> None:
 async def test_a_storage_whose_address_for_operators_changes_goes_on_in_its_session() -> None:
     async with cell() as c:
         owned, pipeline = await c.holding(10)
-        links = dict(owned._session.leader.replicators.items())  # type: ignore[union-attr]
+        links = dict(owned._session.log.replicators.items())  # type: ignore[union-attr]
         before = await c.cluster.storages()
         for meta in before.values():
             await c.cluster.update_storage(replace(meta, admin_listen="elsewhere:1"), before=meta)
         await c.until(lambda: owned._session.documents.storages["s2"].admin_listen == "elsewhere:1")  # type: ignore[union-attr]
         await pipeline.committed(pipeline.append(10))
-        assert dict(owned._session.leader.replicators.items()) == links  # type: ignore[union-attr]
+        assert dict(owned._session.log.replicators.items()) == links  # type: ignore[union-attr]

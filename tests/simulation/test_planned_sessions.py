@@ -314,10 +314,10 @@ async def test_an_operator_who_takes_the_move_back_while_the_session_ends_is_not
 
         async def take_back(seconds: float) -> bool:
             session.drain = drain
-            assert session.leader.core.roles.keys() == {*before, "s3"}
+            assert session.log.core.roles.keys() == {*before, "s3"}
             await c.cluster.save_moves(Moves(partitions={}), (await c.cluster.moves())[1])
             await c.cluster.save_replica_set(0, before, (await c.cluster.replica_set(0))[1])
-            await c.until(lambda: session.leader.core.roles.keys() == before.keys())
+            await c.until(lambda: session.log.core.roles.keys() == before.keys())
             return bool(await drain(seconds))
 
         session.drain = take_back

@@ -24,7 +24,7 @@ from waltzd.errors.operations import ArchiveDamaged, StoreUnavailable
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 CHUNK = 700
 
@@ -98,7 +98,7 @@ async def trimmed(store: FaultyStore) -> AsyncIterator[TrimmedCell]:
         yield TrimmedCell(made, store)
 
 
-async def read_all(log: PartitionLeader, first_id: int, *, patience: int = 0, pause: float = 0) -> Run:
+async def read_all(log: ReplicatedLog, first_id: int, *, patience: int = 0, pause: float = 0) -> Run:
     """As a mount does: chunk by chunk, and waiting for what passes."""
     cold, runs = ColdReader(log, asyncio.Semaphore(1), CHUNK), []
     until = log.cache.first_id - 1
@@ -289,7 +289,7 @@ async def test_a_slow_piece_keeps_no_reader_whose_piece_is_here() -> None:
         await c.lane.close()
 
 
-async def read_all_of(log: PartitionLeader, first_id: int, last_id: int) -> Run:
+async def read_all_of(log: ReplicatedLog, first_id: int, last_id: int) -> Run:
     cold, runs = ColdReader(log, asyncio.Semaphore(1), CHUNK), []
     while first_id <= last_id:
         runs.append(await cold.read(first_id, last_id))
@@ -331,7 +331,7 @@ async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
         await lane.close()
 
 
-async def read_some(log: PartitionLeader, first_id: int) -> Run:
+async def read_some(log: ReplicatedLog, first_id: int) -> Run:
     cold = ColdReader(log, asyncio.Semaphore(1), CHUNK)
     while True:
         try:

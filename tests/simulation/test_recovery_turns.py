@@ -27,7 +27,7 @@ def test_partitions_are_recovered_in_order(stuck: int | None, monkeypatch: pytes
     recover = Session.recover
 
     async def watched(session: Session) -> None:
-        number = session.leader.partition
+        number = session.log.partition
         begun.append(number)
         running.add(number)
         assert len(running - {stuck}) <= AT_ONCE

@@ -19,7 +19,7 @@ from waltzd.errors import Trimmed
 from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.format.layout import index_offset, segment_ids
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 SMALL = replace(SETTINGS, session_bytes_max=8_000)
 """Sessions give way to the next one often, so low marks move."""
@@ -290,9 +290,9 @@ async def test_a_session_that_gives_way_in_the_middle_ends_neither_archiving_nor
         assert not any("a mistake in Waltz itself" in line for line in c.log)
 
 
-def log_of(owned: OwnedLog[Appender]) -> PartitionLeader:
+def log_of(owned: OwnedLog[Appender]) -> ReplicatedLog:
     assert owned._session is not None
-    return owned._session.leader
+    return owned._session.log
 
 
 @pytest.mark.parametrize("seed", range(8))

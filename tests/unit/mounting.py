@@ -45,7 +45,7 @@ from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import SessionSettings
 
 KEY = UUID(int=7)
@@ -111,7 +111,7 @@ def piece_of(
     )
 
 
-class FakeSession(PartitionLeader):
+class FakeSession(ReplicatedLog):
     """An open session. What is appended is committed when the test says so, or at once."""
 
     def __init__(

@@ -34,7 +34,7 @@ from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
 """State in which an owner sees a replica that cannot be healed, or that a rescue gave up
-(`waltzd.server.session.partition_leader`)."""
+(`waltzd.server.session.replicated_log`)."""
 
 
 def recover(

@@ -66,7 +66,7 @@ from waltzd.server.registration import Registration
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
@@ -443,7 +443,7 @@ class _Daemon:
         if partition == self._meta.partitions:
             settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
-        def make_pipeline(session: PartitionLeader) -> Pipeline:
+        def make_pipeline(session: ReplicatedLog) -> Pipeline:
             return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(

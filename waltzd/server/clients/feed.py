@@ -17,7 +17,7 @@ import numpy as np
 from waltzd.errors import NotReady, Trimmed
 from waltzd.format.record import HEAD, HeadArray, Run, heads
 from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 FIRST_COUNT = 64
 """Number of ids that the first chunk asks for, while the size of the records is unknown."""
@@ -27,7 +27,7 @@ class ColdReader:
     """Reads records that have left the log cache, a chunk at a time."""
 
     def __init__(
-        self, session: PartitionLeader, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False
+        self, session: ReplicatedLog, turns: asyncio.Semaphore, chunk_bytes: int, *, with_locks: bool = False
     ) -> None:
         self._session = session
         self._with_locks = with_locks
@@ -74,7 +74,7 @@ class Cursor:
 
     def __init__(
         self,
-        session: PartitionLeader,
+        session: ReplicatedLog,
         cold: ColdReader,
         *,
         next_id: int,
@@ -155,7 +155,7 @@ def own_heads(run: Run, client: int) -> HeadArray:
 
 
 async def records(
-    session: PartitionLeader, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
+    session: ReplicatedLog, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
 ) -> AsyncGenerator[Run, None]:
     """Yield committed records by id, in chunks."""
     while first_id <= last_id:

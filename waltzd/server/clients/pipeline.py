@@ -50,7 +50,7 @@ from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
 
@@ -219,7 +219,7 @@ class CommitListener(Protocol):
 class Pipeline:
     def __init__(
         self,
-        session: PartitionLeader,
+        session: ReplicatedLog,
         settings: PipelineSettings,
         capacity: Capacity,
         *,

@@ -21,7 +21,7 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, ArchiveRounds, UploadTurns
 from waltzd.server.session.change_signal import ChangeSignal
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.trimmer import Trimmer
 
 _logger = logging.getLogger("waltz.server")
@@ -30,10 +30,10 @@ _logger = logging.getLogger("waltz.server")
 class ArchiveUploader:
     """Uploads and trimming of one session."""
 
-    def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
-        self._leader = leader
+    def __init__(self, log: ReplicatedLog, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._log = log
         self._coordinator = cluster.coordinator
-        self._trimmer = Trimmer(leader, cluster, say)
+        self._trimmer = Trimmer(log, cluster, say)
         self._say = say
         self._turns = UploadTurns()
         self._rounds = ArchiveRounds()
@@ -84,12 +84,12 @@ class ArchiveUploader:
     def _able(self) -> list[str]:
         return [
             name
-            for name, replicator in sorted(self._leader.replicators.items())
+            for name, replicator in sorted(self._log.replicators.items())
             if replicator.is_readable and self.archives(name)
         ]
 
     def archives(self, name: str) -> bool:
-        status = self._leader.core.status(name)
+        status = self._log.core.status(name)
         return status is not None and status.archives
 
     def _tell(self, trouble: str) -> None:
@@ -102,7 +102,7 @@ class ArchiveUploader:
         self._told = trouble
 
     async def _step(self) -> float:
-        owned, turns, committed = self._leader, self._turns, self._leader.committed
+        owned, turns, committed = self._log, self._turns, self._log.committed
         able = self._able()
         name = turns.choose(able, committed)
         if name is None:
@@ -139,7 +139,7 @@ class ArchiveUploader:
     def _begins_late(self, error: WaltzError) -> bool:
         """Return whether the error means that the archive cannot begin at id 0. Only the group log is trimmed without an
         archive."""
-        core, settings = self._leader.core, self._leader.settings
+        core, settings = self._log.core, self._log.settings
         is_unfit = isinstance(error, ForeignArchive | UnfitSegment)
         is_trimmed = any(status.floor for status in core.statuses.values())
         return settings.needed_from is not None and self.known is None and is_trimmed and is_unfit
@@ -165,7 +165,7 @@ class ArchiveUploader:
                 )
 
     async def _look(self) -> None:
-        owned, rounds, known, able = self._leader, self._rounds, self.known, self._able()
+        owned, rounds, known, able = self._log, self._rounds, self.known, self._able()
         if known is None or not able:
             rounds.failed()
             return

@@ -19,7 +19,7 @@ from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp
 from waltzd.server.session.archive_upload import ArchiveUploader
 from waltzd.server.session.confirmation import SessionConfirmation
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 _logger = logging.getLogger("waltz.server")
 ARCHIVES_FIRST_SECONDS = 1.0
@@ -32,13 +32,13 @@ class Backup:
     """Backup of one session."""
 
     def __init__(
-        self, leader: PartitionLeader, coordinator: Coordinator, uploader: ArchiveUploader, say: Callable[[str], None]
+        self, log: ReplicatedLog, coordinator: Coordinator, uploader: ArchiveUploader, say: Callable[[str], None]
     ) -> None:
-        self._leader = leader
+        self._log = log
         self._coordinator = coordinator
         self._uploader = uploader
         self._say = say
-        self._confirmation = SessionConfirmation(leader)
+        self._confirmation = SessionConfirmation(log)
         self._asked = ""
         """Storage that is asked; empty before the first choice."""
         self._failed: dict[str, str] = {}
@@ -52,7 +52,7 @@ class Backup:
     @property
     def lag(self) -> float:
         """Seconds for which something committed is not backed up; 0 if all is backed up."""
-        if self._since is None or self._leader.committed <= self._reached:
+        if self._since is None or self._log.committed <= self._reached:
             return 0.0
         return asyncio.get_running_loop().time() - self._since
 
@@ -63,9 +63,9 @@ class Backup:
 
     async def run(self) -> None:
         """Upload until cancelled. An internal error in here ends nothing else."""
-        seconds = self._leader.settings.backup_seconds
+        seconds = self._log.settings.backup_seconds
         try:
-            await asyncio.sleep(seconds * (self._leader.partition % SPREAD) / SPREAD)
+            await asyncio.sleep(seconds * (self._log.partition % SPREAD) / SPREAD)
             while True:
                 pause = await self._look(seconds)
                 await asyncio.sleep(pause)
@@ -76,7 +76,7 @@ class Backup:
     async def _look(self, seconds: float) -> float:
         able = [
             name
-            for name, replicator in sorted(self._leader.replicators.items())
+            for name, replicator in sorted(self._log.replicators.items())
             if replicator.is_readable and self._uploader.archives(name)
         ]
         if not able or self._uploader.begins_late:
@@ -94,7 +94,7 @@ class Backup:
             return seconds
 
     async def _round(self, able: list[str], seconds: float) -> float:
-        owned = self._leader
+        owned = self._log
         free = [name for name in able if name not in self._failed]
         if self._asked not in free:
             self._asked = free[owned.partition % len(free)] if free else ""

@@ -20,15 +20,15 @@ from waltzd.errors import NotReady, WaltzError
 from waltzd.errors.operations import SessionEnded
 from waltzd.server.core.progress import is_bound
 from waltzd.server.session.change_signal import ChangeSignal
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 CONFIRM_SECONDS = 2.0
 """Time for a majority to confirm the session."""
 
 
 class SessionConfirmation:
-    def __init__(self, leader: PartitionLeader) -> None:
-        self._leader = leader
+    def __init__(self, log: ReplicatedLog) -> None:
+        self._log = log
         self._current: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         """Round that has not asked any storage yet, so that new callers may share it."""
@@ -46,50 +46,50 @@ class SessionConfirmation:
     @property
     def is_leased(self) -> bool:
         """Return whether no server can have replaced us yet."""
-        leader, marks = self._leader, self._leader.marks
-        if marks is None or marks.lease is None or leader.ended is not None:
+        log, marks = self._log, self._log.marks
+        if marks is None or marks.lease is None or log.ended is not None:
             return False
-        return marks.lease.holds(marks.counted, leader.settings.clock())
+        return marks.lease.holds(marks.counted, log.settings.clock())
 
     async def _wait_and_ask(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
         self._current, self._next = self._next, None
-        leader, problems = self._leader, dict[str, str]()
+        log, problems = self._log, dict[str, str]()
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
-                seen = leader.decided.version
+                seen = log.decided.version
                 while not await self._ask(problems):
-                    await leader.decided.wait(seen)
-                    seen = leader.decided.version
+                    await log.decided.wait(seen)
+                    seen = log.decided.version
         except TimeoutError:
             self._check()
             why = "; ".join(problems.values()) or "it gives way to another session"
             raise NotReady(
-                f"no majority confirmed within {CONFIRM_SECONDS:g} seconds that session {leader.session} of partition "
-                f"{leader.partition} still holds: {why}",
-                partition=leader.partition,
+                f"no majority confirmed within {CONFIRM_SECONDS:g} seconds that session {log.session} of partition "
+                f"{log.partition} still holds: {why}",
+                partition=log.partition,
             ) from None
 
     def _check(self) -> None:
-        if self._leader.ended is not None:
-            raise SessionEnded(f"session {self._leader.session} of partition {self._leader.partition} has ended")
+        if self._log.ended is not None:
+            raise SessionEnded(f"session {self._log.session} of partition {self._log.partition} has ended")
 
     async def _ask(self, problems: dict[str, str]) -> bool:
         """Ask one round; return False if it cannot confirm anything before something has changed."""
-        leader = self._leader
+        log = self._log
         self._check()
-        if leader.marks is None or leader.sending_up_to is not None:
+        if log.marks is None or log.sending_up_to is not None:
             return False
-        marks, session, meta, lease = leader.marks, leader.session, leader.core.meta, leader.marks.lease
-        asked_at = leader.settings.clock() if lease is not None else 0.0
+        marks, session, meta, lease = log.marks, log.session, log.core.meta, log.marks.lease
+        asked_at = log.settings.clock() if lease is not None else 0.0
         bound: dict[str, None] = {}
         answered, came = 0, ChangeSignal()
 
         async def ask(name: str) -> None:
             nonlocal answered
             try:
-                status = await leader.port(name).status(leader.partition)
+                status = await log.port(name).status(log.partition)
                 if is_bound(status, meta.replicas[name].incarnation if name in meta.replicas else None, session):
                     bound[name] = None
                     if lease is not None:

@@ -26,7 +26,7 @@ from waltzd.server.session.archive_upload import ArchiveUploader
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import RECOVERY_SECONDS_MAX, SessionSettings
 from waltzd.wire.tasks import tell_failure
@@ -61,7 +61,7 @@ class OwnedLog(Generic[P]):
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: SessionSettings,
         timer: PeriodicTimer,
-        make_pipeline: Callable[[PartitionLeader], P],
+        make_pipeline: Callable[[ReplicatedLog], P],
         say: Callable[[str], None],
         previous_owner_alive: Callable[[], bool] = lambda: False,
         statistics: Callable[[], PartitionStatistics] = PartitionStatistics,
@@ -171,18 +171,18 @@ class OwnedLog(Generic[P]):
             lease_before=lease_before,
             end_turn=end_turn,
         )
-        session.leader.ask_archived = self._ask_archived
+        session.log.ask_archived = self._ask_archived
         following = asyncio.create_task(self._follow_replicas(session, token))
-        tell_failure(following, session.leader.end)
+        tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
-        tell_failure(others, session.leader.end)
-        uploader = self._uploader = ArchiveUploader(session.leader, self._cluster, self._note)
-        backup = self._backup = Backup(session.leader, self._cluster.coordinator, uploader, self._note)
+        tell_failure(others, session.log.end)
+        uploader = self._uploader = ArchiveUploader(session.log, self._cluster, self._note)
+        backup = self._backup = Backup(session.log, self._cluster.coordinator, uploader, self._note)
         uploading: list[asyncio.Task[None]] = []
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
-            self._pipeline = pipeline = self._make_pipeline(session.leader)
+            self._pipeline = pipeline = self._make_pipeline(session.log)
             uploading.append(asyncio.create_task(uploader.run(), name=f"archive of partition {self.partition}"))
             if self._settings.backup_seconds:
                 uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
@@ -198,9 +198,9 @@ class OwnedLog(Generic[P]):
             await documents.check_newest()  # else a newer owner is the reason
             raise
         finally:
-            self._drop_pipeline(SessionEnded(f"session {session.leader.session} of partition {self.partition} has ended"))
-            if session.leader.marks is not None:
-                self._marks = session.leader.session, session.leader.marks.acknowledged
+            self._drop_pipeline(SessionEnded(f"session {session.log.session} of partition {self.partition} has ended"))
+            if session.log.marks is not None:
+                self._marks = session.log.session, session.log.marks.acknowledged
             self._session = None
             # Cancel everything before waiting for anything: a second cancellation must not leave a replicator behind.
             aside = [following, others, *uploading]
@@ -214,7 +214,7 @@ class OwnedLog(Generic[P]):
         """Return how far the archive reaches in the log of the session, for readers and for replicas that trim."""
         meta, _ = await archived(self._cluster.coordinator, self.partition)
         session = self._session
-        return None if session is None else shared_with(meta, session.leader.core.meta.lineage)
+        return None if session is None else shared_with(meta, session.log.core.meta.lineage)
 
     def _drop_pipeline(self, error: WaltzError) -> None:
         pipeline, self._pipeline = self._pipeline, None
@@ -290,7 +290,7 @@ class OwnedLog(Generic[P]):
                 continue
             if self._was_open:
                 continue
-            session_id, mine = session.leader.session, session.leader.core
+            session_id, mine = session.log.session, session.log.core
             if meta is not None and meta.session >= session_id:
                 if meta.session == session_id and (mine.is_taken or meta == mine.meta):
                     continue
@@ -299,7 +299,7 @@ class OwnedLog(Generic[P]):
     def check(self) -> None:
         """Assert the invariants of the session."""
         if self._session is not None:
-            self._session.leader.check()
+            self._session.log.check()
 
     # -- reports
 
@@ -317,8 +317,8 @@ class OwnedLog(Generic[P]):
         """Sentence that says what the partition waits for; empty for nothing."""
         if self._session is None:
             return self._trouble
-        leader = self._session.leader
-        return leader.missing if leader.marks is not None else leader.core.waiting() or self._trouble
+        log = self._session.log
+        return log.missing if log.marks is not None else log.core.waiting() or self._trouble
 
     def describe(self) -> OwnedPartition:
         owned = OwnedPartition(
@@ -338,18 +338,18 @@ class OwnedLog(Generic[P]):
         session = self._session
         if session is None:
             return owned
-        leader, cache = session.leader, session.leader.open_cache
+        log, cache = session.log, session.log.open_cache
         return replace(
             owned,
-            session=leader.session,
-            step=str(leader.core.step),
-            committed=leader.committed,
+            session=log.session,
+            step=str(log.core.step),
+            committed=log.committed,
             last_id=cache.next_id - 1 if cache is not None else EMPTY,
-            low_mark=leader.core.meta.low_mark,
+            low_mark=log.core.meta.low_mark,
             mounts=self._pipeline.mounts if self._pipeline is not None else 0,
             tail_bytes=cache.bytes if cache is not None else 0,
-            replicas=tuple(leader.describe(name) for name in leader.core.names),
-            format=leader.format,
+            replicas=tuple(log.describe(name) for name in log.core.names),
+            format=log.format,
             trouble=session.documents.trouble,
             archived=None if self._uploader is None else self._uploader.known,
             archive_trouble="" if self._uploader is None else self._uploader.trouble or self._uploader.trim_trouble,
@@ -357,15 +357,15 @@ class OwnedLog(Generic[P]):
             backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
             backup_trouble="" if self._backup is None else self._backup.trouble,
             archive_check=None if self._uploader is None else self._uploader.seen,
-            timelines=leader.core.meta.timelines,
-            ahead_ms=self._ahead(leader) // 1000,
+            timelines=log.core.meta.timelines,
+            ahead_ms=self._ahead(log) // 1000,
         )
 
-    def _ahead(self, leader: PartitionLeader) -> int:
+    def _ahead(self, log: ReplicatedLog) -> int:
         """Return the microseconds by which the time of the log is ahead of the clocks of its owner and storages; 0 if
         they differ no more than correct clocks may."""
-        end = leader.open_cache.end if leader.open_cache is not None else None
+        end = log.open_cache.end if log.open_cache is not None else None
         if end is None:
             return 0
-        ahead = end.time - leader.storage_clocks.bounded(self._settings.wall(), asyncio.get_running_loop().time())
+        ahead = end.time - log.storage_clocks.bounded(self._settings.wall(), asyncio.get_running_loop().time())
         return ahead if ahead > AHEAD_MAX else 0

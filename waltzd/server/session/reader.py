@@ -46,7 +46,7 @@ async def nothing_archived() -> Archived | None:
 
 
 class ReplicaReader:
-    """The part of `PartitionLeader` that readers use."""
+    """The part of `ReplicatedLog` that readers use."""
 
     partition: int
     settings: SessionSettings

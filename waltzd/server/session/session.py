@@ -1,7 +1,7 @@
 """One owner's session on one partition: what is saved, when the log is open, and how the session ends.
 
 How to think about it. `Session` is a loop that asks `Recovery` what has to be saved next, and saves it. Beside it each
-`Replicator` asks what its replica has to do next. They share the `PartitionLeader`, which holds the state of recovery,
+`Replicator` asks what its replica has to do next. They share the `ReplicatedLog`, which holds the state of recovery,
 and wake each other by its change signals. A signal carries no data: a task that is woken examines the state itself. So a
 superfluous signal changes nothing, and a missing one shows as a partition that stands still.
 
@@ -45,7 +45,7 @@ from waltzd.server.core.recovery import NEAR_IDS
 from waltzd.server.core.task import Level
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import (
     ACKNOWLEDGED_SECONDS,
     DRAIN_SECONDS,
@@ -75,7 +75,7 @@ class Session:
         """`meta` has the new session id, which is not saved yet, and follows upon the documents as they were read.
         `lease_before`: seconds of the lease of the owner whose session is still open. `end_turn` is called when the log
         is open, or waits for that lease: another partition may be recovered then."""
-        self.leader = PartitionLeader(partition, meta, documents.roles, settings, say=say, watch=self._watch)
+        self.log = ReplicatedLog(partition, meta, documents.roles, settings, say=say, watch=self._watch)
         self.documents = documents
         self._connect = connect
         self._settings = settings
@@ -93,79 +93,79 @@ class Session:
 
     async def recover(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Recover the log until it is open. Raise what ended the session before."""
-        leader, core = self.leader, self.leader.core
+        log, core = self.log, self.log.core
         self._contact()
         if not core.is_taken:
             await self._take()
         while not core.is_open:
-            seen = leader.decided.version
-            leader.raise_end()
+            seen = log.decided.version
+            log.raise_end()
             wanted = core.next_save()
             if wanted is None:
                 await self._wait_for_change(seen, patience_seconds)
                 continue
-            if wanted.opened == leader.session:
+            if wanted.opened == log.session:
                 if await self._outlasting(seen):
                     continue
                 wanted = replace(wanted, lease_ms=ceil(1000 * self._settings.lease_seconds))
             elif self._decided_at is None:
                 self._decided_at = self._settings.clock()
-            is_saved = await self._save(wanted, promote=wanted.opened == leader.session)
-            if not is_saved or wanted.opened == leader.session:
+            is_saved = await self._save(wanted, promote=wanted.opened == log.session)
+            if not is_saved or wanted.opened == log.session:
                 self._take_roles()
         self._end_turn()
-        leader.opened_at = asyncio.get_running_loop().time()
-        if leader.open_cache is None:
+        log.opened_at = asyncio.get_running_loop().time()
+        if log.open_cache is None:
             end = await self._find_end()
-            leader.raise_end()
-            leader.open_cache = LogCache(leader.low_mark + 1, self._settings.tail_bytes_max, end)
-        assert leader.open_cache.committed == leader.low_mark
-        leader.rise(self.documents.format if leader.open_cache.end is None else 1)
-        leader.marks = core.marks()
+            log.raise_end()
+            log.open_cache = LogCache(log.low_mark + 1, self._settings.tail_bytes_max, end)
+        assert log.open_cache.committed == log.low_mark
+        log.rise(self.documents.format if log.open_cache.end is None else 1)
+        log.marks = core.marks()
         if self._settings.lease_seconds > 0:
-            leader.marks.lease = Lease(len(leader.marks.members), self._settings.lease_seconds)
-        leader.say(
-            f"open: session {leader.session}, generation {leader.generation}, format {leader.format}, "
-            f"from id {leader.low_mark + 1} on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
+            log.marks.lease = Lease(len(log.marks.members), self._settings.lease_seconds)
+        log.say(
+            f"open: session {log.session}, generation {log.generation}, format {log.format}, "
+            f"from id {log.low_mark + 1} on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
         )
         self._contact()
         self._watch()
-        leader.decided.notify()
+        log.decided.notify()
 
     async def _take(self) -> None:
         """Save the session id: from then on no other owner decides anything here. Ask enough replicas before, because a
         session id that is taken hides which sessions had fenced the storages before it."""
-        leader, core = self.leader, self.leader.core
-        leader.raise_end()
+        log, core = self.log, self.log.core
+        log.raise_end()
         asking: dict[str, asyncio.Task[None]] = {}
         try:
             while not core.has_asked_enough:
                 for name in core.others if core.needs_others else ():
                     if name not in asking:
                         asking[name] = asyncio.create_task(self._ask_other(name))
-                        tell_failure(asking[name], leader.end)
-                await leader.decided.wait(leader.decided.version)
-                leader.raise_end()
+                        tell_failure(asking[name], log.end)
+                await log.decided.wait(log.decided.version)
+                log.raise_end()
         finally:
             for task in asking.values():
                 task.cancel()
-        await self.documents.save(core.meta, check=leader.raise_end)
+        await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
-        leader.decided.notify()
+        log.decided.notify()
 
     async def _ask_other(self, name: str) -> None:
         """Ask a storage to which the log is not assigned for its status, until it answers or leaves the cluster."""
-        leader = self.leader
+        log = self.log
         while (storage := self.documents.storages.get(name)) is not None:
             try:
                 async with asyncio.timeout(self._settings.storage_seconds):
-                    leader.core.asked_other(name, await self._connect(storage).status(leader.partition))
+                    log.core.asked_other(name, await self._connect(storage).status(log.partition))
             except NoSuchPartition:
-                leader.core.asked_other(name, None)
+                log.core.asked_other(name, None)
             except (WaltzError, TimeoutError):
                 await asyncio.sleep(self._settings.retry_seconds)
                 continue
-            leader.decided.notify()
+            log.decided.notify()
             return
 
     async def _outlasting(self, seen: int) -> bool:
@@ -183,35 +183,35 @@ class Session:
         self._end_turn()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(until - now, WAIT_SECONDS_MIN)):
-                await self.leader.decided.wait(seen)
+                await self.log.decided.wait(seen)
         return True
 
     async def _find_end(self) -> End | None:
         """Return where the last batch of the decided log ends; None if its last records are of format 0. Level replicas
         hold the same bytes: raise `Diverged` if they report different ends."""
-        leader, core, mark = self.leader, self.leader.core, self.leader.low_mark
+        log, core, mark = self.log, self.log.core, self.log.low_mark
         if mark == EMPTY:
             return None
         if core.contest:
-            raise Diverged(f"partition {leader.partition}: {core.contest}")
+            raise Diverged(f"partition {log.partition}: {core.contest}")
         level = [name for name in core.names if isinstance(core.next_for(name), Level)]
         statuses = {name: status for name in level if (status := core.status(name)) is not None and status.last_id == mark}
         if not statuses:  # all of them have copied since they were opened
-            statuses[level[0]] = await leader.port(level[0]).status(leader.partition)
+            statuses[level[0]] = await log.port(level[0]).status(log.partition)
         ends = {status.end for status in statuses.values() if status.last_id == mark}
         if len(ends) != 1:
             said = "; ".join(f"{name} at {status.last_id}: {status.end}" for name, status in statuses.items())
-            raise Diverged(f"the replicas of partition {leader.partition} have different ends at id {mark}: {said}")
+            raise Diverged(f"the replicas of partition {log.partition} have different ends at id {mark}: {said}")
         return ends.pop()
 
     async def _wait_for_change(self, seen: int, patience_seconds: float) -> None:
         """Wait for a change. If a majority is level and other replicas nearly are, wait only a moment: then the session
         opens without them."""
-        core = self.leader.core
+        core = self.log.core
         has_patience = core.patience_left and core.has_level_majority
         try:
             async with asyncio.timeout(patience_seconds if has_patience else None):
-                await self.leader.decided.wait(seen)
+                await self.log.decided.wait(seen)
         except TimeoutError:
             core.patience_left = False
 
@@ -219,11 +219,11 @@ class Session:
 
     async def serve(self) -> None:
         """Keep the log open until it is asked to end. Raise what ended it before."""
-        decided = self.leader.decided
+        decided = self.log.decided
         try:
             while True:
                 seen = decided.version
-                self.leader.raise_end()
+                self.log.raise_end()
                 if self._is_asked_to_end:
                     return
                 reason = self._reason_for_another()
@@ -239,33 +239,33 @@ class Session:
         self._timer.add(self._look)
 
     def _look(self, now: float) -> None:
-        leader, marks = self.leader, self.leader.marks
-        if leader.ended is not None:
+        log, marks = self.log, self.log.marks
+        if log.ended is not None:
             self._timer.remove(self._look)
-        if leader.ended is not None or marks is None:
+        if log.ended is not None or marks is None:
             return
-        quiet = [replicator.check_progress(now) for replicator in leader.replicators.values()]
-        is_level = len(marks.counted) >= len(leader.core.roles) == len(marks.members)
+        quiet = [replicator.check_progress(now) for replicator in log.replicators.values()]
+        is_level = len(marks.counted) >= len(log.core.roles) == len(marks.members)
         is_busy = not is_level or self._reason_for_another() is not None  # a replica may have become level, or has left
         if is_busy:
-            leader.decided.notify()
+            log.decided.notify()
         if self._is_noted(now) and not is_busy and all(quiet):
             self._timer.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
         """Return why there should be a new session; None if there is no reason, or if it could not be saved now."""
-        leader, core = self.leader, self.leader.core
+        log, core = self.log, self.log.core
         now = asyncio.get_running_loop().time()
         if now < self._renew_after or not self.documents.can_be_saved:
             return None
-        if leader.bytes > self._settings.session_bytes_max:
-            return f"{leader.bytes} bytes were written in session {leader.session}"
-        if self.documents.format > leader.format:
+        if log.bytes > self._settings.session_bytes_max:
+            return f"{log.bytes} bytes were written in session {log.session}"
+        if self.documents.format > log.format:
             return f"the cluster writes format {self.documents.format} from now on"
         gone = [name for name in core.meta.members if name not in core.roles]
         if gone:
             return f"{', '.join(gone)} left the partition"
-        if now - leader.opened_at < SETTLED_SECONDS:
+        if now - log.opened_at < SETTLED_SECONDS:
             return None
         for name, role in core.roles.items():
             if name not in core.meta.members and self._is_nearly_level(name):
@@ -274,15 +274,15 @@ class Session:
 
     def _is_nearly_level(self, name: str) -> bool:
         replicator, held, next_id = (
-            self.leader.replicators.get(name),
-            self.leader.core.held(name),
-            self.leader.cache.next_id,
+            self.log.replicators.get(name),
+            self.log.core.held(name),
+            self.log.cache.next_id,
         )
         return replicator is not None and replicator.is_readable and held < next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
         """Save members that join, have forgotten something or have diverged; return whether there was anything to save."""
-        leader, core, marks = self.leader, self.leader.core, self.leader.marks
+        log, core, marks = self.log, self.log.core, self.log.marks
         assert marks is not None
         if self.documents.has_to_write:
             await self._save(core.meta)
@@ -290,15 +290,13 @@ class Session:
         for name, incarnation in core.foreign.items():
             wanted = diverging(core.meta, name, incarnation, core.progress(name).acknowledged)
             if wanted is not None:
-                leader.say(f"{name} {core.divergence(name)}: it is excluded until it is set aside")
+                log.say(f"{name} {core.divergence(name)}: it is excluded until it is set aside")
                 await self._save(wanted)
                 return True
         for name in core.forgetful:
             wanted = losing(core.meta, name, core.progress(name).acknowledged)
             if wanted is not None:
-                leader.say(
-                    f"{name} has forgotten what it had acknowledged; it has no vote until it has been admitted again"
-                )
+                log.say(f"{name} has forgotten what it had acknowledged; it has no vote until it has been admitted again")
                 await self._save(wanted)
             core.progress(name).has_forgotten = False
             return True
@@ -310,31 +308,31 @@ class Session:
                         continue
                     await self._save(wanted)
                 if self._is_nearly_level(name) and marks.join(name, core.held(name)):
-                    leader.commit(marks.committed)
+                    log.commit(marks.committed)
                 return True
         return False
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
         wanted = self._with_marks(wanted)
-        leaving = self.leader.core.leaving
-        if not await self.documents.save(wanted, promote=promote, leaving=leaving, check=self.leader.raise_end):
+        leaving = self.log.core.leaving
+        if not await self.documents.save(wanted, promote=promote, leaving=leaving, check=self.log.raise_end):
             return False
-        self.leader.core.saved(wanted)
-        self.leader.decided.notify()
+        self.log.core.saved(wanted)
+        self.log.decided.notify()
         return True
 
     def _with_marks(self, meta: PartitionMeta) -> PartitionMeta:
-        return meta if self.leader.marks is None else acknowledging(meta, self.leader.marks.acknowledged)
+        return meta if self.log.marks is None else acknowledging(meta, self.log.marks.acknowledged)
 
     def _is_noted(self, now: float) -> bool:
         """Return whether the document has the newest acknowledgements of the replicas, and start to save them if not. No
         task waits for that, and it may fail."""
-        if self._with_marks(self.leader.core.meta) is self.leader.core.meta:
+        if self._with_marks(self.log.core.meta) is self.log.core.meta:
             return True
         if now - self._noted_at >= ACKNOWLEDGED_SECONDS and self.documents.can_be_saved:
             self._noted_at = now
             self.documents.note(
-                lambda: self._with_marks(self.leader.core.meta), lambda meta: self.leader.core.saved(meta), self.leader.end
+                lambda: self._with_marks(self.log.core.meta), lambda meta: self.log.core.saved(meta), self.log.end
             )
         return False
 
@@ -344,86 +342,86 @@ class Session:
         """Give way to a new session of our own. New records gather in the log cache meanwhile, and nothing that is in
         flight is given up. The open session stays until a save to the coordinator has succeeded, and everything that was
         sent is committed."""
-        clock, leader = asyncio.get_running_loop(), self.leader
+        clock, log = asyncio.get_running_loop(), self.log
         with ExitStack() as turn:
             turn.callback(self._settings.turns.give_back)
-            await self._save(leader.core.meta)
+            await self._save(log.core.meta)
             await self.documents.read_format()
-            leader.core.leaving = await self.documents.read_leaving()
+            log.core.leaving = await self.documents.read_leaving()
             clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
             try:
-                leader.sending_up_to = leader.cache.next_id - 1
+                log.sending_up_to = log.cache.next_id - 1
                 if not await self.drain(self._drain_seconds):
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
-                after = following(leader.core.meta, leader.committed)
-                await self.documents.save(after, check=leader.raise_end)
-                leader.say(f"a new session: {reason}")
+                after = following(log.core.meta, log.committed)
+                await self.documents.save(after, check=log.raise_end)
+                log.say(f"a new session: {reason}")
                 self._drain_seconds = DRAIN_SECONDS
-                await leader.follow(after)
+                await log.follow(after)
                 await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
             finally:
-                leader.sending_up_to = None
-                leader.resume_sending()
-                leader.decided.notify()
+                log.sending_up_to = None
+                log.resume_sending()
+                log.decided.notify()
 
     # -- the ends
 
     def ask_to_end(self) -> None:
         """End in order, as soon as the log is open."""
         self._is_asked_to_end = True
-        self.leader.decided.notify()
+        self.log.decided.notify()
 
     async def drain(self, seconds: float) -> bool:
         """Wait for these seconds for what is in flight; return whether all of it is committed."""
-        leader, last_id = self.leader, self.leader.sendable
+        log, last_id = self.log, self.log.sendable
         try:
             async with asyncio.timeout(seconds):
-                while leader.ended is None and leader.committed < last_id:
-                    await leader.progressed.wait(leader.progressed.version)
+                while log.ended is None and log.committed < last_id:
+                    await log.progressed.wait(log.progressed.version)
         except TimeoutError:
             return False
-        return leader.ended is None
+        return log.ended is None
 
     async def save_closing(self) -> None:
         """Save that the session is closed at its committed mark: nothing is in flight, and no read is answered any more.
         So the next session needs neither a vote nor a wait for the lease."""
-        await self._save(released(closing(self.leader.core.meta, self.leader.committed)))
+        await self._save(released(closing(self.log.core.meta, self.log.committed)))
 
     def abandon(self) -> None:
         """End the session: nothing more is sent or saved."""
-        self.leader.abandon()
+        self.log.abandon()
         self.documents.close()
 
     async def close(self) -> None:
         self.abandon()
-        await self.leader.close()
+        await self.log.close()
 
     # -- what operators say
 
     async def reassign(self) -> None:
         """Apply a change of the lists of replicas or storages, or of the format of the cluster: contact replicas that are
         new or have moved."""
-        leader, before = self.leader, self.documents.addresses
+        log, before = self.log, self.documents.addresses
         await self.documents.read_format()
         if news := await self.documents.look_again():
-            leader.say(news)
-        moved = [name for name in leader.replicators if self.documents.addresses.get(name) != before.get(name)]
+            log.say(news)
+        moved = [name for name in log.replicators if self.documents.addresses.get(name) != before.get(name)]
         self._take_roles()
         self._watch()
-        for name, replicator in [(name, leader.replicators.pop(name)) for name in moved]:
+        for name, replicator in [(name, log.replicators.pop(name)) for name in moved]:
             await replicator.close()
-            leader.core.silent(name)
+            log.core.silent(name)
         self._contact()
 
     def _take_roles(self) -> None:
         """Take over the list of replicas as it was read or saved last. The replicas that leave were decided from an older
         list."""
-        self.leader.core.leaving = frozenset()
-        self.leader.core.roles = dict(sorted(self.documents.roles.items()))
-        self.leader.decided.notify()
+        self.log.core.leaving = frozenset()
+        self.log.core.roles = dict(sorted(self.documents.roles.items()))
+        self.log.decided.notify()
 
     def _contact(self) -> None:
-        self.leader.core.others = sorted(set(self.documents.storages) - set(self.leader.core.names))
-        self.leader.contact(self.documents.storages, self._connect)
+        self.log.core.others = sorted(set(self.documents.storages) - set(self.log.core.names))
+        self.log.contact(self.documents.storages, self._connect)

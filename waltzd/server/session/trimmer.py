@@ -25,14 +25,14 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.core.retention import Sealed, next_floor, reach_of
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 
 class Trimmer:
     """Trimming of one session."""
 
-    def __init__(self, leader: PartitionLeader, cluster: Cluster, say: Callable[[str], None]) -> None:
-        self._leader = leader
+    def __init__(self, log: ReplicatedLog, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._log = log
         self._cluster = cluster
         self._say = say
         self._next_look = 0.0
@@ -45,7 +45,7 @@ class Trimmer:
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return
-        self._next_look = now + self._leader.settings.trim_seconds
+        self._next_look = now + self._log.settings.trim_seconds
         try:
             await self._step()
             self._tell("")
@@ -61,13 +61,13 @@ class Trimmer:
         self.trouble = trouble
 
     async def _step(self) -> None:
-        leader, core = self._leader, self._leader.core
-        if leader.settings.needed_from is not None:
-            await self._trim_behind(leader.settings.needed_from())
+        log, core = self._log, self._log.core
+        if log.settings.needed_from is not None:
+            await self._trim_behind(log.settings.needed_from())
             return
         if not any(status.archives or status.floor for status in core.statuses.values()):
             return  # there is no archive
-        found, version = await archived(self._cluster.coordinator, leader.partition)
+        found, version = await archived(self._cluster.coordinator, log.partition)
         meta = of_timeline(found, core.meta.lineage)
         if meta is None:
             return
@@ -76,7 +76,7 @@ class Trimmer:
         if keep is not None and keep != Keep():
             floor, missing = await self._further(floor, meta, keep)
         if floor > meta.floor:
-            await save_archived(self._cluster.coordinator, leader.partition, replace(meta, floor=floor), meta, version)
+            await save_archived(self._cluster.coordinator, log.partition, replace(meta, floor=floor), meta, version)
         kept = await self._tell_storages(floor, said(meta))
         missing = missing or kept
         if missing:
@@ -87,14 +87,14 @@ class Trimmer:
 
     async def _further(self, floor: int, meta: ArchiveMeta, keep: Keep) -> tuple[int, str]:
         """Return the next floor; and what is missing in the store, if nothing can be removed because of that."""
-        leader, core = self._leader, self._leader.core
+        log, core = self._log, self._log.core
         names = [
-            name for name, replicator in sorted(leader.replicators.items()) if replicator.is_readable and name in core.roles
+            name for name, replicator in sorted(log.replicators.items()) if replicator.is_readable and name in core.roles
         ]
         held = {name: core.held(name) for name in core.statuses}
-        reach = min(leader.committed, reach_of(core.meta, core.roles, core.statuses, held))
+        reach = min(log.committed, reach_of(core.meta, core.roles, core.statuses, held))
         older = await self._older(keep)
-        looked_at = (meta.last, reach, leader.committed, tuple(names), keep, older, floor)
+        looked_at = (meta.last, reach, log.committed, tuple(names), keep, older, floor)
         if (keep.seconds is not None and older < floor) or looked_at == self._looked_at:
             return floor, ""
         replicas = await self._sealed(names)
@@ -107,9 +107,9 @@ class Trimmer:
         return max([floor, *firsts]), seen.missing if seen.last_id < floor else ""
 
     async def _sealed(self, names: list[str]) -> list[list[Sealed]]:
-        leader, found = self._leader, list[list[Sealed]]()
+        log, found = self._log, list[list[Sealed]]()
         for name in names:
-            found.append(await leader.port(name).segments(leader.partition, session=leader.session))
+            found.append(await log.port(name).segments(log.partition, session=log.session))
         return found
 
     async def _older(self, keep: Keep) -> int:
@@ -118,25 +118,25 @@ class Trimmer:
         if keep.seconds is None:
             return EMPTY
         untimed = await self._before(1)
-        older = await self._before(self._leader.settings.wall() - keep.seconds * 1_000_000)
+        older = await self._before(self._log.settings.wall() - keep.seconds * 1_000_000)
         return older if older > untimed else EMPTY
 
     async def _before(self, time: int) -> int:
         """Return the highest id before this time; the id before the floor if all that is left is later."""
         try:
-            return await self._leader.find_time(time, self._leader.committed)
+            return await self._log.find_time(time, self._log.committed)
         except Trimmed as error:
             return int(error.facts["floor"]) - 1
 
     async def _see(self, meta: ArchiveMeta, first_id: int, names: list[str]) -> ArchiveCheck:
         """Return up to where the objects are in the store, as reported by the first storage that can look."""
-        leader, core = self._leader, self._leader.core
+        log, core = self._log, self._log.core
         known = said(meta)
         able = [name for name in names if (status := core.status(name)) is not None and status.archives]
         failed: WaltzError | None = None
         for name in able:
             try:
-                return await leader.port(name).check_archive(leader.partition, known, first_id, session=leader.session)
+                return await log.port(name).check_archive(log.partition, known, first_id, session=log.session)
             except WaltzError as error:
                 failed = error
         if failed is not None:
@@ -146,17 +146,17 @@ class Trimmer:
     async def _trim_behind(self, needed: int) -> None:
         """Trim the group log below the first id that its readers need. If there is an archive, that is archived first;
         unless the beginning of the log was trimmed before there was an archive, and can never be in one."""
-        leader, core = self._leader, self._leader.core
-        meta, _ = await archived(self._cluster.coordinator, leader.partition)
+        log, core = self._log, self._log.core
+        meta, _ = await archived(self._cluster.coordinator, log.partition)
         floor = max((status.floor for status in core.statuses.values()), default=0)
         if meta is None and floor == 0 and any(status.archives for status in core.statuses.values()):
             return
         names = [
-            name for name, replicator in sorted(leader.replicators.items()) if replicator.is_readable and name in core.roles
+            name for name, replicator in sorted(log.replicators.items()) if replicator.is_readable and name in core.roles
         ]
         held = {name: core.held(name) for name in core.statuses}
-        reach = min(leader.committed, reach_of(core.meta, core.roles, core.statuses, held))
-        last = leader.committed if meta is None else meta.last
+        reach = min(log.committed, reach_of(core.meta, core.roles, core.statuses, held))
+        last = log.committed if meta is None else meta.last
         looked_at = (last, reach, needed, tuple(names), floor)
         if looked_at != self._looked_at:
             replicas = await self._sealed(names)
@@ -170,14 +170,14 @@ class Trimmer:
         """Send the floor to the storages; return why one of them keeps what it should remove, or an empty text. `known`:
         the archive that replaces what is removed; None if no archive is needed. A planned new session may begin
         meanwhile, with new replicators: then some are told at the next step."""
-        leader, kept = self._leader, ""
-        for name, replicator in sorted(leader.replicators.items()):
-            core = leader.core
+        log, kept = self._log, ""
+        for name, replicator in sorted(log.replicators.items()):
+            core = log.core
             status, progress = core.status(name), core.progress(name)
             is_told = status is not None and max(status.floor, progress.trimmed) >= floor and not status.untrimmed
             if status is None or not replicator.is_readable or is_told:
                 continue
-            status = await leader.port(name).trim(leader.partition, leader.session, floor, known, needs_none=known is None)
+            status = await log.port(name).trim(log.partition, log.session, floor, known, needs_none=known is None)
             core.trimmed(name, floor, status)
             kept = kept or (f"{name}: {status.untrimmed}" if status.untrimmed else "")
         return kept

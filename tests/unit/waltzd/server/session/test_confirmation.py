@@ -20,7 +20,7 @@ from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.confirmation import SessionConfirmation
-from waltzd.server.session.partition_leader import PartitionLeader
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import SessionSettings
 
 SESSION = 5
@@ -66,7 +66,7 @@ class FakeLog:
 
 
 def confirming(log: FakeLog) -> SessionConfirmation:
-    return SessionConfirmation(cast(PartitionLeader, log))
+    return SessionConfirmation(cast(ReplicatedLog, log))
 
 
 def test_a_majority_is_enough() -> None:
@@ -255,7 +255,7 @@ async def test_nobody_opens_while_a_lease_may_hold() -> None:
         await old.confirm()
         began = clock()
         dies = await c.own(2, settings=leasing(0.0))
-        await c.until(lambda: dies._session is not None and dies._session.leader.core.meta.decision is not None)
+        await c.until(lambda: dies._session is not None and dies._session.log.core.meta.decision is not None)
         dies.task.cancel()
         await asyncio.gather(dies.task, return_exceptions=True)
         assert old.is_leased

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from tests.unit.waltzd.server.session.test_partition_leader import Replica, Replicas
+from tests.unit.waltzd.server.session.test_replicated_log import Replica, Replicas
 from waltzd.errors import BadFrame, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.descriptions import Archived

@@ -55,11 +55,11 @@ def session_of(found: dict[str, ReplicaStatus], copied: dict[str, ReplicaStatus]
         timer=PeriodicTimer(1.0), say=lambda sentence: None,
     )  # fmt: skip
     for name, said in {**found, **{name: replace(now, last_id=3, end=None) for name, now in copied.items()}}.items():
-        session.leader.core.opened(name, said)
+        session.log.core.opened(name, said)
     for name, now in copied.items():
-        session.leader.core.copied(name, now.last_id)
+        session.log.core.copied(name, now.last_id)
         link: Any = Replica(now)
-        session.leader.replicators[name] = link
+        session.log.replicators[name] = link
     return session
 
 
@@ -82,7 +82,7 @@ def test_a_replica_that_has_copied_is_asked_again() -> None:
     session = session_of({}, {"b": status(9, HERE), "c": status(9, HERE)})
     assert end_of(session) == HERE
     late = session_of({}, {"b": status(9, HERE)})
-    link: Any = late.leader.replicators["b"]
+    link: Any = late.log.replicators["b"]
     link.now = status(8, HERE)
     with pytest.raises(Diverged):
         end_of(late)

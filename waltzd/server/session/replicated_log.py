@@ -1,6 +1,6 @@
 """The log of one partition at its owner, and the replication of it to each storage.
 
-`PartitionLeader` is shared by the session, the replicators, the pipeline and its readers: the log cache, the committed
+`ReplicatedLog` is shared by the session, the replicators, the pipeline and its readers: the log cache, the committed
 mark and the state of recovery. It outlives a planned change of session by the same owner; `follow` replaces everything
 that belongs to one session.
 
@@ -71,7 +71,7 @@ _STATES: dict[type[Task], ReplicatorState] = {GiveUp: ReplicatorState.GIVEN_UP, 
 """States of replicas that wait for an operator, by their task."""
 
 
-class PartitionLeader(ReplicaReader):
+class ReplicatedLog(ReplicaReader):
     def __init__(
         self,
         partition: int,
@@ -325,19 +325,19 @@ async def _close(replicators: Mapping[str, Replicator]) -> None:
 
 
 class Replicator:
-    def __init__(self, leader: PartitionLeader, name: str, port: ReplicaPort) -> None:
+    def __init__(self, log: ReplicatedLog, name: str, port: ReplicaPort) -> None:
         self.name = name
         self.port = port
         self.state = ReplicatorState.CONNECTING
         self.story = "not contacted yet"
-        self._leader = leader
-        self._seconds = leader.settings.storage_seconds
-        self._retry_seconds = leader.settings.retry_seconds
+        self._log = log
+        self._seconds = log.settings.storage_seconds
+        self._retry_seconds = log.settings.retry_seconds
         self._was_asked = False
         """Whether the replica was asked before it was opened for the first time."""
         self._stream: AppendPort | None = None
         self._sender = CoalescingSender(self)
-        self._progress = leader.core.progress(name)
+        self._progress = log.core.progress(name)
         self._owes_since: float | None = None
         """Time since when acknowledgements are owed; None while none are."""
         self._overdue: CannotConnect | None = None
@@ -356,8 +356,8 @@ class Replicator:
         return self.state in (ReplicatorState.LIVE, ReplicatorState.SLOW)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"partition {self._leader.partition} on {self.name}")
-        self._task.add_done_callback(lambda _: self._leader.decided.notify())  # its end has a cause: `raise_end` looks
+        self._task = asyncio.create_task(self._run(), name=f"partition {self._log.partition} on {self.name}")
+        self._task.add_done_callback(lambda _: self._log.decided.notify())  # its end has a cause: `raise_end` looks
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -370,7 +370,7 @@ class Replicator:
         if self.state is not ReplicatorState.SETTLING:
             return False
         self._doubt = error
-        self._leader.decided.notify()
+        self._log.decided.notify()
         return True
 
     def _check_doubt(self) -> None:
@@ -393,7 +393,7 @@ class Replicator:
         if self._owes_since is not None and now - self._owes_since > self._seconds and self._stream is not None:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
-        if self._progress.told < self._leader.committed and self.is_readable:
+        if self._progress.told < self._log.committed and self.is_readable:
             self.resume_sending()
             return False
         return self._owes_since is None and self.is_readable
@@ -408,12 +408,12 @@ class Replicator:
                 await self._serve()
             except Diverged as error:
                 if self._has_begun:  # else it was compared with what another owner wrote
-                    self._leader.diverge(self.name, f"holds another history than the log: {error.message}")
+                    self._log.diverge(self.name, f"holds another history than the log: {error.message}")
                 self._fail(error)
             except StaleSession as error:
                 error.facts.setdefault("storage", self.name)
                 self._fail(error)
-                self._leader.fenced(error)
+                self._log.fenced(error)
                 return
             except WaltzError as error:
                 self._fail(self._overdue or error)
@@ -426,15 +426,15 @@ class Replicator:
     @property
     def _has_begun(self) -> bool:
         status = self._progress.status
-        return status is not None and status.session == self._leader.session
+        return status is not None and status.session == self._log.session
 
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt
             self._said = type(error)
-            self._leader.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
+            self._log.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
         self.state, self.story = ReplicatorState.DOWN, error.message
-        self._leader.core.silent(self.name)
-        self._leader.decided.notify()
+        self._log.core.silent(self.name)
+        self._log.decided.notify()
 
     async def _timely(self, work: Awaitable[T], what: str) -> T:
         try:
@@ -444,16 +444,16 @@ class Replicator:
             raise CannotConnect(f"{self.name} did not {what} within {self._seconds:.0f} seconds") from None
 
     async def _serve(self) -> None:
-        leader = self._leader
+        log = self._log
         if self._said is None:
             self.state, self.story = ReplicatorState.CONNECTING, "being opened"
         self._doubt = None
         if not self._was_asked:
             await self._ask()
-            await leader.may_be_opened()
+            await log.may_be_opened()
             self._was_asked = True
         status = await self._open()
-        core = leader.core
+        core = log.core
         twin = core.twin_of(self.name, status)
         if twin is not None:
             error = WrongStorage(
@@ -462,16 +462,16 @@ class Replicator:
                 next_step="see the addresses in `waltzctl storage list`, and correct one with `waltzctl storage set`",
             )
             is_ours = core.is_recorded(self.name, status) and not core.is_recorded(twin, status)
-            if not is_ours or not leader.doubt(twin, error):
+            if not is_ours or not log.doubt(twin, error):
                 raise error
             core.silent(twin)
-        if leader.has_forgotten(self.name, status):
+        if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
-        leader.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
-        if leader.is_other(status) and not core.divergence(self.name):
-            leader.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
-        leader.decided.notify()
+        log.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
+        if log.is_other(status) and not core.divergence(self.name):
+            log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
+        log.decided.notify()
         await self._settle()
         while True:
             await self._wait_for_space()
@@ -481,36 +481,34 @@ class Replicator:
     async def _ask(self) -> None:
         """Ask for the status before the replica is opened. Opening fences the replica, and its status no longer says
         which session had fenced it before."""
-        leader = self._leader
+        log = self._log
         try:
-            status = await self._timely(self.port.status(leader.partition), "say where it stands")
+            status = await self._timely(self.port.status(log.partition), "say where it stands")
         except NoSuchPartition:
             status = None
-        leader.core.asked(self.name, status)
+        log.core.asked(self.name, status)
         self.story = "asked where it stands; the session is not saved yet"
-        leader.decided.notify()
+        log.decided.notify()
 
     async def _open(self) -> ReplicaStatus:
         """Open the replica, and create an empty one if the storage has none but is assigned one: its disk was replaced.
         An empty replica has no vote, so nothing is forgotten by that."""
-        leader, seconds = self._leader, OPEN_PATIENCE * self._seconds
+        log, seconds = self._log, OPEN_PATIENCE * self._seconds
         try:
-            return await self.port.open(
-                leader.partition, leader.session, partitions=leader.settings.partitions, seconds=seconds
-            )
+            return await self.port.open(log.partition, log.session, partitions=log.settings.partitions, seconds=seconds)
         except NoSuchPartition:
-            if self.name not in leader.core.roles:
+            if self.name not in log.core.roles:
                 raise
-            leader.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
+            log.say(f"{self.name} holds nothing of this partition: an empty replica is made there")
             return await self.port.open(
-                leader.partition, leader.session, partitions=leader.settings.partitions, create=True, seconds=seconds
+                log.partition, log.session, partitions=log.settings.partitions, create=True, seconds=seconds
             )
 
     async def _settle(self) -> None:
         """Carry out the tasks of recovery until this replica is level with the decided log and the session is open."""
-        leader, core = self._leader, self._leader.core
+        log, core = self._log, self._log.core
         while True:
-            seen = leader.decided.version
+            seen = log.decided.version
             self._check_doubt()
             task = core.next_for(self.name)
             self.state = _STATES.get(type(task), ReplicatorState.SETTLING)
@@ -520,30 +518,28 @@ class Replicator:
                     if isinstance(task, GiveUp):
                         await self._wait_for_another(seen)
                     else:
-                        await leader.decided.wait(seen)
+                        await log.decided.wait(seen)
                     continue
                 case Fork(lineage):
                     self.story = f"going over to timeline {lineage.number}, which forked behind id {lineage.fork}"
-                    gone_over = await self.port.fork(leader.partition, leader.session, lineage)
+                    gone_over = await self.port.fork(log.partition, log.session, lineage)
                     if gone_over.timeline != lineage.current:
                         raise BadFrame(
                             f"{self.name} reported the switch of its timeline, and holds timeline {gone_over.timeline}"
                         )
                     core.changed(self.name, gone_over)
-                    leader.say(
-                        f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}"
-                    )
+                    log.say(f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}")
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
-                    core.changed(self.name, await self.port.truncate(leader.partition, leader.session, mark))
+                    core.changed(self.name, await self.port.truncate(log.partition, log.session, mark))
                 case SetLowMark(mark):
                     self.story = f"beginning the session at {mark}"
-                    core.changed(self.name, await self.port.set_low_mark(leader.partition, leader.session, mark))
+                    core.changed(self.name, await self.port.set_low_mark(log.partition, log.session, mark))
                 case Trim(floor):
                     self.story = f"beginning at the floor {floor}, as the other replicas do"
-                    needs_none = leader.settings.needed_from is not None
-                    known = None if needs_none else await leader.ask_archived()
-                    status = await self.port.trim(leader.partition, leader.session, floor, known, needs_none=needs_none)
+                    needs_none = log.settings.needed_from is not None
+                    known = None if needs_none else await log.ask_archived()
+                    status = await self.port.trim(log.partition, log.session, floor, known, needs_none=needs_none)
                     core.changed(self.name, status)
                     core.trimmed(self.name, floor, status)
                 case Copy(last_id, sources):
@@ -553,38 +549,38 @@ class Replicator:
                     self.state, self.story = ReplicatorState.DAMAGED, f"the damaged segment {segment} is being replaced"
                     core.changed(self.name, await self.copier().heal(segment, last_id, sources))
                 case Level():
-                    if leader.marks is not None:
+                    if log.marks is not None:
                         return
                     self.story = "level"
-                    await leader.decided.wait(seen)
+                    await log.decided.wait(seen)
                     continue
-            leader.decided.notify()
+            log.decided.notify()
 
     async def _wait_for_another(self, seen: int) -> None:
         """Wait until something changes, and ask now and then whether an operator has replaced the directory, which is not
         reported."""
-        leader, clock = self._leader, asyncio.get_running_loop()
+        log, clock = self._log, asyncio.get_running_loop()
         self._look_again_at = self._look_again_at or clock.time() + self._seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._look_again_at):
-                await leader.decided.wait(seen)
+                await log.decided.wait(seen)
         if clock.time() < self._look_again_at:
             return
         self._look_again_at = 0.0
-        found, status = await self._timely(self.port.status(leader.partition), "say where it stands"), self._progress.status
+        found, status = await self._timely(self.port.status(log.partition), "say where it stands"), self._progress.status
         if status is None or found.incarnation != status.incarnation:
             raise CannotConnect(f"{self.name} has another directory now")
 
     def copier(self) -> Copier:
         """Return a copier from other replicas to this one."""
-        leader, name, settings = self._leader, self.name, self._leader.settings
+        log, name, settings = self._log, self.name, self._log.settings
         return Copier(
             self.port,
-            partition=leader.partition,
-            session=leader.session,
-            source=leader.port,
-            committed=lambda: max(leader.committed, leader.core.mark if leader.core.mark is not None else EMPTY),
-            copied=lambda mark: leader.core.copied(name, mark),
+            partition=log.partition,
+            session=log.session,
+            source=log.port,
+            committed=lambda: max(log.committed, log.core.mark if log.core.mark is not None else EMPTY),
+            copied=lambda mark: log.core.copied(name, mark),
             key=settings.key,
             seconds=settings.storage_seconds,
             bytes_per_second=settings.catch_up_bytes_per_second,
@@ -592,7 +588,7 @@ class Replicator:
 
     async def _copy(self, last_id: int, sources: tuple[str, ...]) -> None:
         """Copy from the first source that can. If none can, raise, and begin again with contact a moment later."""
-        leader = self._leader
+        log = self._log
         copier = self.copier()
         failed: SourceFailed | None = None
         for source in sources:
@@ -601,7 +597,7 @@ class Replicator:
                 return
             except SourceFailed as error:
                 failed = error
-                leader.doubt(source, error.error)
+                log.doubt(source, error.error)
         assert failed is not None
         raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
 
@@ -612,7 +608,7 @@ class Replicator:
         level and fail in turns."""
         pause = self._retry_seconds
         while self._said is DiskFull:
-            status = await self._timely(self.port.status(self._leader.partition), "say whether its disk is full")
+            status = await self._timely(self.port.status(self._log.partition), "say whether its disk is full")
             if not status.is_full:
                 return
             self.state, self.story = ReplicatorState.DOWN, "its disk is full; it takes part again when there is space"
@@ -621,36 +617,36 @@ class Replicator:
 
     async def _catch_up(self) -> None:
         """Copy until the next record is in the log cache."""
-        leader = self._leader
-        while self._progress.held + 1 < leader.cache.first_id:
+        log = self._log
+        while self._progress.held + 1 < log.cache.first_id:
             held = self._progress.held
             self.state = ReplicatorState.CATCHING_UP
-            last_id, sources = leader.core.sources_for(self.name, held, leader.committed)
-            self.story = f"holds ids up to {held} of {leader.committed}, copying from {sources[0] if sources else 'none'}"
+            last_id, sources = log.core.sources_for(self.name, held, log.committed)
+            self.story = f"holds ids up to {held} of {log.committed}, copying from {sources[0] if sources else 'none'}"
             if not sources:
-                seen = leader.decided.version
-                await leader.decided.wait(seen)
+                seen = log.decided.version
+                await log.decided.wait(seen)
                 continue
             await self._copy(last_id, sources)
 
     async def _stream_cache(self) -> None:
         """Send from the log cache and take acknowledgements, until this replica has fallen behind the cache."""
-        leader, status = self._leader, self._progress.status
+        log, status = self._log, self._progress.status
         assert status is not None
         self._progress.sent = self._progress.held
         # What the storage knows, not what it holds: it may have restarted, and have copied without a committed mark.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
         stream = self._stream = renew_by_acknowledgements(
-            self.port.append(leader.partition, leader.session), self.name, self._progress.sent, leader
+            self.port.append(log.partition, log.session), self.name, self._progress.sent, log
         )
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = ReplicatorState.LIVE, "level"
             if self._said is not None:
-                self._leader.say(f"{self.name} is level again, at {self._progress.sent}")
+                self._log.say(f"{self.name} is level again, at {self._progress.sent}")
                 self._said = None
-            leader.acknowledged(self.name, self._progress.sent)
+            log.acknowledged(self.name, self._progress.sent)
             stream.hear(self._take)
             sending = asyncio.create_task(self._sender.run())
             receiving = asyncio.create_task(self._receive(stream))
@@ -677,15 +673,15 @@ class Replicator:
         """Return what is sent next, and the committed mark that goes with it; None if there is nothing."""
         if self._is_behind:
             return None
-        leader, cache, progress = self._leader, self._leader.cache, self._progress
-        last_id, committed = leader.sendable, leader.committed
+        log, cache, progress = self._log, self._log.cache, self._progress
+        last_id, committed = log.sendable, log.committed
         content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES)
         if content is None and progress.told < committed and self._owes_since is None:
             # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
-            content = () if leader.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
+            content = () if log.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
         if content and self._owes_since is None:
             self._owes_since = asyncio.get_running_loop().time()
-            leader.watch()
+            log.watch()
         return None if content is None else (content, committed)
 
     async def send(self, message: tuple[Content, int]) -> None:
@@ -697,7 +693,7 @@ class Replicator:
         assert self._stream is not None
         self._stream.post(*message)
         self._has_sent(*message)
-        return self._progress.sent < self._leader.sendable
+        return self._progress.sent < self._log.sendable
 
     @property
     def may_post(self) -> bool:
@@ -712,7 +708,7 @@ class Replicator:
     @property
     def _is_behind(self) -> bool:
         """Return whether the next record for this replica has left the log cache."""
-        return self._progress.sent + 1 < self._leader.cache.first_id
+        return self._progress.sent + 1 < self._log.cache.first_id
 
     def _has_sent(self, content: Content, committed: int) -> None:
         self._progress.told = committed
@@ -727,5 +723,5 @@ class Replicator:
     def _take(self, mark: int) -> None:
         """Note that the replica has everything up to `mark` on its disk."""
         self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
-        self._leader.core.copied(self.name, mark)
-        self._leader.acknowledged(self.name, mark)
+        self._log.core.copied(self.name, mark)
+        self._log.acknowledged(self.name, mark)

@@ -30,7 +30,7 @@ from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.session.partition_leader import PartitionLeader, Replicator
+from waltzd.server.session.replicated_log import ReplicatedLog, Replicator
 from waltzd.server.session.settings import SessionSettings
 
 
@@ -68,7 +68,7 @@ class Replica:
         return self.gives
 
 
-class Replicas(PartitionLeader):
+class Replicas(ReplicatedLog):
     def __init__(self, replicas: dict[str, Replica], beginnings: int) -> None:
         meta = PartitionMeta(generation=1, session=7, opened=7)
         settings = SessionSettings(partitions=1, key=UUID(int=1), storage_seconds=1.0)
