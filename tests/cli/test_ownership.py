@@ -270,10 +270,10 @@ def test_a_server_that_does_not_answer_is_part_of_the_list(
 
 def end_when_said(patched: pytest.MonkeyPatch, words: str) -> None:
     """The seconds for which a command waits are over when it has seen that this is what it waits for."""
-    spell, told = handover.spell_waits, list[str]()
+    format_waits, told = handover.format_waits, list[str]()
 
-    def spelled(waits: Mapping[int, str]) -> str:
-        told.append(spell(waits))
+    def recorded(waits: Mapping[int, str]) -> str:
+        told.append(format_waits(waits))
         return told[-1]
 
     began = time.monotonic()
@@ -282,7 +282,7 @@ def end_when_said(patched: pytest.MonkeyPatch, words: str) -> None:
         has_seen = any(re.match(words, said) for said in told)
         return 1.0 if has_seen or time.monotonic() - began > PATIENCE_SECONDS else 0.0
 
-    patched.setattr(handover, "spell_waits", spelled)
+    patched.setattr(handover, "format_waits", recorded)
     patched.setattr(handover, "time", SimpleNamespace(monotonic=clock))
 
 

@@ -23,7 +23,7 @@ from waltzctl.records import offline
 from waltzctl.shell import blueprint, numbers
 from waltzctl.shell.blueprint import Blueprint, Life
 from waltzd.client.routes import addresses_of
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import (
     ArchiveMeta,
     Assignment,
@@ -48,7 +48,7 @@ from waltzd.cluster.documents import (
 from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, show
-from waltzd.daemon.settings import parse_key, parse_size, sample, spell_size
+from waltzd.daemon.settings import format_size, parse_key, parse_size, sample
 from waltzd.errors import BadArgument, BadConfig
 from waltzd.errors.operations import BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
@@ -144,11 +144,11 @@ def spelled_storage(meta: StorageMeta) -> str:
 
 
 SPELLINGS: dict[str, tuple[Callable[[str], Any], type[Exception], Callable[[Any], str], list[str]]] = {
-    "size": (lambda text: min(parse_size(text), 1 << 63), ValueError, spell_size, ["64MiB", "1_000 kB", "0", "1" * 99]),
+    "size": (lambda text: min(parse_size(text), 1 << 63), ValueError, format_size, ["64MiB", "1_000 kB", "0", "1" * 99]),
     "address": (parse_address, ValueError, str, ["127.0.0.1:55280", "[::1]:0", "host.example:65535", "[1.2.3.4]:5"]),
     "key": (parse_key, ValueError, str, [str(KEY), "{" + KEY.hex + "}", "urn:uuid:" + KEY.hex]),
     "preferred": (config.partitions_of, ValueError, lambda found: ",".join(map(str, found)), ["0,4-7", "65535", " 1 , 2"]),
-    "partitions": (numbers.partitions_of, BadArgument, spell_numbers, ["0-3,7", "²", "0-999"]),
+    "partitions": (numbers.partitions_of, BadArgument, format_numbers, ["0-3,7", "²", "0-999"]),
     "ids": (offline._id_range, BadArgument, lambda found: "{}-{}".format(*found), ["17-17", "0-9223372036854775807"]),
     "servers": (addresses_of, BadArgument, ",".join, ["a:1,b:2", "[::1]:5 ", "h:65535"]),
     "storage": (creation.storage_of, BadArgument, spelled_storage, ["s1=a:1,b:2", "s1=[::1]:1,b:2,rack"]),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.config.policy import connected, spelled_loss
+from waltzctl.config.policy import connected, describe_loss
 from waltzctl.config.policy_file import exact_names, losses
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import CommandTarget, using
@@ -22,7 +22,7 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot.client_inventory import take_inventory
 from waltzctl.snapshot.cluster_snapshot import silence
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_document, save_channels
 from waltzd.cluster.documents import ChannelsDocument
 from waltzd.errors import BadArgument
@@ -58,8 +58,8 @@ def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
             kind="channels",
             columns=(
                 Column("name"),
-                Column("partitions", lambda row: row["partitions"], cell=spell_numbers),
-                Column("keys", lambda row: row["keys"], cell=spell_numbers),
+                Column("partitions", lambda row: row["partitions"], cell=format_numbers),
+                Column("keys", lambda row: row["keys"], cell=format_numbers),
             ),
             rows=[
                 {
@@ -121,7 +121,7 @@ def _change(verb: str, name: str, numbers: list[int] | None, command: ChangeComm
     if not is_channel(name):
         what = f"{name!r} is no name of a channel: a letter, then letters, digits, dots, dashes and underscores; not `all`"
         raise BadArgument(what)
-    wanted = None if numbers is None else Ranges(spell_numbers(sorted(numbers)).replace(" ", ""))
+    wanted = None if numbers is None else Ranges(format_numbers(sorted(numbers)).replace(" ", ""))
 
     async def prepare(cluster: Cluster) -> Change:
         meta, policy_version = await cluster.meta(), await cluster.policy_version()
@@ -174,17 +174,17 @@ def _key_steps(before: KeyHash | None, after: KeyHash | None, wanted: Ranges | N
     if wanted is None:
         return []
     if after != before and after is not None:
-        over = "all partitions of the cluster" if before is None else spell_numbers(key_partitions(before))
-        return [f"hash the keys of its clients over {spell_numbers(key_partitions(after))}, not over {over}"]
+        over = "all partitions of the cluster" if before is None else format_numbers(key_partitions(before))
+        return [f"hash the keys of its clients over {format_numbers(key_partitions(after))}, not over {over}"]
     if after is None:
         return ["note: its clients hash keys over all partitions of the cluster; --rehash changes that"]
     numbers, partitions = key_partitions(after), numbers_of(wanted)
     if set(numbers) == set(partitions):
         return []
     gone = sorted(set(numbers) - set(partitions))
-    notes = [f"note: its clients hash keys over {spell_numbers(numbers)} as before; --rehash changes that"]
+    notes = [f"note: its clients hash keys over {format_numbers(numbers)} as before; --rehash changes that"]
     if gone:
-        notes.append(f"note: its clients refuse keys of {spell_numbers(gone)}, which are outside of the channel")
+        notes.append(f"note: its clients refuse keys of {format_numbers(gone)}, which are outside of the channel")
     return notes
 
 
@@ -195,7 +195,7 @@ def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:
         return [f"take the name {name} away from the partitions {before}"]
     old, new = set(numbers_of(before)), set(numbers_of(after))
     return [
-        f"{name}: {what} {spell_numbers(found)}"
+        f"{name}: {what} {format_numbers(found)}"
         for what, found in (("add", sorted(new - old)), ("take out", sorted(old - new)))
         if found
     ]
@@ -222,6 +222,6 @@ async def _rights(
     lost = losses(Policy(grants, before), Policy(grants, after), names, partitions)
     return [
         f"note: {len(speaking)} grants of the policy speak of it",
-        *(spelled_loss(loss, live) for loss in lost),
+        *(describe_loss(loss, live) for loss in lost),
         *(f"note: {server} {silence(why)}, so who is connected there is not known" for server, why in there.silent.items()),
     ]

@@ -16,11 +16,11 @@ from typer import Argument, Option
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions, nothing_to_do
 from waltzctl.shell.cluster_target import ClusterOptions, CommandTarget, check_name, using
-from waltzctl.shell.numbers import check_partitions, spell
+from waltzctl.shell.numbers import check_partitions, format_partitions
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show.client import NO_POLICY, grants, rights, spelled
+from waltzctl.show.client import NO_POLICY, describe_grant, grants, rights
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot import client_inventory
 from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory
@@ -211,9 +211,9 @@ def _steps(
     lost = losses(old, new, names, partitions) if before is not None or is_first else []
     return [
         *(["there is no policy yet: from then on what no grant allows is denied"] if is_first else []),
-        *(f"grant: {spelled(grant)}" for grant in came),
-        *(f"take away: {spelled(grant)}" for grant in went),
-        *(spelled_loss(loss, live) for loss in lost),
+        *(f"grant: {describe_grant(grant)}" for grant in came),
+        *(f"take away: {describe_grant(grant)}" for grant in went),
+        *(describe_loss(loss, live) for loss in lost),
         *(f"note: the locks of {' and '.join(names)} cannot be told apart" for names in collisions(after.grants)),
         *(f"note: {name} {silence(why)}, so who is connected there is not known" for name, why in there.silent.items()),
     ]
@@ -223,11 +223,11 @@ def connected(there: ClientInventory) -> list[ApplicationInstance]:
     return [one for one in there.instances if one.role == Role.CLIENT and one.state != "gone"]
 
 
-def spelled_loss(loss: Loss, live: Sequence[ApplicationInstance]) -> str:
+def describe_loss(loss: Loss, live: Sequence[ApplicationInstance]) -> str:
     cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
     parts = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
     end = f"; mounted there at the moment: {parts}" if cut else ""
-    return f"{loss.name} may not {loss.verb} any more in {spell(loss.partitions)}{end}"
+    return f"{loss.name} may not {loss.verb} any more in {format_partitions(loss.partitions)}{end}"
 
 
 def _typed_channels(typed: Iterable[str]) -> Channels:

@@ -264,7 +264,7 @@ async def transaction(asked: PageRequest) -> Page:
                         (name.replace("_", " "), content[name])
                         for name in ("time", "header", "client", "generation", "sequence", "size", "group")
                     ],
-                    "locks": [(mode, hash_) for mode, hash_ in records.spelled_locks(one)],
+                    "locks": [(mode, hash_) for mode, hash_ in records.format_locks(one)],
                     "keeps_locks": one.time_us is not None,
                     "encoding": content["payload_encoding"],
                     "payload": whole_text(shortened(one).payload),

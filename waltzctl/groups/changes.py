@@ -23,7 +23,7 @@ from waltzctl.show.terminal import count
 from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups
 from waltzd.cluster import group_log
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import BadArgument
@@ -99,7 +99,7 @@ def create(
             steps=(
                 *([f"create the group log, on {', '.join(storages)}"] if storages else []),
                 *settings(plain),
-                *_spelled(starts, wanted),
+                *_describe_starts(starts, wanted),
             ),
             danger=Danger.NONE,
         )
@@ -116,14 +116,14 @@ def create(
     return command.perform(prepare)
 
 
-def _spelled(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
+def _describe_starts(starts: Sequence[GroupStart], wanted: Sequence[int]) -> list[str]:
     """Describe the starts, with partitions that start after the same id together."""
     begins: dict[int, list[int]] = {}
     known = {start.partition: start.after for start in starts}
     for number in wanted:
         begins.setdefault(known.get(number, -1), []).append(number)
     return [
-        f"start in {spell_numbers(numbers)} {'at the first transaction' if after < 0 else f'after id {after:,}'}"
+        f"start in {format_numbers(numbers)} {'at the first transaction' if after < 0 else f'after id {after:,}'}"
         for after, numbers in sorted(begins.items())
     ]
 
@@ -197,7 +197,7 @@ def _lost(group: GroupView) -> list[str]:
     """Describe what is lost with a group."""
     lag = group.lag
     return [
-        f"delete the position of {group.name} in {spell_numbers([one.partition for one in group.partitions])}",
+        f"delete the position of {group.name} in {format_numbers([one.partition for one in group.partitions])}",
         *(["transactions that are not acknowledged stay undelivered; their number is unknown"] if lag is None else []),
         *([f"{count(lag, 'transaction')} not acknowledged yet will not be delivered"] if lag else []),
         *([f"delete the list of {group.parked:,} parked transactions"] if group.parked else []),

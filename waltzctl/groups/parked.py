@@ -26,7 +26,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.group import ParkedOne
 from waltzctl.snapshot.groups import GroupView
 from waltzd import Client
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
@@ -116,7 +116,7 @@ def replay(
             verb="group parked replay --discard" if is_discard else "group parked replay",
             subject=name,
             steps=(
-                *(_spelled(number, found, is_discard=is_discard) for number, found in there.items()),
+                *(_describe(number, found, is_discard=is_discard) for number, found in there.items()),
                 *_absent(typed, there),
             ),
             danger=Danger.TYPED if is_discard else Danger.ASK,
@@ -131,9 +131,9 @@ def replay(
     return command.perform(prepare)
 
 
-def _spelled(number: int, ids: Sequence[int], *, is_discard: bool) -> str:
+def _describe(number: int, ids: Sequence[int], *, is_discard: bool) -> str:
     one, what = len(ids) == 1, "discarded" if is_discard else "delivered again"
-    shown = spell_numbers(ids[:AT_ONCE])
+    shown = format_numbers(ids[:AT_ONCE])
     return f"partition {number}: {len(ids):,} {'is' if one else 'are'} {what}: {'id' if one else 'ids'} {shown}"
 
 
@@ -142,7 +142,7 @@ def _absent(typed: tuple[int, Sequence[int]] | None, there: Mapping[int, Sequenc
         return []
     number, ids = typed
     absent = sorted(set(ids) - set(there[number]))
-    return [f"note: not parked there: {spell_numbers(absent[:AT_ONCE])}"] if absent else []
+    return [f"note: not parked there: {format_numbers(absent[:AT_ONCE])}"] if absent else []
 
 
 def _typed(text: str) -> tuple[int, Sequence[int]]:

@@ -24,7 +24,7 @@ from waltzctl.shell.options import Misused, option_group
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.errors import BadArgument, NoSuchPartition
 from waltzd.protocol.channels import numbers_of
@@ -91,7 +91,7 @@ def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
 
 def _not_there(number: int, numbers: Sequence[int]) -> NoSuchPartition:
     return NoSuchPartition(
-        f"partition {number} is not in the group, which has {spell_numbers(sorted(numbers))}",
+        f"partition {number} is not in the group, which has {format_numbers(sorted(numbers))}",
         not_done="nothing was changed",
         next_step="`waltzctl group describe NAME` shows them",
         partition=number,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from waltzctl.shell.progress import Report
 from waltzctl.snapshot.groups import GroupView
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupMeta, MadeGroup
@@ -77,7 +77,7 @@ async def changed(
         except WaltzError as error:
             if not found:
                 raise
-            done = spell_numbers([row["partition"] for row in found])
+            done = format_numbers([row["partition"] for row in found])
             raise Unfinished(
                 f"partition {partition}: {error.code} {error.message}",
                 not_done=f"the change was applied in {done}, and in no other partition",

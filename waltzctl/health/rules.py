@@ -19,7 +19,7 @@ from waltzctl.health.facts import Check, Facts, Found, Grade, Health, Reason, Ve
 from waltzctl.health.troubles import consumer_groups, coordination, documents, margins, moves, processes, replicas
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
@@ -144,7 +144,8 @@ def _sentence(found: ClusterSnapshot, opened: int) -> str:
 def _forks(found: ClusterSnapshot) -> Iterator[str]:
     forked = [view.partition for view in found.partitions if view.timelines]
     if forked:
-        yield f"an operator ended the log of {spell(forked)}: see its timelines in `waltzctl partition describe`"
+        numbers = format_partitions(forked)
+        yield f"an operator ended the log of {numbers}: see its timelines in `waltzctl partition describe`"
 
 
 def _of(some: int, total: int, noun: str) -> str:
@@ -165,7 +166,8 @@ def _space(facts: Facts) -> Found:
         if full:
             yield Reason(
                 key=f"full {name}",
-                sentence=f"the disk of {name} is full ({reported.directory}): {spell(full)} cannot be written there",
+                sentence=f"the disk of {name} is full ({reported.directory}): "
+                f"{format_partitions(full)} cannot be written there",
                 next_step=f"free some space on the file system of {reported.directory}; writing resumes by itself",
                 partitions=full,
                 names=(name,),
@@ -254,7 +256,7 @@ def _lag(facts: Facts) -> Found:
                 state = replica.state.lower().replace("_", " ")
                 yield warn(f"partition {view.partition} on {replica.storage} is {behind:,} ids behind ({state})")
     if unknown:
-        yield unsure(f"no owner reports the replicas of {spell(unknown)}")
+        yield unsure(f"no owner reports the replicas of {format_partitions(unknown)}")
     return "every replica that counts keeps up"
 
 
@@ -270,7 +272,7 @@ def _stuck(facts: Facts) -> dict[str, list[int]]:
 def _archive(facts: Facts) -> Found:
     lasting = _lasting(facts)
     for trouble, numbers in _stuck(facts).items():
-        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not advance: {trouble}; {lasting}")
+        yield warn(f"the archive of {format_partitions(numbers, 'does', 'do')} not advance: {trouble}; {lasting}")
     is_archived = any(
         view.reported is not None and view.reported.archived is not None for view in facts.snapshot.partitions
     )
@@ -335,9 +337,11 @@ def _backup(facts: Facts) -> Found:
             found = troubles.setdefault(view.reported.backup_trouble, []) if view.reported.backup_trouble else late
             found.append(view.partition)
     for trouble, numbers in troubles.items():
-        yield warn(f"the backup of {spell(numbers, 'is', 'are')} behind: {trouble}")
+        yield warn(f"the backup of {format_partitions(numbers, 'is', 'are')} behind: {trouble}")
     if late:
-        yield warn(f"the backup of {spell(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind")
+        yield warn(
+            f"the backup of {format_partitions(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind"
+        )
     for server in facts.snapshot.servers:
         saved = None if server.reported is None else server.reported.metadata_backup
         if saved is not None and not 0 <= saved.age_ms <= BACKUP_MS_WARN and saved.trouble:
@@ -362,11 +366,11 @@ def _groups(facts: Facts) -> Found:
         elif (group := crowded(view.replicas, group_of)) is not None and _could_be_apart(group_of, len(view.replicas)):
             most.setdefault(group, []).append(view.partition)
     for group, numbers in sorted(together.items()):
-        yield warn(f"all replicas of {spell(numbers)} are in the group {group}")
+        yield warn(f"all replicas of {format_partitions(numbers)} are in the group {group}")
     for group, numbers in sorted(most.items()):
-        yield warn(f"most replicas of {spell(numbers)} are in the group {group}, whose failure would stop them")
+        yield warn(f"most replicas of {format_partitions(numbers)} are in the group {group}, whose failure would stop them")
     if unknown:
-        yield unsure(f"the replicas of {spell(unknown)} are not known")
+        yield unsure(f"the replicas of {format_partitions(unknown)} are not known")
     return "no partition depends on one group"
 
 
@@ -383,7 +387,7 @@ def _orphans(facts: Facts) -> Found:
         held = view.reported.assigned if view.reported is not None else ()
         numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
         if numbers:
-            yield warn(f"{view.meta.name} holds {spell(numbers)}, which no document assigns to it")
+            yield warn(f"{view.meta.name} holds {format_partitions(numbers)}, which no document assigns to it")
     return "none"
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from waltzctl.health.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzctl.shell.blueprint import ZOOKEEPER
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.shell.safety import margin
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, ForeignCluster, TlsMismatch, WaltzError
 from waltzd.errors.operations import BadMetadata, CoordinatorRefused, NodeMissing
@@ -151,7 +151,7 @@ def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *,
     else:
         cause = f"{kind} {name} refuses to report its state: {error.code} {error.message}"
     if touched and kind == "storage":
-        cause += f". It has a replica of {spell(touched)}"
+        cause += f". It has a replica of {format_partitions(touched)}"
     return Reason(key=f"silent {name}", sentence=cause, next_step=step, partitions=touched, names=(name,))
 
 
@@ -186,22 +186,24 @@ def margins(facts: Facts) -> Found:
             thin.append(view.partition)
     for (level, total), numbers in sorted(lonely.items()):
         yield Reason(
-            key=f"lonely {spell_numbers(numbers)}",
+            key=f"lonely {format_numbers(numbers)}",
             grade=Grade.UNKNOWN,
-            sentence=f"seen from here, {level} of {total} replicas of {spell(numbers)} are level and answer, and "
-            f"{majority(total)} have to flush a transaction: if their owners cannot reach more, nothing is committed",
+            sentence=f"seen from here, {level} of {total} replicas of {format_partitions(numbers)} are level and answer, "
+            f"and {majority(total)} have to flush a transaction: if their owners cannot reach more, nothing is committed",
             next_step="bring back the storages named above; test it with `waltzctl health`",
             partitions=tuple(numbers),
         )
     yield from _short(facts)
     if unknown:
-        yield unsure(f"the replicas of {spell(unknown)} are not known")
+        yield unsure(f"the replicas of {format_partitions(unknown)} are not known")
     if below:
-        yield Reason(sentence=f"fewer replicas of {spell(below)} count than a majority, so nothing is committed")
+        yield Reason(
+            sentence=f"fewer replicas of {format_partitions(below)} count than a majority, so nothing is committed"
+        )
     if thin:
-        yield warn(f"{spell(thin)} can lose fewer replicas than they should")
+        yield warn(f"{format_partitions(thin)} can lose fewer replicas than they should")
     if single:
-        yield warn(f"{spell(single, 'has', 'have')} one replica only: a lost disk is lost data")
+        yield warn(f"{format_partitions(single, 'has', 'have')} one replica only: a lost disk is lost data")
     return "every partition can lose as many replicas as planned"
 
 
@@ -233,9 +235,9 @@ def _closed(facts: Facts) -> Iterator[Reason]:
             step = f"wait; if it lasts, see what {owners[0]} says with `waltzctl events --daemon {owners[0]}`"
         is_unknown = all(view.reported is None and view.owner is not None for view in views)
         yield Reason(
-            key=f"closed {spell_numbers(numbers)}",
+            key=f"closed {format_numbers(numbers)}",
             grade=Grade.UNKNOWN if is_unknown else Grade.FAIL,
-            sentence=f"{spell(numbers, 'takes', 'take')} no transactions: {cause}",
+            sentence=f"{format_partitions(numbers, 'takes', 'take')} no transactions: {cause}",
             next_step=step,
             partitions=numbers,
             names=tuple(missing),
@@ -279,7 +281,8 @@ def _short(facts: Facts) -> Iterator[Reason]:
         yield Reason(
             key=f"short {storage} {state}",
             grade=Grade.FAIL if state == DIVERGED else Grade.WARN,
-            sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {spell(numbers)} no longer {few}: "
+            sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {format_partitions(numbers)} "
+            f"no longer {few}: "
             f"{state_words}{', ' if about else ''}{about}",
             next_step=_WHEN_SHORT.get(state, "look at it with `waltzctl storage describe {0}`").format(storage),
             partitions=numbers,
@@ -308,11 +311,11 @@ def replicas(facts: Facts) -> Found:
             held.partition for held in view.reported.assigned if held.status is not None and not held.status.is_available
         ]
         if offline:
-            numbers = spell_numbers(offline).replace(" ", "")
+            numbers = format_numbers(offline).replace(" ", "")
             yield Reason(
                 key=f"offline {name}",
                 grade=Grade.WARN,
-                sentence=f"an operator took {spell(offline)} on {name} offline",
+                sentence=f"an operator took {format_partitions(offline)} on {name} offline",
                 next_step=f"when the reason is gone: `waltzctl storage availability {name} {numbers} --online`",
                 partitions=tuple(offline),
                 names=(name,),
@@ -328,9 +331,10 @@ def moves(facts: Facts) -> Found:
         grouped.setdefault((tuple(sorted(replicas)), tuple(wanted)), []).append(partition)
     for (there, wanted), numbers in grouped.items():
         yield Reason(
-            key=f"move {spell_numbers(numbers)}",
+            key=f"move {format_numbers(numbers)}",
             grade=Grade.WARN,
-            sentence=f"replicas of {spell(numbers)} are being moved from {', '.join(there)} to {', '.join(sorted(wanted))}",
+            sentence=f"replicas of {format_partitions(numbers)} are being moved from {', '.join(there)} to "
+            f"{', '.join(sorted(wanted))}",
             partitions=tuple(numbers),
             names=tuple(sorted({*there, *wanted})),
         )
@@ -339,7 +343,7 @@ def moves(facts: Facts) -> Found:
 
 def documents(facts: Facts) -> Found:
     for trouble, numbers in facts.snapshot.spoiled.items():
-        who = f"; the owners of {spell(numbers)} continue with the last version they read" if numbers else ""
+        who = f"; the owners of {format_partitions(numbers)} continue with the last version they read" if numbers else ""
         yield Reason(key=f"documents {trouble}", sentence=trouble + who, partitions=tuple(numbers))
     return "every document in ZooKeeper can be read"
 

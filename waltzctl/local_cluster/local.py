@@ -56,7 +56,7 @@ from waltzctl.shell.blueprint import (
     write_whole,
 )
 from waltzctl.shell.cluster_target import access_to, tls_of
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.client import loop
@@ -682,11 +682,11 @@ def unfinished_error(
     """Build the error for an existing cluster that did not start completely; the rest runs on. None if it did."""
     if not failed:
         stays = f"{_stays(running)}, and nothing was stopped"
-        takes = spell((view.partition for view in found.closed), "takes", "take")
+        takes = format_partitions((view.partition for view in found.closed), "takes", "take")
         not_done = f"{takes} no transactions yet; {stays}"
         return _closed(found, seconds, not_done, _mending(directory)) if found.closed else None
     if found.closed:
-        partitions = f"{spell((view.partition for view in found.closed), 'takes', 'take')} no transactions"
+        partitions = f"{format_partitions((view.partition for view in found.closed), 'takes', 'take')} no transactions"
     else:
         partitions = "every partition takes transactions all the same"
     missing = f"{', '.join(failed)} {'is' if len(failed) == 1 else 'are'} not ready"

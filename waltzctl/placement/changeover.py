@@ -15,7 +15,7 @@ from typing import Any
 from waltzctl.placement.creation import check_formats
 from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, ChangeCommand
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
@@ -46,11 +46,11 @@ def change_format(wanted: int, seconds: float | None, command: ChangeCommand) ->
                 if seconds is not None and time.monotonic() - began >= seconds:
                     raise Unfinished(
                         f"format {wanted} is saved, but not all partitions write it after {seconds:g} seconds: "
-                        f"{_spell(left)}",
+                        f"{_format_reasons(left)}",
                         not_done="these partitions change as soon as they can, also without this command",
                     )
                 total = len(now.partitions)
-                report(_spell(left), Amount(done=total - len(left), total=total, unit="partitions"))
+                report(_format_reasons(left), Amount(done=total - len(left), total=total, unit="partitions"))
                 await asyncio.sleep(POLL_SECONDS)
             return {"format": wanted, "partitions": [view.partition for view in now.partitions]}
 
@@ -76,10 +76,13 @@ def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
     opened, closed = ([view.partition for view in left if view.is_open is is_open] for is_open in (True, False))
     if opened:
         steps.append(
-            f"{spell(opened, 'changes', 'change, each')} in a new session: transactions wait for a moment, none is lost"
+            f"{format_partitions(opened, 'changes', 'change, each')} in a new session: "
+            "transactions wait for a moment, none is lost"
         )
     if closed:
-        steps.append(f"{spell(closed, 'is not open, and changes', 'are not open, and change, each')} when it opens")
+        steps.append(
+            f"{format_partitions(closed, 'is not open, and changes', 'are not open, and change, each')} when it opens"
+        )
     if left:
         steps.append(
             f"a partition that has changed cannot go back; existing segments stay in format {meta.format}"
@@ -105,7 +108,7 @@ def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
     check_formats({view.meta.name: view.reported for view in found.storages if view.reported is not None}, wanted)
 
 
-def _spell(left: list[PartitionView]) -> str:
+def _format_reasons(left: list[PartitionView]) -> str:
     reasons = [
         f"partition {view.partition}: {view.waiting or f'its session writes format {view.format}'}"
         for view in left[:TOLD_MAX]

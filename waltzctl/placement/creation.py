@@ -429,7 +429,11 @@ async def _read_documents(coordinator: Coordinator, spec: ClusterSpec, key: UUID
         ("name", meta.name, spec.name),
         ("number of partitions", meta.partitions, spec.partitions),
         ("format", meta.format, meta.format if spec.format is None else spec.format),
-        ("storages", ", ".join(map(_spell, storages.values())), ", ".join(_spell(wanted[name]) for name in sorted(wanted))),
+        (
+            "storages",
+            ", ".join(map(_format_storage, storages.values())),
+            ", ".join(_format_storage(wanted[name]) for name in sorted(wanted)),
+        ),
     ):
         if there != asked:
             raise AlreadyThere(
@@ -441,7 +445,7 @@ async def _read_documents(coordinator: Coordinator, spec: ClusterSpec, key: UUID
     return meta, storages, {partition: tuple(sorted(names)) for partition, names in sets.partitions.items()}
 
 
-def _spell(storage: StorageMeta) -> str:
+def _format_storage(storage: StorageMeta) -> str:
     return f"{storage.name}={storage.listen},{storage.admin_listen},{storage.group}"
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from waltzctl.shell.progress import Report
 from waltzctl.snapshot.cluster_snapshot import OPEN
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
 from waltzd.errors import WaltzError
@@ -83,12 +83,12 @@ class Handover:
         return held.waiting or f"{owner.server} is recovering it"
 
 
-def spell_waits(waits: Mapping[int, str]) -> str:
+def format_waits(waits: Mapping[int, str]) -> str:
     """Describe waits, with partitions that wait for the same reason together: "0, 2: server-2 is recovering it"."""
     numbers: dict[str, list[int]] = {}
     for number, wait in sorted(waits.items()):
         numbers.setdefault(wait, []).append(number)
-    return "; ".join(f"{spell_numbers(found)}: {wait}" for wait, found in numbers.items())
+    return "; ".join(f"{format_numbers(found)}: {wait}" for wait, found in numbers.items())
 
 
 async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None, timeout: float, report: Report) -> float:
@@ -121,6 +121,6 @@ async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None
             if not waits:
                 return passed
             if passed >= timeout:
-                raise NotTakenOver(f"after {timeout:g} seconds, partitions {spell_waits(waits)}")
-            report(f"partitions {spell_waits(waits)}")
+                raise NotTakenOver(f"after {timeout:g} seconds, partitions {format_waits(waits)}")
+            report(f"partitions {format_waits(waits)}")
             await asyncio.sleep(PAUSE_SECONDS)

@@ -37,7 +37,7 @@ from waltzctl.placement.restored_documents import (
 from waltzctl.shell.blueprint import write_whole
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
@@ -506,7 +506,7 @@ async def _from_storages(
 def _partition_steps(wanted: Restoration, target: Target) -> list[str]:
     """Describe the decision for each partition, as steps."""
     kept = [one.partition for one in wanted.proven if one.scene is None]
-    steps = [f"{spell(kept)}: as in the documents, no storage has a later session"] if kept else []
+    steps = [f"{format_partitions(kept)}: as in the documents, no storage has a later session"] if kept else []
     for one in wanted.proven:
         if one.scene is not None:
             holders = ", ".join(f"{name} up to {status.last_id}" for name, status in sorted(one.scene.statuses.items()))
@@ -515,7 +515,7 @@ def _partition_steps(wanted: Restoration, target: Target) -> list[str]:
                 f"{one.scene.mark}, under session {one.scene.session}, higher than all promised ones"
             )
     left = [one.partition for one in wanted.unproven]
-    steps += [f"{spell(left)}: left out; decide with `waltzctl partition rescue`"] if left else []
+    steps += [f"{format_partitions(left)}: left out; decide with `waltzctl partition rescue`"] if left else []
     return steps
 
 

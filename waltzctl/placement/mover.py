@@ -22,7 +22,7 @@ from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
 from waltzd.daemon.settings import parse_size
@@ -208,7 +208,7 @@ async def take_out(cluster: Cluster, name: str) -> None:
         coming = [number for number, names in sorted(found.partitions.items()) if name in names]
         if coming:
             raise ChangedMeanwhile(
-                f"another operator moves partition {spell_numbers(coming)} to {name}",
+                f"another operator moves partition {format_numbers(coming)} to {name}",
                 not_done=f"{name} stays in the list of storages",
                 next_step="look with `waltzctl history`, then run this again if it is still meant",
             )
@@ -295,14 +295,16 @@ class Mover:
                     self._report_waiting(waiting, len(goals))
                     await self._daemons.pause()
         except TimeoutError:
-            why = _spell(self._last) or "the daemons had not answered yet"
+            why = _format_reasons(self._last) or "the daemons had not answered yet"
             raise Unfinished(f"not done within {seconds:g} seconds: {why}") from None
 
     def _report_waiting(self, waiting: Mapping[int, str], total: int) -> None:
         self._last = waiting
         copied = self._copied.values()
         amount = Amount(done=sum(done for done, _ in copied), total=sum(all_ for _, all_ in copied), unit="bytes")
-        self._report(f"{total - len(waiting)} of {total} partitions done; {_spell(waiting, 1)}", amount if copied else None)
+        self._report(
+            f"{total - len(waiting)} of {total} partitions done; {_format_reasons(waiting, 1)}", amount if copied else None
+        )
 
     async def _advance(self, left: dict[int, tuple[str, ...]]) -> dict[int, str]:
         """Take one step for each partition that can take one; return why each unfinished one waits. Finished ones are
@@ -445,7 +447,7 @@ def _check_storages(moving: Goals, found: ClusterSnapshot) -> None:
     for name in sorted({name for goal in moving.values() for name in goal} - there):
         numbers = [number for number, goal in moving.items() if name in goal]
         raise ChangedMeanwhile(
-            f"{name} was removed from the cluster; it was a goal of partition {spell_numbers(numbers)}",
+            f"{name} was removed from the cluster; it was a goal of partition {format_numbers(numbers)}",
             not_done="what was moved until now stays; other partitions may be on their way",
             next_step="run `waltzctl partition auto-assign`, which leaves it out, or add the storage again",
         )
@@ -463,7 +465,7 @@ def _why(step: replica_moves.Step) -> str:
             return ""
 
 
-def _spell(waiting: Mapping[int, str], most: int = TOLD_MAX) -> str:
+def _format_reasons(waiting: Mapping[int, str], most: int = TOLD_MAX) -> str:
     reasons = [f"partition {number}: {why}" for number, why in list(waiting.items())[:most]]
     more = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
     return "; ".join(reasons) + more

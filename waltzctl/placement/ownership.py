@@ -34,7 +34,7 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot.collector import snapshot_of
-from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
+from waltzd.cluster.assignment import format_numbers, moved, obstacles, plan, preferring, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
 from waltzd.cluster.group_log import is_there
@@ -109,7 +109,7 @@ def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
 
 def compact_list(numbers: Collection[int]) -> str:
     """Format partitions as one word, like `0-3,7`."""
-    return spell_numbers(sorted(numbers)).replace(" ", "")
+    return format_numbers(sorted(numbers)).replace(" ", "")
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------
@@ -241,12 +241,12 @@ def drain_plan(found: Owners, server: str, numbers: Sequence[int]) -> tuple[Plan
     steps = [] if before.is_draining else [f"{server} takes no partitions any more"]
     if all(other.is_draining for other in servers.values()):
         nobody = f"{server} is the only server that takes partitions"
-        unsafe = f"{nobody}: nobody would take over {spell_numbers(numbers)}" if numbers else nobody
+        unsafe = f"{nobody}: nobody would take over {format_numbers(numbers)}" if numbers else nobody
         return Plan(verb="server drain", subject=server, steps=tuple(steps), unsafe=(unsafe,) if steps else ()), None
     after = found.planned(servers, found.preferences)
     steps += found.leader_moves(after)
     if numbers and not steps:
-        steps = [f"{server} closes {spell_numbers(numbers)}"]
+        steps = [f"{server} closes {format_numbers(numbers)}"]
     return Plan(verb="server drain", subject=server, steps=tuple(steps)), after
 
 
@@ -430,7 +430,7 @@ def preference_plan(
     if wanted != found.preferences:
         before = found.preferences.partitions
         changed = [number for number in sorted(numbers) if wanted.partitions.get(number) != before.get(number)]
-        steps = (f"prefer {server or 'no server'} for {spell_numbers(changed)}", *found.leader_moves(after))
+        steps = (f"prefer {server or 'no server'} for {format_numbers(changed)}", *found.leader_moves(after))
     return Plan(verb="partition preferred", subject=compact_list(numbers), steps=steps)
 
 

@@ -238,9 +238,9 @@ async def _follow(
                         return replica_states
                     _check_hope(name, left, lost)
                     await throttle.share(len(left))
-                    waits = _spell(left, found, TOLD_MAX)
+                    waits = _format_reasons(left, found, TOLD_MAX)
                     counting = f"{len(chosen) - len(left)} of {len(chosen)} replicas count"
-                    report(f"{counting}; {_spell(left, found, 1)}", _copied(replica_states, found))
+                    report(f"{counting}; {_format_reasons(left, found, 1)}", _copied(replica_states, found))
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise Unfinished(f"not done within {options.timeout:g} seconds: {waits}") from None
@@ -268,7 +268,7 @@ def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) ->
             raise Unfinished(f"partition {number} on {name} cannot recover by itself: {one.why}")
 
 
-def _spell(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:
+def _format_reasons(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:
     reasons = []
     for number, one in list(left.items())[:most]:
         reported = found.partitions[number].reported

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 
 from waltzctl.placement.plan import crowded, reassign_replicas
 from waltzctl.shell.cluster_target import unknown
-from waltzctl.shell.numbers import check_partitions, spell
+from waltzctl.shell.numbers import check_partitions, format_partitions
 from waltzctl.shell.progress import duration
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan, danger, margin, without
 from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.errors.operations import Unsafe
 from waltzd.protocol.descriptions import StorageDescription
@@ -123,7 +123,7 @@ class MovePlan:
         bare = [number for number, names in sorted(changed.items()) if not names]
         if bare:  # it cannot be meant: the log would be gone
             raise Unsafe(
-                f"{self.verb} {self.subject}: partition {spell_numbers(bare)} would have no replica",
+                f"{self.verb} {self.subject}: partition {format_numbers(bare)} would have no replica",
                 next_step="leave at least one; `waltzctl cluster delete` gives up a whole cluster",
             )
         effects, undecided = effects_of(now, changed)
@@ -154,7 +154,7 @@ class MovePlan:
         """Return the message for the case that the command is interrupted; None if nothing moves."""
         if not self.changed:
             return None
-        numbers = spell_numbers(sorted(self.changed)).replace(" ", "")
+        numbers = format_numbers(sorted(self.changed)).replace(" ", "")
         return (
             "Interrupted. Finished moves stay, and new replicas are still copied, at the rate of this command. "
             f"`waltzctl partition assign {numbers}` resumes, `waltzctl partition assign {numbers} --cancel` cancels "
@@ -175,7 +175,7 @@ def steps_in_words(now: PlacementState, goals: Goals) -> tuple[str, ...]:
     reported = []
     for (new, old), numbers in alike.items():
         parts = [*([f"copy to {', '.join(new)}"] if new else []), *([f"leave {', '.join(old)}"] if old else [])]
-        reported.append(f"{spell(numbers)}: {', then '.join(parts) or 'finish the move'}")
+        reported.append(f"{format_partitions(numbers)}: {', then '.join(parts) or 'finish the move'}")
     return tuple(reported)
 
 
@@ -268,7 +268,7 @@ def crowding(now: PlacementState, goals: Goals) -> tuple[str, ...]:
         if group is not None and crowded(now.roles(number), now.groups) is None:
             found.setdefault(group, []).append(number)
     return tuple(
-        f"{spell(numbers)}: most replicas are in the group {group} then, and it stops with it"
+        f"{format_partitions(numbers)}: most replicas are in the group {group} then, and it stops with it"
         for group, numbers in found.items()
     )
 

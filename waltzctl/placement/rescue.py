@@ -21,7 +21,7 @@ from typer import Argument, Option
 from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, placement_state
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell.change import Change, ChangeCommand, current_user
-from waltzctl.shell.numbers import chosen, spell
+from waltzctl.shell.numbers import chosen, format_partitions
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -93,7 +93,7 @@ def rescue(
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
             raise Unsafe(
-                f"{spell(wanted, 'is', 'are')} open: there is nothing to rescue",
+                f"{format_partitions(wanted, 'is', 'are')} open: there is nothing to rescue",
                 not_done="nothing was changed",
                 next_step="run `waltzctl status` for the state of the cluster",
             )

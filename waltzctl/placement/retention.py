@@ -59,7 +59,7 @@ def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) 
             not_done="nothing was changed",
             next_step="give a size, or change the cluster to format 1 first: `waltzctl cluster set --format 1`",
         )
-    steps = [f"set storages to keep {_spelled(wanted)} (until now {_spelled(meta.keep_local)})"]
+    steps = [f"set storages to keep {_describe(wanted)} (until now {_describe(meta.keep_local)})"]
     if keep.size is not None:
         leaves = too_much(found, keep.size)
         steps.append(
@@ -75,7 +75,7 @@ def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) 
     return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps) if is_change else ())
 
 
-def _spelled(policy: str) -> str:
+def _describe(policy: str) -> str:
     keep = keep_of(policy)
     if policy == ALL or keep is None:
         return "all of the log"

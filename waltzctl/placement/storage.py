@@ -34,7 +34,7 @@ from waltzctl.shell.cluster_target import (
     using,
 )
 from waltzctl.shell.interruption import interruptible
-from waltzctl.shell.numbers import chosen, partitions_of, spell
+from waltzctl.shell.numbers import chosen, format_partitions, partitions_of
 from waltzctl.shell.options import From, Key, Misused, Output
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
@@ -204,7 +204,7 @@ def tidying(now: PlacementState, name: str, metas: Metas) -> Plan:
     """Plan the removal of forgotten replicas. `metas`: documents of their partitions."""
     forgotten, cleaned = _forgotten(now, name), cleaning(now, name, answering(now, name).set_aside)
     margins = _left(now, name, forgotten, metas)
-    steps = [f"set aside the files of {spell(forgotten)} on {name}; not assigned to it"] if forgotten else []
+    steps = [f"set aside the files of {format_partitions(forgotten)} on {name}; not assigned to it"] if forgotten else []
     return Plan(
         verb="storage recover --clean",
         subject=name,
@@ -328,10 +328,10 @@ def _check_all(results: Results, done: str) -> None:
     if refused:
         number, error = next(iter(refused.items()))
         others = [other for other in results if other not in refused]
-        also = f"; {spell(others, 'is', 'are')}" if others else ""
+        also = f"; {format_partitions(others, 'is', 'are')}" if others else ""
         raise type(error)(
             f"partition {number}: {error.message}",
-            not_done=f"{spell(refused, 'is', 'are')} not {done}{also}",
+            not_done=f"{format_partitions(refused, 'is', 'are')} not {done}{also}",
             next_step=error.detail_next_step,
         )
 
@@ -345,7 +345,7 @@ def switching(now: PlacementState, name: str, chosen: Sequence[int], *, is_onlin
         for number in chosen
         if name in (roles := now.roles(number)) and not is_online
     ]
-    words = f"take {spell(chosen)} {'online' if is_online else 'offline'} on {name}"
+    words = f"take {format_partitions(chosen)} {'online' if is_online else 'offline'} on {name}"
     return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
 
 

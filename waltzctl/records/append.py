@@ -126,7 +126,7 @@ def lock_id(text: str) -> int | str:
     return number
 
 
-def spelled(lock: Lock) -> str:
+def format_lock(lock: Lock) -> str:
     return f"{lock.mode.name.lower()}:{lock.name}:{lock.id}"
 
 
@@ -192,7 +192,9 @@ async def submit(
         outcome = await client.append_atomic(payloads, partition=partition, kinds=headers, locks=each, position=seen)
     else:
         outcome = await client.append(payloads[0], partition=partition, kind=header, locks=locks, position=seen)
-    failed = next((spelled(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None)
+    failed = next(
+        (format_lock(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None
+    )
     return Submitted(
         partition=partition,
         outcome=outcome,

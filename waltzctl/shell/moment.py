@@ -64,15 +64,15 @@ def _parsed(text: str, option: str) -> datetime:
 
 def iso(time: int) -> str:
     """Format a time with microseconds, for programs."""
-    return _spelled(time, 6)
+    return _format(time, 6)
 
 
 def shown(time: int, *, is_narrow: bool = False) -> str:
     """Format a time with milliseconds, or, narrow, without a fraction."""
-    return _spelled(time, 0 if is_narrow else 3)
+    return _format(time, 0 if is_narrow else 3)
 
 
-def _spelled(time: int, digits: int) -> str:
+def _format(time: int, digits: int) -> str:
     try:
         whole = _EPOCH + timedelta(microseconds=time)
     except OverflowError:  # behind the year 9999: the clock of the server was wrong

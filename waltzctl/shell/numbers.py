@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from waltzctl.shell.cluster_target import ClusterTarget, using
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.errors import NoSuchPartition
 from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
 
@@ -40,8 +40,8 @@ def check_partitions(
             )
 
 
-def spell(numbers: Iterable[int], one: str = "", more: str = "") -> str:
+def format_partitions(numbers: Iterable[int], one: str = "", more: str = "") -> str:
     """Format as `partitions 0-3 are`, with the verb `one` for one partition and `more` for several."""
     found = sorted(numbers)
     noun, verb = ("partition", one) if len(found) == 1 else ("partitions", more)
-    return " ".join(word for word in (noun, spell_numbers(found), verb) if word)
+    return " ".join(word for word in (noun, format_numbers(found), verb) if word)

@@ -12,7 +12,7 @@ from waltzctl.health.facts import HealthReport
 from waltzctl.health.probe import Probe, Probing
 from waltzctl.health.rates import PartitionRates, Rates, StorageRates, by
 from waltzctl.shell.merged_log import Line as LogLine
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.show import group
 from waltzctl.show.cluster import STYLES
 from waltzctl.show.forms import (
@@ -91,7 +91,7 @@ def _probed(
         assert probe.error is not None
         alike.setdefault(f"{probe.stage}: {probe.error.code} {probe.error.message}", []).append(probe)
     for why, probes in alike.items():
-        yield Line(f"- {spell(probe.partition for probe in probes)}: {why}", "red", "wrap")
+        yield Line(f"- {format_partitions(probe.partition for probe in probes)}: {why}", "red", "wrap")
         error = probes[0].error
         if error is not None and error.detail_next_step:
             yield next_step(error.detail_next_step)

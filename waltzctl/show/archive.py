@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.shell.moment import shown
-from waltzctl.shell.numbers import spell
+from waltzctl.shell.numbers import format_partitions
 from waltzctl.show.forms import (
     Column,
     Columns,
@@ -84,7 +84,7 @@ def troubles(found: Sequence[Reaching]) -> list[str]:
         for trouble, words in ((one.trouble, "does not go on"), (one.missing, "lacks what was in it")):
             if trouble:
                 sentences.setdefault(f"{words}: {trouble}", []).append(one.partition)
-    return [f"{spell(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
+    return [f"{format_partitions(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
 
 
 def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:

@@ -19,8 +19,8 @@ HEADS = {
 }
 MARGINS: Columns[Effect] = (
     Column("partition"),
-    Column("can lose now", "before", cell=lambda margin: _spell(margin)),
-    Column("can lose then", "after", cell=lambda margin: _spell(margin)),
+    Column("can lose now", "before", cell=lambda margin: _format_margin(margin)),
+    Column("can lose then", "after", cell=lambda margin: _format_margin(margin)),
 )
 
 
@@ -46,7 +46,7 @@ def _parts(found: Plan) -> list[Part]:
     ]
 
 
-def _spell(margin: Margin) -> str:
+def _format_margin(margin: Margin) -> str:
     held = f"({margin.level} of {margin.members} members level)"
     return f"takes nothing {held}" if margin.spare < 0 else f"{margin.spare} {held}"
 

@@ -11,7 +11,7 @@ from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, att
 from waltzctl.show.terminal import duration, size
 from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory, ServerUsage
 from waltzctl.snapshot.cluster_snapshot import silent_servers
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.policy import Grant, Policy, Prefix, Verb, everything
@@ -32,7 +32,7 @@ INSTANCES: Columns[ApplicationInstance] = (
     *(Column("", json=name) for name in ("state", "is_slowed")),
     Column("since", "age_ms", cell=duration, json="age_milliseconds"),
     Column("heard", "quiet_ms", cell=duration, json="quiet_milliseconds"),
-    Column("partitions", cell=spell_numbers),
+    Column("partitions", cell=format_numbers),
     *attributes("appended fed"),
     Column("address", "peer"),
     *attributes("version waiting role", is_wide=True),
@@ -112,7 +112,7 @@ def _quotas(quotas: Mapping[str, int | None] | None) -> list[str]:
     return [f"{name}={amount:,}" for name, amount in (quotas or {}).items() if amount is not None]
 
 
-def spelled(grant: Grant) -> str:
+def describe_grant(grant: Grant) -> str:
     """Describe a grant in a sentence."""
     quotas = _quotas(None if grant.quotas is None else asdict(grant.quotas))
     parts = [
@@ -142,7 +142,7 @@ def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listi
             "partitions": allowed,
             "allowed": len(allowed) == len(partitions) > 0,
             "grants": [at for at, _ in by],
-            "because": [spelled(grant) for _, grant in by],
+            "because": [describe_grant(grant) for _, grant in by],
         }
 
     return Listing(
@@ -166,7 +166,7 @@ def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listi
 def _where(allowed: Sequence[int], asked: Sequence[int]) -> str:
     if not allowed:
         return "no"
-    return "yes" if len(allowed) == len(asked) else f"in {spell_numbers(allowed)}"
+    return "yes" if len(allowed) == len(asked) else f"in {format_numbers(allowed)}"
 
 
 def _speaks_of(grant: Grant, verb: Verb, partition: int, policy: Policy | None) -> bool:

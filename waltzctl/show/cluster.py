@@ -16,7 +16,7 @@ from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, next_step, objects, pick, plain, verdict
 from waltzctl.show.terminal import ROWS_MAX, count, duration, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, timeline_sentence
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedReplica
@@ -93,7 +93,7 @@ def server_columns(found: ClusterSnapshot) -> Columns[ServerView]:
         Column("server", "meta.name", json="name"),
         Column("address", "meta.listen"),
         Column("admin", "meta.admin_listen"),
-        Column("owns", lambda view: spell_numbers([one.partition for one in owned(view)])),
+        Column("owns", lambda view: format_numbers([one.partition for one in owned(view)])),
         Column("", lambda view: [one.partition for one in owned(view)], json="partitions"),
         Column("partitions", lambda view: view.reported and len(view.reported.partitions), json=""),
         Column("open", lambda view: sum(one.is_open for one in owned(view))),
@@ -151,7 +151,7 @@ def with_stars(roles: Mapping[str, Membership]) -> list[str]:
 
 def _numbers(views: Sequence[PartitionView]) -> str:
     """Format the numbers of partitions; the group log is marked."""
-    return f"{spell_numbers([view.partition for view in views])}{' (groups)' if views[0].is_group_log else ''}"
+    return f"{format_numbers([view.partition for view in views])}{' (groups)' if views[0].is_group_log else ''}"
 
 
 def _counting(view: PartitionView) -> str:

@@ -12,7 +12,7 @@ from waltzctl.show.forms import Column, Columns, Line, Listing, attributes, capp
 from waltzctl.show.terminal import ROWS_MAX, count, duration
 from waltzctl.snapshot.cluster_snapshot import silent_servers, timeline_sentence
 from waltzctl.snapshot.groups import GroupPartitionView, Groups, GroupState, GroupView
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction
 
@@ -33,7 +33,7 @@ STYLES = {
 GROUPS: Columns[GroupView] = (
     Column("name", "meta.name"),
     Column("mode", "meta.mode"),
-    Column("partitions", lambda view: [one.partition for one in view.partitions], cell=spell_numbers),
+    Column("partitions", lambda view: [one.partition for one in view.partitions], cell=format_numbers),
     Column("state", "standing"),
     Column("members", lambda view: len(view.members)),
     Column("lag", none="?", is_right=True),

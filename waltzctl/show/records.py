@@ -75,7 +75,7 @@ def transaction_json(
     found = decoded(transaction.payload, decode)
     client, generation, sequence = transaction.request
     time = transaction.time_us
-    known = [{"mode": mode, "lock": lock} for mode, lock in spelled_locks(transaction)]
+    known = [{"mode": mode, "lock": lock} for mode, lock in format_locks(transaction)]
     locks = {"locks": None if time is None else known} if with_locks else {}
     return {
         "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id,
@@ -85,7 +85,7 @@ def transaction_json(
     }  # fmt: skip
 
 
-def spelled_locks(transaction: Transaction) -> list[tuple[str, str]]:
+def format_locks(transaction: Transaction) -> list[tuple[str, str]]:
     """Format the mode and the 64-bit hash of each lock."""
     return [(lock.mode.name.lower(), f"{lock.hash:016x}") for lock in transaction.locks or ()]
 
@@ -113,7 +113,7 @@ class _Table:
             transaction.length,
         )
         typer.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
-        for mode, lock in spelled_locks(transaction):
+        for mode, lock in format_locks(transaction):
             typer.echo(f"{' ' * 10 if self._with_partition else ''}{'':>10} {mode} {lock}")
 
     def _start(self, partition: object, id: object, time: str, header: object, client: object, length: object) -> str:

@@ -151,7 +151,7 @@ class ArchiveObject(Document):
             name, rows = value.popitem()
             value |= {**self.sums(), "columns": list(self.columns), name: rows}
         # A line for each row, for people.
-        lines = [f"{json.dumps(name)}: {_spelled(part)}" for name, part in TEXT_FORMAT.with_digest(value).items()]
+        lines = [f"{json.dumps(name)}: {_format_part(part)}" for name, part in TEXT_FORMAT.with_digest(value).items()]
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
     @classmethod
@@ -332,7 +332,7 @@ def _members(value: Any) -> dict[str, Any]:
     return {name: str(part) if isinstance(part, UUID) else part for name, part in found.items()}
 
 
-def _spelled(part: Any) -> str:
+def _format_part(part: Any) -> str:
     if isinstance(part, list) and part and isinstance(part[0], list):
         return "[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in part) + "\n]"
     return json.dumps(part)

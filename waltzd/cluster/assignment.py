@@ -62,7 +62,7 @@ def obstacles(
     """Return the reasons why a transfer would not last, as sentences; empty if it would. `transferred` returned `after`."""
     wishes = {number: names for number, names in preferring(servers, preferences, len(after.owners)).items() if names}
 
-    def spelled(number: int, name: str) -> str:
+    def preferred(number: int, name: str) -> str:
         if preferences.partitions.get(number) == name:
             return f"an operator prefers partition {number} at {name}"
         return f"{name} prefers partition {number} by itself"
@@ -70,12 +70,13 @@ def obstacles(
     left = [number for number in sorted(numbers) if after.owners[number].server != to]
     if left:
         having = [number for number, owner in enumerate(after.owners) if owner.server == to]
-        held = [spelled(number, to) for number in having if number not in numbers and to in wishes.get(number, ())]
-        share = f"an even share of {to} is {spell_count(len(having))}, so {spell_numbers(left)} cannot go there as well"
+        held = [preferred(number, to) for number in having if number not in numbers and to in wishes.get(number, ())]
+        count = format_partition_count(len(having))
+        share = f"an even share of {to} is {count}, so {format_numbers(left)} cannot go there as well"
         return [share, *held]
     lasting = plan(after, servers, len(after.owners), preferences)
     return [
-        spelled(number, now.server)
+        preferred(number, now.server)
         for number, (was, now) in enumerate(zip(after.owners, lasting.owners, strict=True))
         if was != now and now.server is not None and now.server in wishes.get(number, ())
     ]
@@ -97,7 +98,7 @@ def preferring(servers: Mapping[str, ServerMeta], preferences: Preferences, part
     return found
 
 
-def spell_count(partitions: int) -> str:
+def format_partition_count(partitions: int) -> str:
     return f"{partitions} partition{'' if partitions == 1 else 's'}"
 
 
@@ -110,10 +111,10 @@ def moved(before: Assignment, after: Assignment) -> Iterator[str]:
             grouped[was.server, now.server].append(number)
     for (giving, taking), numbers in grouped.items():
         start = f" from {giving}" if giving is not None else ""
-        yield f"{spell_numbers(numbers)}{start} to {taking or 'no server'}"
+        yield f"{format_numbers(numbers)}{start} to {taking or 'no server'}"
 
 
-def spell_numbers(numbers: Sequence[int]) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
     """Format rising numbers as a list of numbers and ranges: 0, 4-7."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:

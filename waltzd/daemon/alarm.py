@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.errors.operations import Diverged
 from waltzd.protocol.descriptions import DIVERGED, OwnedPartition
 
@@ -86,7 +86,7 @@ def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, 
     trouble, noun = known.trouble, "partition" if len(numbers) == 1 else "partitions"
     lasted = round(now - known.since)
     length = f"{lasted} seconds" if lasted < 120 else f"{lasted // 60} minutes"
-    what = f"{head}{noun} {spell_numbers(numbers)}: {kind}"
+    what = f"{head}{noun} {format_numbers(numbers)}: {kind}"
     if level == logging.INFO:
         return Said(level, f"{what} no longer, after {length}", trouble.code)
     return Said(level, f"{trouble.code} {what}, for {length} now: {trouble.why}", trouble.code)

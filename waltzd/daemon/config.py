@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.cluster.zookeeper_credentials import OFF, TLS_MODES, ZooKeeperCredentials, load_credentials
-from waltzd.daemon.settings import Bounds, document, sample, setting, spell_size
+from waltzd.daemon.settings import Bounds, document, format_size, sample, setting
 from waltzd.errors import BadArgument, operations
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
@@ -487,8 +487,8 @@ class ServerConfig(DaemonConfig):
         if self.inflight_bytes_max < needed:
             yield (
                 "inflight_bytes_max",
-                f"{spell_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
-                f"{spell_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
+                f"{format_size(self.inflight_bytes_max)} cannot hold one transaction and one frame; raise it to "
+                f"{format_size(needed)}, or lower payload_bytes_max and frame_bytes_max",
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from waltzd.daemon.settings import Setting, declared, is_optional, read_value, spell, spell_size
+from waltzd.daemon.settings import Setting, declared, format_size, format_value, is_optional, read_value
 from waltzd.errors import BadConfig
 
 TEXT_BYTES_MAX = 64 << 10
@@ -51,7 +51,7 @@ def text_of(path: str) -> str:
     except OSError as error:
         raise BadConfig(f"cannot read the configuration file {path}: {error.strerror}") from error
     if len(raw) > TEXT_BYTES_MAX:
-        raise BadConfig(f"{path} is larger than {spell_size(TEXT_BYTES_MAX)}: this is not a configuration file")
+        raise BadConfig(f"{path} is larger than {format_size(TEXT_BYTES_MAX)}: this is not a configuration file")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -204,7 +204,7 @@ def _nearest(name: str, known: Mapping[str, object]) -> str:
 
 def resolved(config: Any) -> dict[str, str]:
     """Return the effective value of every setting, formatted as in the file."""
-    return {name: spell(getattr(config, name), about) for name, (_, about) in declared(type(config)).items()}
+    return {name: format_value(getattr(config, name), about) for name, (_, about) in declared(type(config)).items()}
 
 
 def show(config: Any) -> str:
@@ -213,7 +213,7 @@ def show(config: Any) -> str:
     for name, (_, about) in declared(type(config)).items():
         value = getattr(config, name)
         is_default = not about.required and value == about.default
-        text = spell(value, about) if value is None else _quoted(spell(value, about))
+        text = format_value(value, about) if value is None else _quoted(format_value(value, about))
         lines.append(f"{name}: {text}{'  # default' if is_default else ''}")
     return "\n".join(lines) + "\n"
 

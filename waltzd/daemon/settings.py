@@ -119,9 +119,9 @@ def _integer(text: str, about: Setting) -> int:
             raise ValueError(f"{text!r} is not a whole number")
         value = int(text.replace("_", ""))
     if value < about.bounds.least:
-        raise ValueError(f"{text} is below the minimum, {spell(about.bounds.least, about)}")
+        raise ValueError(f"{text} is below the minimum, {format_value(about.bounds.least, about)}")
     if value > about.bounds.most:
-        raise ValueError(f"{text} is above the maximum, {spell(about.bounds.most, about)}")
+        raise ValueError(f"{text} is above the maximum, {format_value(about.bounds.most, about)}")
     return value
 
 
@@ -133,7 +133,7 @@ def parse_size(text: str) -> int:
     return int(found[1].replace("_", "")) * _UNITS[found[2].lower()]
 
 
-def spell_size(size: int) -> str:
+def format_size(size: int) -> str:
     """Format a size in its shortest exact form: 67108864 is 64MiB."""
     for power, letter in reversed(list(enumerate("KMGT", 1))):
         if size and size % (1 << 10 * power) == 0:
@@ -148,11 +148,11 @@ def parse_key(text: str) -> uuid.UUID:
         raise ValueError(f"{text!r} is not a UUID, as in 00112233-4455-6677-8899-aabbccddeeff") from None
 
 
-def spell(value: Any, about: Setting) -> str:
+def format_value(value: Any, about: Setting) -> str:
     """Format a value as in a settings file."""
     if value is None:
         return "null"
-    return spell_size(value) if about.bounds is not None and about.bounds.unit == "bytes" else str(value)
+    return format_size(value) if about.bounds is not None and about.bounds.unit == "bytes" else str(value)
 
 
 # -- generated files ---------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def sample(kind: type[Any], title: str) -> str:
     out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
     for name, (_, about) in declared(kind).items():
         out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {bounds(about)}".strip(), 100)]
-        value = about.example.replace("{role}", kind.role) or spell(about.default, about)
+        value = about.example.replace("{role}", kind.role) or format_value(about.default, about)
         out += [f"{'' if about.required else '# '}{name}: {value}", ""]
     return "\n".join(out).rstrip() + "\n"
 
@@ -172,7 +172,7 @@ def document(kind: type[Any], title: str) -> str:
     """Return a section of the reference page with all settings of a class."""
     out = [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
     for name, (_, about) in declared(kind).items():
-        default = "must be given" if about.required else f"`{spell(about.default, about)}`"
+        default = "must be given" if about.required else f"`{format_value(about.default, about)}`"
         meaning = f"{about.doc} {bounds(about)}".strip().replace("|", "\\|")
         out.append(f"| `{name}` | {default} | {meaning} |")
     return "\n".join(out) + "\n"
@@ -184,4 +184,4 @@ def bounds(about: Setting) -> str:
     if about.bounds is None:
         return ""
     unit = f" {about.bounds.unit}" if about.bounds.unit not in ("", "bytes") else ""
-    return f"From {spell(about.bounds.least, about)} to {spell(about.bounds.most, about)}{unit}."
+    return f"From {format_value(about.bounds.least, about)} to {format_value(about.bounds.most, about)}{unit}."

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import NoReturn
 
-from waltzd.cluster.assignment import UNOWNED, spell_numbers
+from waltzd.cluster.assignment import UNOWNED, format_numbers
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
@@ -123,7 +123,7 @@ class PartitionOwner:
                     seen = self._changed.version
                     await self._changed.wait(seen)
         except TimeoutError:
-            log.warning("no server took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
+            log.warning("no server took over partitions %s within %g seconds", format_numbers(self.owned), seconds)
         return not self._assigned
 
     async def close(self) -> None:

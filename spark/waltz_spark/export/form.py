@@ -179,14 +179,14 @@ def _read(source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
         if size > GROUP_BYTES_MAX:
             raise ExportDamaged(f"{place} has a row group of {size} bytes; no export makes one above {GROUP_BYTES_MAX}")
     for batch in file.iter_batches(batch_size=1 << 16, columns=SCHEMA.names):
-        for part in _spelled_out(batch):
+        for part in _decoded_parts(batch):
             found = part.select(SCHEMA.names).cast(SCHEMA)
             if any(found.column(name).null_count for name in RECORD.names):
                 raise ExportDamaged(f"{place} has rows without a value in a column of the log")
             yield found
 
 
-def _spelled_out(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _decoded_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     at = batch.schema.get_field_index("data")
     column = batch.column(at)
     if not pa.types.is_dictionary(column.type):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.handover import Handover, spell_waits
+from waltzctl.placement.handover import Handover, format_waits
 from waltzd.cluster.documents import Assignment, Ownership
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
@@ -80,4 +80,4 @@ def test_what_went_elsewhere_is_waited_for_no_longer() -> None:
 
 
 def test_partitions_that_wait_for_the_same_are_told_together() -> None:
-    assert spell_waits({3: "x", 0: "y", 1: "y", 2: "y"}) == "0-2: y; 3: x"
+    assert format_waits({3: "x", 0: "y", 1: "y", 2: "y"}) == "0-2: y; 3: x"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster.assignment import NO_PREFERENCES, moved, obstacles, plan, spell_numbers, transferred
+from waltzd.cluster.assignment import NO_PREFERENCES, format_numbers, moved, obstacles, plan, transferred
 from waltzd.cluster.documents import Assignment, Ownership, Preferences, ServerMeta
 from waltzd.cluster.flow import Network
 
@@ -324,8 +324,8 @@ def test_what_moves_is_said() -> None:
 
 
 def test_numbers_are_spelled_as_ranges() -> None:
-    assert spell_numbers([]) == ""
-    assert spell_numbers([0, 4, 5, 6, 9, 10]) == "0, 4-6, 9-10"
+    assert format_numbers([]) == ""
+    assert format_numbers([0, 4, 5, 6, 9, 10]) == "0, 4-6, 9-10"
 
 
 # -- the flow ----------------------------------------------------------------------------------------------------------

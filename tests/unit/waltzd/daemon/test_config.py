@@ -23,7 +23,7 @@ from waltzd.daemon.config import (
     partitions_of,
 )
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
-from waltzd.daemon.settings import declared, parse_size, spell_size
+from waltzd.daemon.settings import declared, format_size, parse_size
 from waltzd.errors import BadConfig
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
@@ -179,11 +179,11 @@ def test_the_message_limit_lets_the_largest_record_travel() -> None:
 
 @given(st.integers(0, 1 << 50))
 def test_sizes_are_spelled_as_they_are_read(size: int) -> None:
-    assert parse_size(spell_size(size)) == size
+    assert parse_size(format_size(size)) == size
 
 
 def test_sizes_are_spelled_short() -> None:
-    assert [spell_size(size) for size in (0, 1, 1024, 1536, 64 << 20, 10**9)] == [
+    assert [format_size(size) for size in (0, 1, 1024, 1536, 64 << 20, 10**9)] == [
         "0",
         "1",
         "1KiB",
