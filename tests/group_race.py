@@ -67,13 +67,13 @@ class Race:
             max_in_flight=20,
             deliver_max=4,
             back_off_ms=(20, 200),
-            headers=tuple(range(HEADERS - 1)),
+            kinds=tuple(range(HEADERS - 1)),
         )
         self.history = GroupHistory(
             course.mode,
             room=self.meta.max_in_flight,
             deliver_max=self.meta.deliver_max,
-            headers=self.meta.headers,
+            headers=self.meta.kinds,
             window=WINDOW,
         )
         self.notes = GroupMemory(self.history, say)

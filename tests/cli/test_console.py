@@ -106,7 +106,7 @@ def entered(console: Console) -> Iterator[httpx2.Client]:
 
 def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool, here: Path) -> None:
     waltzctl("txn", "append", "0", "hello", "--lock", "write:order:17")
-    newest = json.loads(waltzctl("txn", "append", "0", NASTY, "--header", "7", "-o", "json").out)["id"]
+    newest = json.loads(waltzctl("txn", "append", "0", NASTY, "--kind", "7", "-o", "json").out)["id"]
     assert all(words[0] == "console" for words in examples(waltzctl, ["console"]))
     with serving(here) as console:
         with entered(console) as client:
@@ -130,7 +130,7 @@ def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool,
                     assert number in numbers(html), (path, number)
             shown = client.get(f"/transactions/0-{newest}").text
             told = json.loads(waltzctl("txn", "get", "0", str(newest), "-o", "json").out)
-            for key in ("header", "client", "generation", "sequence", "size", "group"):
+            for key in ("kind", "client", "generation", "sequence", "size", "group"):
                 assert str(told[key]) in numbers(shown), key
         code, err = console.end()
         assert code == 0, err

@@ -66,7 +66,7 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     told.append(0, "before", "--lock", "write:account:1")
     old = told.rows("get", 0, 0)[0]
     assert (old["time"], old["time_us"], old["group"], old["locks"]) == (None, None, 0, None)
-    assert told("txn", "get", 0, 0).out.splitlines()[0].split() == ["id", "header", "client", "size", "payload"]
+    assert told("txn", "get", 0, 0).out.splitlines()[0].split() == ["id", "kind", "client", "size", "payload"]
     refused(told("txn", "get", 0, "--since", "1h"), 5, "W2029", "writes format 0, which has no times")
     refused(told("txn", "append", 0, "--group", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
     marks = ("txn", "history", "account:1", "--partition", 0)
@@ -100,7 +100,7 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
 def _times(told: Told) -> None:
     began = datetime.now(UTC)
     first = told.append(0, "first")["id"]
-    second = told.append(0, "second", "--header", 7)["id"]
+    second = told.append(0, "second", "--kind", 7)["id"]
     rows = told.rows("get", 0, f"0-{second}")
     assert rows[0]["time"] is None, "what was written in format 0 stays as it is"
     assert [row["payload"] for row in told.rows("get", 0, "--since", began.isoformat())] == ["first", "second"]
@@ -110,7 +110,7 @@ def _times(told: Told) -> None:
     assert [row["id"] for row in told.rows("get", 0, "--since", at)] == [second]
     assert [row["id"] for row in told.rows("tail", 0, "--since", "-1h")] == [first, second]
     assert [row["id"] for row in told.rows("tail", 0, "--before", at, "-n", 1)] == [first]
-    assert [row["id"] for row in told.rows("grep", 0, "--since", "1h", "--header", 7)] == [second]
+    assert [row["id"] for row in told.rows("grep", 0, "--since", "1h", "--kind", 7)] == [second]
     assert [row["id"] for row in told.rows("grep", 0, "--before", at)] == list(range(second))
     assert told.rows("get", 0, "--before", "2020-01-01T00:00Z")[0]["id"] == 0, "what has no time is earlier than any"
     nothing = told("txn", "tail", "--all", "--since", "2100-01-01")
@@ -120,9 +120,9 @@ def _times(told: Told) -> None:
         assert told("txn", *words).code == 2, words
 
     heads, before, *lines = told("txn", "get", 0, "0-1", second).out.splitlines()
-    assert heads.split() == ["id", "header", "client", "size", "payload"]
+    assert heads.split() == ["id", "kind", "client", "size", "payload"]
     assert before.split()[-1] == "before"
-    assert lines[0].split() == ["id", "time", "header", "client", "size", "payload"], "from here on there are times"
+    assert lines[0].split() == ["id", "time", "kind", "client", "size", "payload"], "from here on there are times"
     assert lines[-1].split()[1] == at[:19] + "Z"
     assert max(map(len, lines)) <= 80
 

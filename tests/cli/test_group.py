@@ -112,11 +112,11 @@ def steps(told: Any) -> list[str]:
 
 def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) -> None:
     command = ("group", "create", "mailer", "--mode", "keyed", "--key", "lock", "--partitions", "0, 2-3", "--tries", "3",
-               "--back-off", "10s,1m", "--ack-wait", "2m", "--then", "stop", "--headers", "7,-1", *WHERE)  # fmt: skip
+               "--back-off", "10s,1m", "--ack-wait", "2m", "--then", "stop", "--kinds", "7,-1", *WHERE)  # fmt: skip
     assert steps(waltzctl(*command, "--start", "last", "--dry-run", "-o", "json")) == [
         "mode keyed (members share the work, one lock with one of them at a time)",
         "partitions 0,2-3",
-        "only the headers -1, 7",
+        "only the kinds -1, 7",
         "2 min to acknowledge",
         "at most 100 in flight for each member",
         "3 tries with pauses of 10 s, 1 min, then it stops",
@@ -126,7 +126,7 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     assert as_json(waltzctl(*command, "--after", "0=0", "-o", "json"))["made_at"] == 7
     ((_, verb, made),) = servers.asked
     assert verb == "make"
-    assert (made.partitions, made.mode, made.key, made.headers) == ("0,2-3", Mode.KEYED, KeyedBy.LOCK, (-1, 7))
+    assert (made.partitions, made.mode, made.key, made.kinds) == ("0,2-3", Mode.KEYED, KeyedBy.LOCK, (-1, 7))
     assert (made.deliver_max, made.back_off_ms, made.ack_wait_ms) == (3, (10_000, 60_000), 120_000)
     assert made.starts == (GroupStart(0, 0),)
     assert "nothing to do" in waltzctl(*command).out
@@ -142,8 +142,8 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     ]
     assert "nothing to do" in waltzctl("group", "set", "mailer", "--tries", "3", *WHERE).out
     refused(waltzctl("group", "set", "mailer", "--tries", "4", *WHERE), 2, "say --yes")
-    assert waltzctl("group", "set", "mailer", "--tries", "4", "--headers", "all", "--yes", *WHERE).code == 0
-    assert (servers.groups["mailer"].meta.deliver_max, servers.groups["mailer"].meta.headers) == (4, ())
+    assert waltzctl("group", "set", "mailer", "--tries", "4", "--kinds", "all", "--yes", *WHERE).code == 0
+    assert (servers.groups["mailer"].meta.deliver_max, servers.groups["mailer"].meta.kinds) == (4, ())
     refused(waltzctl("group", "remove", "mailer", "--yes", *WHERE), 2, "say --confirm mailer")
     assert waltzctl("group", "remove", "mailer", "--confirm", "mailer", "--reason", "trials", *WHERE).code == 0
     assert servers.groups == {}
@@ -185,7 +185,7 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--ack-wait", "30"), 2, "--ack-wait 30: this is not a duration"),
         (("create", "mailer", "--ack-wait", "25h"), 2, "this is not a duration of at most a day"),
         (("create", "mailer", "--back-off", "1s,x"), 2, "--back-off x: this is not a duration"),
-        (("create", "mailer", "--headers", "5000000000"), 2, "these are no headers"),
+        (("create", "mailer", "--kinds", "5000000000"), 2, "these are no kinds"),
         (("create", "mailer", "--start", "1h", "--after", "1"), 2, "--start and --after exclude each other"),
         (("create", "mailer", "--after", "0=1,2"), 2, "this is not an id"),
         (("create", "mailer", "--partitions", "0", "--after", "3=1"), 3, "partition 3 is not in the group"),

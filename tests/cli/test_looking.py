@@ -24,7 +24,7 @@ from waltzctl.shell.cluster_target import resolve, using
 from waltzd import BlockingClient
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -82,7 +82,7 @@ def test_a_probe_is_committed_and_read_back(live: LocalCluster, waltzctl: Tool) 
         assert one["commit_milliseconds"] > 0
         with BlockingClient(",".join(live.server_addresses)) as client:
             read = client.read(one["partition"], one["id"])
-        assert (read.kind, read.payload) == (PROBE_HEADER, PAYLOAD)
+        assert (read.kind, read.payload) == (PROBE_KIND, PAYLOAD)
     told = waltzctl("health", "--directory", live.directory)
     assert (told.code, told.err) == (0, "")
     assert told.out.startswith("healthy: 4 partitions committed a probe and gave it back\n")

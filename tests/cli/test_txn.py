@@ -30,7 +30,7 @@ from waltzd.wire.servers import ServerClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
-HEADS = ["id", *(["time"] if FORMAT else []), "header", "client", "size", "payload"]
+HEADS = ["id", *(["time"] if FORMAT else []), "kind", "client", "size", "payload"]
 ORDER = '{"order": {"sku": 17, "name": "Tür"}}'
 
 
@@ -63,8 +63,8 @@ class Log:
 def log(waltzctl: Tool, live: LocalCluster) -> Log:
     ids = (
         append(waltzctl, live, 0, "hello"),
-        append(waltzctl, live, 0, ORDER, "--header", "7", "--lock", "write:order:17"),
-        append(waltzctl, live, 0, "payout of 5\nand 6", "--header", "-7"),
+        append(waltzctl, live, 0, ORDER, "--kind", "7", "--lock", "write:order:17"),
+        append(waltzctl, live, 0, "payout of 5\nand 6", "--kind", "-7"),
         append(waltzctl, live, 0, "x" * 200),
     )
     assert [id_ - ids[0] for id_ in ids] == [0, 1, 2, 3], "nobody else writes to this partition at the same time"
@@ -98,9 +98,9 @@ def test_get_in_every_form(log: Log) -> None:
     hello, order, payout, many = log.rows("get", 0, f"{first}-{last}")
     assert (hello["version"], hello["partition"], hello["id"], hello["size"]) == (1, 0, first, 5)
     assert (hello["payload_encoding"], hello["payload"]) == ("text", "hello")
-    assert (order["payload_encoding"], order["payload"], order["header"]) == ("json", json.loads(ORDER), 7)
+    assert (order["payload_encoding"], order["payload"], order["kind"]) == ("json", json.loads(ORDER), 7)
     assert order["client"] > hello["client"] >= 0
-    assert (payout["header"], many["payload"]) == (-7, "x" * 200)
+    assert (payout["kind"], many["payload"]) == (-7, "x" * 200)
     assert [row["id"] for row in log.rows("get", 0, last, f"{first}-{first + 1}", first)] == [last, first, first + 1, first]
     assert log.rows("get", 0, first, "--decode", "hex")[0]["payload"] == b"hello".hex()
 
@@ -195,8 +195,8 @@ def test_grep(log: Log) -> None:
 
     assert ids() == list(log.ids)
     assert ids("--match", "pay(ment|out)") == [payout]
-    assert ids("--header", 7) == [order]
-    assert ids("--header", "-7", "--match", "^payout") == [payout]
+    assert ids("--kind", 7) == [order]
+    assert ids("--kind", "-7", "--match", "^payout") == [payout]
     assert ids("--json-path", "order.sku=17") == [order]
     assert ids("--json-path", "order.name=Tür", "--json-path", "order.sku") == [order]
     assert ids("--through", payout, "-n", 2) == [first, order]
@@ -205,7 +205,7 @@ def test_grep(log: Log) -> None:
     )
     client = log.rows("get", 0, order)[0]["client"]
     assert ids("--client", client) == [order]
-    told = log("grep", 0, "--after", first - 1, "--through", order, "--header", "123")
+    told = log("grep", 0, "--after", first - 1, "--through", order, "--kind", "123")
     assert (told.code, told.out, told.err) == (0, "", f"Nothing matches in ids {first} to {order} of partition 0.\n")
 
 
@@ -216,7 +216,7 @@ def test_grep(log: Log) -> None:
         (["--match", "("], "this is not a regular expression"),
         (["--json-path", "a..b"], "this is not a path"),
         (["--through", "4", "--follow"], "exclude each other"),
-        (["--header", "99999999999"], "--header"),
+        (["--kind", "99999999999"], "--kind"),
     ],
     ids=" ".join,
 )
@@ -412,7 +412,7 @@ def test_a_lock_is_explained(log: Log, waltzctl: Tool) -> None:
         True, order, True, False,
     )  # fmt: skip
     assert (found["mark"], found["high_water_mark"], found["last_id"]) == (last, last, last)
-    assert (found["marked_by"]["id"], found["marked_by"]["header"]) == (order, 7)
+    assert (found["marked_by"]["id"], found["marked_by"]["kind"]) == (order, 7)
     assert found["marked_by"]["payload"] == json.loads(ORDER)
     refused = explain("order", 17, "--mark", first)
     assert (refused["would_be_accepted"], refused["reason"], refused["wait_for"]) == (False, "CONFLICT", order)

@@ -106,7 +106,7 @@ def full(name: str, key: bytes, size: int) -> Iterator[tuple[str, bytes]]:
             "other starts": wire.GroupMeta(
                 **usual, starts=[wire.GroupStart(partition=at, after=-1) for at in range(size // 16)]
             ),
-            "headers": wire.GroupMeta(**usual, headers=[0 for _ in many]),
+            "kinds": wire.GroupMeta(**usual, kinds=[0 for _ in many]),
             "pauses": wire.GroupMeta(**usual, back_off_ms=[1 for _ in many]),
             "a name": wire.GroupMeta(**{**usual, "name": "n" * size}),
             "modes": wire.GroupMeta(**{**usual, "mode": "m" * size}),

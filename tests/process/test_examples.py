@@ -73,8 +73,8 @@ def test_the_examples_go_on_behind_probes_and_what_somebody_else_wrote(
     done = example("bank", "--servers", servers, "--database", str(path), "--transfers", "10")
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT partition_id, header, reason FROM waltz_dead_letters").fetchall()
-    assert [(partition, header) for partition, header, _ in found] == [(0, 0)]
+        found = connection.execute("SELECT partition_id, kind, reason FROM waltz_dead_letters").fetchall()
+    assert [(partition, kind) for partition, kind, _ in found] == [(0, 0)]
     assert "JSONDecodeError" in found[0][2]
 
 

@@ -189,7 +189,7 @@ def forgets_the_filter_after_a_change_of_owner(patches: Patches) -> None:
         def init(self: GroupPartition, key: Any, meta: Any, pipeline: Any, coordinator: Any, on_fatal: Any) -> None:
             right(self, key, meta, pipeline, coordinator, on_fatal)
             if coordinator.state_log.state(key.name, key.partition) is not None:
-                self._headers = None
+                self._kinds = None
 
         return init
 
@@ -203,8 +203,8 @@ def takes_what_a_filter_wants_for_what_it_leaves_out(patches: Patches) -> None:
     def make(right: Any) -> Any:
         def init(self: GroupPartition, key: Any, meta: Any, pipeline: Any, coordinator: Any, on_fatal: Any) -> None:
             right(self, key, meta, pipeline, coordinator, on_fatal)
-            if self._headers is not None:
-                self._headers = self._headers[:-1]
+            if self._kinds is not None:
+                self._kinds = self._kinds[:-1]
 
         return init
 

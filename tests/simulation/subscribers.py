@@ -113,15 +113,15 @@ class Subscribers:
             max_in_flight=pick.choice((1, 4, 20)),
             deliver_max=pick.choice((2, 4)),
             back_off_ms=pick.choice(((), (50,), (20, 500))),
-            key=KeyedBy.LOCK if world.setup.format and "upgrade" not in world.setup.faults else KeyedBy.HEADER,
-            headers=self._drawn_headers(),
+            key=KeyedBy.LOCK if world.setup.format and "upgrade" not in world.setup.faults else KeyedBy.KIND,
+            kinds=self._drawn_headers(),
         )
         self.history = GroupHistory(
             self.meta.mode,
             room=self.meta.max_in_flight,
             deliver_max=self.meta.deliver_max,
             exhausted=Exhausted.PARK,
-            headers=self.meta.headers,
+            headers=self.meta.kinds,
         )
         self.clock = Clock(lambda: world.loop.now)
         self.notes = GroupMemory(self.history, lambda line: world.say("group", line))
@@ -304,6 +304,6 @@ class Subscribers:
         )
 
     def _key(self, record: Any) -> str | None:
-        if self.meta.key is KeyedBy.HEADER:
+        if self.meta.key is KeyedBy.KIND:
             return str(record.header)
         return str(record.locks[0][0]) if record.locks else None

@@ -25,7 +25,7 @@ from waltzctl.shell.cluster_target import check_operator, unknown
 from waltzctl.show import records
 from waltzctl.show.records import Explained, LogSearch
 from waltzd import Client, Transaction
-from waltzd.client.view import HEADER_MAX, HEADER_MIN
+from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog, WaltzError
 from waltzd.errors.operations import NoServerUp
 from waltzd.format.layout import ID_MAX
@@ -61,16 +61,16 @@ async def client_of(asked: PageRequest) -> AsyncIterator[Client]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    header: int | None = None
+    kind: int | None = None
     lock: int | None = None
     """Its 64 bits."""
 
     @property
     def is_anything(self) -> bool:
-        return self.header is None and self.lock is None
+        return self.kind is None and self.lock is None
 
     def matches(self, transaction: Transaction) -> bool:
-        if self.header is not None and transaction.kind != self.header:
+        if self.kind is not None and transaction.kind != self.kind:
             return False
         return self.lock is None or any(one.hash == self.lock for one in transaction.locks or ())
 
@@ -149,7 +149,7 @@ def lock_hash_of(text: str) -> int:
     return Lock(name, lock_id(number)).hash
 
 
-WHOLE = ("id", "header", "client")
+WHOLE = ("id", "kind", "client")
 """Numbers that are names: they are written without commas, to be copied."""
 COLUMNS = tuple(
     replace(
@@ -172,10 +172,10 @@ def row_of(transaction: Transaction) -> dict[str, Any]:
 
 async def transactions(asked: PageRequest) -> Page:
     partition = _partition(asked)
-    header = asked.number("header", HEADER_MIN, HEADER_MAX)
+    kind = asked.number("kind", KIND_MIN, KIND_MAX)
     lock, since = asked.query.get("lock", "").strip(), asked.query.get("since", "").strip()
     last = asked.number("last", 0, ID_MAX)
-    wanted = Wanted(header=header, lock=lock_hash_of(lock) if lock else None)
+    wanted = Wanted(kind=kind, lock=lock_hash_of(lock) if lock else None)
     at = moment.microseconds(since, datetime.now(UTC), "since") if since else None
     async with client_of(asked) as client:
         committed = await client.end_position(partition, confirmed=False)
@@ -185,15 +185,15 @@ async def transactions(asked: PageRequest) -> Page:
         stretch = await backwards(client, partition, start, wanted)
     kept = {
         "partition": partition,
-        **({"header": header} if header is not None else {}),
+        **({"kind": kind} if kind is not None else {}),
         **({"lock": lock} if lock else {}),
     }
     span = f"{stretch.first_id}-{stretch.last_id}"
     if stretch.last_id < 0:
         command = asked.command("txn", "tail", partition, "-n", ROWS)
-    elif header is not None and not lock:
+    elif kind is not None and not lock:
         command = asked.command(
-            "txn", "grep", partition, "--after", stretch.first_id - 1, "--through", stretch.last_id, "--header", header
+            "txn", "grep", partition, "--after", stretch.first_id - 1, "--through", stretch.last_id, "--kind", kind
         )
     else:
         command = asked.command("txn", "get", partition, span, *(("--locks",) if lock else ()))
@@ -211,7 +211,7 @@ async def transactions(asked: PageRequest) -> Page:
                 given={
                     "partition": partition,
                     "partitions": asked.snapshot.meta.partitions,
-                    "header": header,
+                    "kind": kind,
                     "lock": lock,
                     "since": since,
                     "kept": kept,
@@ -262,7 +262,7 @@ async def transaction(asked: PageRequest) -> Page:
                     "committed": committed,
                     "facts": [
                         (name.replace("_", " "), content[name])
-                        for name in ("time", "header", "client", "generation", "sequence", "size", "group")
+                        for name in ("time", "kind", "client", "generation", "sequence", "size", "group")
                     ],
                     "locks": [(mode, hash_) for mode, hash_ in records.format_locks(one)],
                     "keeps_locks": one.time_us is not None,

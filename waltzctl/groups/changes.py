@@ -46,9 +46,9 @@ def create(
         ),
     ] = "queue",
     key: Annotated[
-        Literal["header", "lock"],
-        Option("--key", help="Key of a keyed group: the header of a transaction, or its first lock."),
-    ] = "header",
+        Literal["kind", "lock"],
+        Option("--key", help="Key of a keyed group: the kind of a transaction, or its first lock."),
+    ] = "kind",
     numbers: Annotated[
         str, Option("--partitions", metavar="PARTITIONS", help="Partitions and channels, like 0-3,orders; all by default.")
     ] = ALL,

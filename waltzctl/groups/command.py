@@ -25,7 +25,7 @@ GroupName = Annotated[str, Argument(metavar="NAME")]
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:
     """List the consumer groups: mode, partitions, worst state, number of members, lag, deliveries in flight, and parked
     transactions (dead letters). The lag counts committed transactions that are not acknowledged or parked; transactions
-    that the header filter of the group excludes count until the group reaches them.
+    that the filter of kinds of the group excludes count until the group reaches them.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Options with the settings of a consumer group: durations, pauses, headers."""
+"""Options with the settings of a consumer group: durations, pauses, kinds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from typer import Option
 
 from waltzctl.shell.options import option_group
-from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX
+from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX
 from waltzd.errors import BadArgument
 from waltzd.protocol.groups import Exhausted
 
 ALL = "all"
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)")
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-_HEADER = re.compile(r"-?[0-9]{1,10}")
+_KIND = re.compile(r"-?[0-9]{1,10}")
 
 
 @option_group
@@ -44,9 +44,9 @@ class GroupSettingOptions:
         Literal["park", "stop"] | None,
         Option("--then", help="After the last try: park the transaction (the default), or stop."),
     ] = None
-    headers: Annotated[
+    kinds: Annotated[
         str | None,
-        Option("--headers", metavar="N,...", help="Deliver only transactions with these headers (all by default)."),
+        Option("--kinds", metavar="N,...", help="Deliver only transactions of these kinds (all by default)."),
     ] = None
 
     def changes(self) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ class GroupSettingOptions:
             "deliver_max": self.tries,
             "back_off_ms": None if self.back_off is None else _pauses(self.back_off),
             "exhausted": None if self.then is None else Exhausted(self.then),
-            "headers": None if self.headers is None else _headers(self.headers),
+            "kinds": None if self.kinds is None else _kinds(self.kinds),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -81,14 +81,14 @@ def _pauses(text: str) -> tuple[int, ...]:
     return pauses
 
 
-def _headers(text: str) -> tuple[int, ...]:
+def _kinds(text: str) -> tuple[int, ...]:
     parts = [] if text == ALL else [part.strip() for part in text.split(",")]
-    if not all(_HEADER.fullmatch(part) and -(1 << 31) <= int(part) < 1 << 31 for part in parts):
+    if not all(_KIND.fullmatch(part) and -(1 << 31) <= int(part) < 1 << 31 for part in parts):
         raise BadArgument(
-            f"--headers {text}: these are no headers",
+            f"--kinds {text}: these are no kinds",
             not_done="nothing was changed",
             next_step="write whole numbers of 32 bits, as 1,2,5, or `all`",
         )
-    if len(parts) > HEADERS_MAX:
-        raise BadArgument(f"--headers: at most {HEADERS_MAX} of them", not_done="nothing was changed")
+    if len(parts) > KINDS_MAX:
+        raise BadArgument(f"--kinds: at most {KINDS_MAX} of them", not_done="nothing was changed")
     return tuple(sorted({int(part) for part in parts}))

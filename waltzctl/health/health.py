@@ -32,7 +32,7 @@ def health(
     """Commit a probe in every partition, or in those that are given (0-3,7 or a channel), read it back, and show the
     duration of each stage. Exit code 0 if all probes succeeded, else 10.
 
-    This writes to the log permanently: one transaction of 18 bytes for each partition, without locks. Its header
+    This writes to the log permanently: one transaction of 18 bytes for each partition, without locks. Its kind
     0x57414c5a is reserved for probes, and no application is fed it. With --no-write nothing is written, and only the
     answers of the owners are checked.
 

@@ -17,7 +17,7 @@ from waltzd.client.pending import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, TlsMismatch, WaltzError
 from waltzd.errors.operations import PartitionsClosed, SessionEnded
 from waltzd.protocol.batches import (
-    PROBE_HEADER,
+    PROBE_KIND,
     Committals,
     FeedMode,
     Mounted,
@@ -203,7 +203,7 @@ class _Prober:
 
     async def _commit(self, link: MountPort) -> int:
         loop = asyncio.get_running_loop()
-        request = Request(-1, PAYLOAD, PROBE_HEADER, (), (), loop.create_future(), loop.time() + self._seconds)
+        request = Request(-1, PAYLOAD, PROBE_KIND, (), (), loop.create_future(), loop.time() + self._seconds)
         await link.send([batch_of([request], 0)])
         match await self._next(link):
             case Committals(ids=ids) if len(ids) == 1:
@@ -222,7 +222,7 @@ class _Prober:
         assert self._id is not None
         runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
         read = [one for run in runs for one in transactions_of(run, self._partition, None)]
-        if [(one.id, one.kind, one.payload) for one in read] != [(self._id, PROBE_HEADER, PAYLOAD)]:
+        if [(one.id, one.kind, one.payload) for one in read] != [(self._id, PROBE_KIND, PAYLOAD)]:
             raise BadFrame(f"{self._place.server} gave something else back than the probe that it committed as {self._id}")
 
     async def _next(self, link: MountPort) -> ServerFrame:

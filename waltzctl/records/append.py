@@ -169,7 +169,7 @@ async def submit(
     partition: int,
     payloads: Sequence[bytes],
     *,
-    header: int,
+    kind: int,
     locks: Sequence[Lock],
     mark: int | None,
     is_group: bool,
@@ -188,10 +188,10 @@ async def submit(
     began = clock()
     if is_group:
         each = [locks, *[()] * (len(payloads) - 1)]
-        headers = [header] * len(payloads)
-        outcome = await client.append_atomic(payloads, partition=partition, kinds=headers, locks=each, position=seen)
+        kinds = [kind] * len(payloads)
+        outcome = await client.append_atomic(payloads, partition=partition, kinds=kinds, locks=each, position=seen)
     else:
-        outcome = await client.append(payloads[0], partition=partition, kind=header, locks=locks, position=seen)
+        outcome = await client.append(payloads[0], partition=partition, kind=kind, locks=locks, position=seen)
     failed = next(
         (format_lock(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None
     )

@@ -164,13 +164,13 @@ def _is_same(one: Any, other: Any) -> bool:
 class Filters:
     """Filters of transactions; all must match."""
 
-    header: int | None = None
+    kind: int | None = None
     client: int | None = None
     pattern: re.Pattern[str] | None = None
     paths: tuple[JsonPath, ...] = ()
 
-    def match(self, header: int, client: int, payload: bytes) -> bool:
-        if (self.header is not None and header != self.header) or (self.client is not None and client != self.client):
+    def match(self, kind: int, client: int, payload: bytes) -> bool:
+        if (self.kind is not None and kind != self.kind) or (self.client is not None and client != self.client):
             return False
         if self.pattern is None and not self.paths:
             return True

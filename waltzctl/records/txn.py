@@ -19,7 +19,7 @@ from waltzctl.shell.cluster_target import CommandTarget
 from waltzctl.shell.options import OUTPUT, From, Misused, Output
 from waltzctl.show import records
 from waltzctl.show.forms import put
-from waltzd.client.view import HEADER_MAX, HEADER_MIN
+from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.format.layout import ID_MAX
@@ -192,8 +192,8 @@ def grep(
     *,
     after: Annotated[int, Option("--after", min=-1, metavar="ID", help="Search after this id; -1 for all ids.")] = -1,
     through: Annotated[int | None, Option("--through", min=0, metavar="ID", help="Last id to search, inclusive.")] = None,
-    header: Annotated[
-        int | None, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="Transactions with this header.")
+    kind: Annotated[
+        int | None, Option("--kind", min=KIND_MIN, max=KIND_MAX, metavar="N", help="Transactions of this kind.")
     ] = None,
     client_id: Annotated[
         int | None, Option("--client", min=0, metavar="N", help="Transactions that this client appended.")
@@ -229,7 +229,7 @@ def grep(
     \b
     Examples:
       waltzctl txn grep 0 --match "pay(ment|out)"
-      waltzctl txn grep 0 --after 0 --header 7 --json-path order.sku=17 -o json
+      waltzctl txn grep 0 --after 0 --kind 7 --json-path order.sku=17 -o json
     """  # fmt: skip
     from waltzctl.records.follow import Feed, Groups, between, mark_for, stretch, with_client
 
@@ -238,7 +238,7 @@ def grep(
     if through is not None and through <= after:
         raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was read")
     filters = Filters(
-        header=header,
+        kind=kind,
         client=client_id,
         pattern=None if pattern is None else pattern_of(pattern),
         paths=tuple(JsonPath.parse(path) for path in paths),
@@ -368,14 +368,14 @@ def append(
             "format 1.",
         ),
     ] = False,
-    header: Annotated[
+    kind: Annotated[
         int,
         Option(
-            "--header",
-            min=HEADER_MIN,
-            max=HEADER_MAX,
+            "--kind",
+            min=KIND_MIN,
+            max=KIND_MAX,
             metavar="N",
-            help="Header: a number that applications use for the kind of a transaction.",
+            help="Kind: 32 bits beside the payload, whose meaning is the application's.",
         ),
     ] = 0,
     locks: Annotated[
@@ -409,7 +409,7 @@ def append(
     \b
     Examples:
       waltzctl txn append 0 "hello"
-      waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --header 7 --lock append:order:17
+      waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --kind 7 --lock append:order:17
     """
     from waltzctl.records import append as appending
     from waltzctl.records.follow import with_client
@@ -420,16 +420,14 @@ def append(
     payloads = appending.payloads_of(texts, file, is_group=is_group)
     # No question: the command line says it all. Only a protected context needs its name.
     what = f"{len(payloads):,} transactions as one group, " if is_group else ""
-    step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, permanently"
+    step = f"append {what}{sum(map(len, payloads)):,} bytes of kind {kind} to partition {partition}, permanently"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = ConfirmOptions(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
     if not agree(plan, asked, target, output):
         return EXIT_OK
     done = with_client(
         target,
-        lambda client: appending.submit(
-            client, partition, payloads, header=header, locks=wanted, mark=mark, is_group=is_group
-        ),
+        lambda client: appending.submit(client, partition, payloads, kind=kind, locks=wanted, mark=mark, is_group=is_group),
         seconds=seconds,
         typed=partition,
         is_appending=True,

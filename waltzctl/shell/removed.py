@@ -15,6 +15,7 @@ _WRITE_BY_SPARK = 'write it with Spark: `spark.read.format("waltz")…write`, as
 _SUBMIT = "run the driver here, or submit a program of your own with spark-submit, as docs/spark.md shows"
 _ENVIRONMENT = "install the packages on the workers, or hand an environment to Spark: --conf spark.archives=FILE#NAME"
 _PROXY = "leave it out; put a reverse proxy with TLS or `ssh -L` in front (docs/console.md)"
+_KIND, _KINDS = "use `--kind N`", "use `--kinds N,...`"
 _AFTER, _THROUGH, _BEFORE = "use `--after ID` with the id before it", "use `--through ID`", "use `--before TIME`"
 REMOVED: dict[str, str] = {
     "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
@@ -59,6 +60,8 @@ REMOVED: dict[str, str] = {
     "group create --from-id": _AFTER,
     "group create --from-last": "use `--start last`",
     "group create --from-time": "use `--start TIME`",
+    "group create --headers": _KINDS,
+    "group create --key header": "use `--key kind`",
     "group lag": "use `waltzctl group list`, and `waltzctl group describe NAME` for each partition",
     "group parked discard": "use `waltzctl group parked replay --discard`",
     "group pass-over": "use `waltzctl group resume --pass-over ENTRY`",
@@ -67,6 +70,7 @@ REMOVED: dict[str, str] = {
     "group reset --to-id": _AFTER,
     "group reset --to-last": "use `--start last`",
     "group reset --to-time": "use `--start TIME`",
+    "group set --headers": _KINDS,
     "group skip": "use `waltzctl group reset NAME --partitions PARTITION --skip-through ID`",
     "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
     "moves": "use `waltzctl partition assign`: it goes on with moves, and --cancel takes them back; `status` lists them",
@@ -101,8 +105,10 @@ REMOVED: dict[str, str] = {
     "storage remove-partition": "use `waltzctl partition assign PARTITIONS --off STORAGE`; for forgotten replicas "
     "`waltzctl storage recover STORAGE --clean`",
     "storage replace": "use `waltzctl storage remove OLD --replacement NEW`",
+    "txn append --header": _KIND,
     "txn get --until": _BEFORE,
     "txn grep --from": _AFTER,
+    "txn grep --header": _KIND,
     "txn grep --to": _THROUGH,
     "txn grep --until": _BEFORE,
     "txn tail --until": _BEFORE,

@@ -148,7 +148,7 @@ def settings(meta: GroupMeta) -> list[str]:
     return [
         f"mode {meta.mode} ({found})",
         "all partitions" if meta.partitions is None else f"partitions {meta.partitions}",
-        *([f"only the headers {', '.join(map(str, meta.headers))}"] if meta.headers else []),
+        *([f"only the kinds {', '.join(map(str, meta.kinds))}"] if meta.kinds else []),
         f"{duration(meta.ack_wait_ms)} to acknowledge",
         f"at most {meta.max_in_flight:,} in flight for each member",
         f"{tries}, then {'put aside' if meta.exhausted == 'park' else 'it stops'}",
@@ -200,7 +200,7 @@ PARKED: Columns[ParkedOne] = (
 )
 WITH_PAYLOADS: Columns[ParkedOne] = (
     *PARKED,
-    Column("header", "transaction.kind"),
+    Column("kind", "transaction.kind"),
     Column("size", "transaction.length"),
     Column("", lambda row: row.transaction and decoded(row.transaction.payload).encoding, json="payload_encoding"),
     Column("payload", lambda row: row.transaction and decoded(row.transaction.payload).value, cell=_begin),

@@ -43,7 +43,7 @@ Sink: TypeAlias = "Callable[[Transaction, int], None]"
 """Function that takes a transaction and the first id of its group."""
 Form = Literal["table", "json", "csv", "raw"]
 TRANSACTIONS: Columns[dict[str, Any]] = attributes(
-    "partition id time time_us group header client generation sequence size payload_encoding payload"
+    "partition id time time_us group kind client generation sequence size payload_encoding payload"
 )
 LOCKS: Columns[dict[str, Any]] = (
     Column("locks", lambda row: [f"{one['mode']}:{one['lock']}" for one in row["locks"] or ()]),
@@ -80,7 +80,7 @@ def transaction_json(
     return {
         "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id,
         "time": None if time is None else moment.iso(time), "time_us": time, "group": group,
-        "header": transaction.kind, "client": client, "generation": generation, "sequence": sequence,
+        "kind": transaction.kind, "client": client, "generation": generation, "sequence": sequence,
         "size": transaction.length, **locks, "payload_encoding": found.encoding, "payload": found.value,
     }  # fmt: skip
 
@@ -103,7 +103,7 @@ class _Table:
         time = transaction.time_us
         if self._with_time is not (time is not None):  # also where a log goes over to the format that keeps times
             self._with_time = time is not None
-            typer.echo(self._start("partition", "id", "time", "header", "client", "size") + "payload")
+            typer.echo(self._start("partition", "id", "time", "kind", "client", "size") + "payload")
         start = self._start(
             transaction.partition,
             transaction.id,
@@ -116,10 +116,10 @@ class _Table:
         for mode, lock in format_locks(transaction):
             typer.echo(f"{' ' * 10 if self._with_partition else ''}{'':>10} {mode} {lock}")
 
-    def _start(self, partition: object, id: object, time: str, header: object, client: object, length: object) -> str:
+    def _start(self, partition: object, id: object, time: str, kind: object, client: object, length: object) -> str:
         first = f"{partition:>9} " if self._with_partition else ""
         when = f"{time:<{20 if self._is_narrow else 24}} " if self._with_time else ""
-        return f"{first}{id:>10} {when}{header:>6} {client:>9} {length:>8}  "
+        return f"{first}{id:>10} {when}{kind:>6} {client:>9} {length:>8}  "
 
 
 def fitting(payload: bytes, decode: str, width: int) -> str:
@@ -212,7 +212,7 @@ def lock(explanation: Explained) -> Listing[dict[str, Any]]:
     ]
     if marker is not None:
         when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
-        record = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.kind}, {marker.length:,} bytes"
+        record = f"{when}id {marker.id:,}: client {marker.request[0]}, kind {marker.kind}, {marker.length:,} bytes"
         payload = line(marker.payload, "auto", PAYLOAD_CHARACTERS)
         encoding = decoded(marker.payload).encoding
         page += [_fact("marked by", record), Line(_fact(f"payload ({encoding})", payload), fit="cut")]
@@ -288,7 +288,7 @@ COMPARED: Columns[Compared] = (
 HEADS: Columns[tuple[str, Record]] = (
     Column("storage", lambda head: head[0]),
     Column("request", lambda head: str(head[1].request)),
-    Column("header", lambda head: head[1].header),
+    Column("kind", lambda head: head[1].header),
     Column("size", lambda head: head[1].length),
     Column("data CRC", lambda head: f"{head[1].data_crc:08x}"),
     Column("CRC", lambda head: f"{head[1].crc:08x}"),
@@ -391,6 +391,6 @@ def _record_json(record: Record | WaltzError) -> dict[str, Any]:
     payload = decoded(record.payload)
     return {
         "client": record.request.client, "generation": record.request.generation, "sequence": record.request.sequence,
-        "header": record.header, "size": record.length, "data_crc": f"{record.data_crc:08x}", "crc": f"{record.crc:08x}",
+        "kind": record.header, "size": record.length, "data_crc": f"{record.data_crc:08x}", "crc": f"{record.crc:08x}",
         "payload_encoding": payload.encoding, "payload": payload.value, "error": None,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E, Serializer, checked_kind, checked_position, checked_time
-from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
+from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import EVERYTHING, Parts
@@ -111,8 +111,6 @@ class ConsumerGroups(Generic[E]):
         self._check_loop()
         if not isinstance(name, str) or not is_name(name):
             raise BadArgument(f"{name!r} is not a group name (letters, digits, `.`, `_` and `-`)")
-        if key not in _KEYED_BY:
-            raise BadArgument(f"key must be one of {', '.join(_KEYED_BY)}, not {key!r}")
         if types and kinds:
             raise BadArgument("both `types` and `kinds` are given; give one of them")
         texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
@@ -127,8 +125,8 @@ class ConsumerGroups(Generic[E]):
             deliver_max=_whole("tries", tries, 1000),
             back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
             exhausted=_one_of(Exhausted, "then", then),
-            key=_KEYED_BY[key],
-            headers=tuple(checked_kind(kind) for kind in _few("kinds", kinds or self._kinds_of(types), HEADERS_MAX)),
+            key=_one_of(KeyedBy, "key", key),
+            kinds=tuple(checked_kind(kind) for kind in _few("kinds", kinds or self._kinds_of(types), KINDS_MAX)),
         )
         where = await self._routes.numbers(meta.partitions or EVERYTHING)
         _check_start(where, self._routes.partitions, start, after)
@@ -277,9 +275,6 @@ class ConsumerGroups(Generic[E]):
         self._members += 1
         own = f"/{self._member_of}.{self._members}"
         return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
-
-
-_KEYED_BY = {"kind": KeyedBy.HEADER, "lock": KeyedBy.LOCK}
 
 
 K = TypeVar("K", bound=enum.StrEnum)

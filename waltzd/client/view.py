@@ -19,7 +19,7 @@ from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
-from waltzd.protocol.batches import PROBE_HEADER, HeadFeed
+from waltzd.protocol.batches import PROBE_KIND, HeadFeed
 from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
@@ -36,7 +36,7 @@ else:  # Python 3.11 and 3.12 have no defaults of type variables
 
     E, E_co, E_contra = TypeVar("E"), TypeVar("E_co", covariant=True), TypeVar("E_contra", contravariant=True)
 
-HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
+KIND_MIN, KIND_MAX = -(1 << 31), (1 << 31) - 1
 POSITION_MAX = (1 << 63) - 1
 EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
@@ -130,9 +130,9 @@ def kind_of(value: Any, serializer: Serializer[Any] | None) -> int:
 
 
 def checked_kind(kind: int) -> int:
-    if kind == PROBE_HEADER:
-        raise BadArgument(f"the kind {PROBE_HEADER:#x} is reserved for probes of operators, which no application is fed")
-    return _checked_integer(kind, HEADER_MIN, HEADER_MAX, "a kind is an integer of 32 bits with a sign; {} does not fit")
+    if kind == PROBE_KIND:
+        raise BadArgument(f"the kind {PROBE_KIND:#x} is reserved for probes of operators, which no application is fed")
+    return _checked_integer(kind, KIND_MIN, KIND_MAX, "a kind is an integer of 32 bits with a sign; {} does not fit")
 
 
 def checked_position(position: int) -> Position:
@@ -280,7 +280,7 @@ class Transaction(Generic[E_co]):
     def is_foreign(self) -> bool:
         """True for a probe of an operator, and for what the serializer finds foreign because it has a `prefix`.
         Views, feeds, scans and consumer groups pass over foreign transactions. The payload of a head is not examined."""
-        if self.kind == PROBE_HEADER:
+        if self.kind == PROBE_KIND:
             return True
         function: Callable[[bytes], bool] | None = getattr(self._serializer, "is_foreign", None)
         return function is not None and self._payload is not None and function(self._payload)

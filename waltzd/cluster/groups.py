@@ -14,9 +14,9 @@ from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 
 MS_MAX = 24 * 3600 * 1000
-HEADERS_MAX = 64
+KINDS_MAX = 64
 BACK_OFF_MAX = 32
-_HEADER_MAX = (1 << 31) - 1
+_KIND_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class GroupMeta(Document):
     """Number of tries before `exhausted` applies."""
     back_off_ms: tuple[Annotated[int, whole(0, MS_MAX)], ...] = (1000, 5000, 30_000)
     exhausted: Exhausted = Exhausted.PARK
-    key: KeyedBy = KeyedBy.HEADER
+    key: KeyedBy = KeyedBy.KIND
     """Source of the key of a transaction; used by keyed groups only."""
-    headers: tuple[Annotated[int, whole(-_HEADER_MAX - 1, _HEADER_MAX)], ...] = ()
-    """Headers of the transactions that are delivered; empty for all transactions."""
+    kinds: tuple[Annotated[int, whole(-_KIND_MAX - 1, _KIND_MAX)], ...] = ()
+    """Kinds of the transactions that are delivered; empty for all transactions."""
     starts: tuple[GroupStart, ...] = ()
     """Positions at which the group begins; it begins at the first id of a partition that is not named."""
 
     def mistake(self) -> tuple[str, str] | None:
-        if len(self.headers) > HEADERS_MAX:
-            return "headers", f"must be at most {HEADERS_MAX} numbers, not {len(self.headers)}"
+        if len(self.kinds) > KINDS_MAX:
+            return "kinds", f"must be at most {KINDS_MAX} numbers, not {len(self.kinds)}"
         if len(self.back_off_ms) > BACK_OFF_MAX:
             return "back_off_ms", f"must be at most {BACK_OFF_MAX} numbers, not {len(self.back_off_ms)}"
         if len({start.partition for start in self.starts}) < len(self.starts):

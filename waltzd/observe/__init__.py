@@ -58,7 +58,7 @@ def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -
     `waltz append` lasts from the call to the outcome, as a child of the span of the caller, once for each attempt of a
     submit. `waltz apply` lasts while the view applies a transaction, or several together; spans of its database are
     children. If this client appended the applied transaction, `waltz apply` has a link to `waltz append`. Across processes,
-    both have the attributes `waltz.partition` and `waltz.id`, because the 32 bits of a record header have no room for a
+    both have the attributes `waltz.partition` and `waltz.id`, because the 32 bits of a kind have no room for a
     context.
 
     Args:

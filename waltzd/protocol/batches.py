@@ -25,8 +25,8 @@ from waltzd.protocol.timelines import Timeline
 U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
 I32: TypeAlias = NDArray[np.int32]
-PROBE_HEADER = 0x57414C5A
-"""Header of a probe, with which an operator's tool checks that a log accepts transactions. Probes are not fed to
+PROBE_KIND = 0x57414C5A
+"""Kind of a probe, with which an operator's tool checks that a log accepts transactions. Probes are not fed to
 applications, and applications cannot write them."""
 SEQUENCE_MAX = 0x7FFFFFFF
 LOCK_BYTES = 9

@@ -35,7 +35,7 @@ class Mode(enum.StrEnum):
 class KeyedBy(enum.StrEnum):
     """The source of a transaction's key in a keyed group."""
 
-    HEADER = "header"
+    KIND = "kind"
     LOCK = "lock"
     """The first of its locks; a transaction without locks has no key and is not ordered."""
 

@@ -73,7 +73,7 @@ class Positions:
                 *key_columns("view_name"),
                 sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
                 sa.Column("cluster", sa.String(36), nullable=False),
-                sa.Column("header", sa.Integer, nullable=False),
+                sa.Column("kind", sa.Integer, nullable=False),
                 sa.Column("reason", sa.Text, nullable=False),
                 sa.Column("put_aside", sa.DateTime(timezone=True), nullable=False),
             )
@@ -95,6 +95,13 @@ class Positions:
             raise OtherView(
                 f"the database has a table {_OLDER}, in which an earlier version of Waltz kept the positions of views",
                 next_step=f"drop {_OLDER} and empty the application's tables: the view is rebuilt from the log",
+            )
+        if self._dead is None or not inspector.has_table(self._dead.name):
+            return
+        if "kind" not in {column["name"] for column in inspector.get_columns(self._dead.name)}:
+            raise OtherView(
+                f"the table {self._dead.name} of an earlier version of Waltz has the column `header` in place of `kind`",
+                next_step=f"ALTER TABLE {self._dead.name} RENAME COLUMN header TO kind",
             )
 
     def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
@@ -177,11 +184,11 @@ class Positions:
     def bury(
         self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
     ) -> None:
-        """Write dead letters: transactions, by id and header, that the view will not contain."""
+        """Write dead letters: transactions, by id and kind, that the view will not contain."""
         assert self._dead is not None
         whole = {"view_name": self._view, "partition_id": partition, "cluster": str(cluster), "reason": why[:REASON_MAX]}
         now = datetime.now(UTC)
-        rows = [{**whole, "id": id_, "header": header, "put_aside": now} for id_, header in letters]
+        rows = [{**whole, "id": id_, "kind": kind, "put_aside": now} for id_, kind in letters]
         connection.execute(sa.insert(self._dead), rows)
 
     def _at(self, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:

@@ -2611,7 +2611,7 @@ class GroupMeta(_message.Message):
     BACK_OFF_MS_FIELD_NUMBER: _builtins.int
     EXHAUSTED_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
-    HEADERS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     STARTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     partitions: _builtins.str
@@ -2629,7 +2629,7 @@ class GroupMeta(_message.Message):
     @_builtins.property
     def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def headers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty for all."""
 
     @_builtins.property
@@ -2646,12 +2646,12 @@ class GroupMeta(_message.Message):
         back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
         exhausted: _builtins.str = ...,
         key: _builtins.str = ...,
-        headers: _abc.Iterable[_builtins.int] | None = ...,
+        kinds: _abc.Iterable[_builtins.int] | None = ...,
         starts: _abc.Iterable[Global___GroupStart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_partitions", b"_partitions", "partitions", b"partitions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partitions", b"_partitions", "ack_wait_ms", b"ack_wait_ms", "back_off_ms", b"back_off_ms", "deliver_max", b"deliver_max", "exhausted", b"exhausted", "headers", b"headers", "key", b"key", "max_in_flight", b"max_in_flight", "mode", b"mode", "name", b"name", "partitions", b"partitions", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partitions", b"_partitions", "ack_wait_ms", b"ack_wait_ms", "back_off_ms", b"back_off_ms", "deliver_max", b"deliver_max", "exhausted", b"exhausted", "key", b"key", "kinds", b"kinds", "max_in_flight", b"max_in_flight", "mode", b"mode", "name", b"name", "partitions", b"partitions", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partitions: _TypeAlias = _typing.Literal["partitions"]  # noqa: Y015
     _WhichOneofArgType__partitions: _TypeAlias = _typing.Literal["_partitions", b"_partitions"]  # noqa: Y015

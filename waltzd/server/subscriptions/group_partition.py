@@ -34,7 +34,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.record import Run
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.groups import (
     Ack,
     AckKind,
@@ -140,7 +140,7 @@ class GroupPartition:
         self._unread = ""
         """Why records cannot be read; empty while they can."""
         self._idle_since: float | None = self._now()
-        self._headers = np.array(sorted(meta.headers), dtype=np.int64) if meta.headers else None
+        self._kinds = np.array(sorted(meta.kinds), dtype=np.int64) if meta.kinds else None
         self._needs_locks = meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK
 
     def start(self) -> None:
@@ -342,9 +342,9 @@ class GroupPartition:
         """Offer ids of a block; return how many there were."""
         tracker = self._tracker
         headers = block.heads["header"][first - block.first_id : last - block.first_id + 1]
-        wanted = headers != PROBE_HEADER
-        if self._headers is not None:
-            wanted &= np.isin(headers, self._headers)
+        wanted = headers != PROBE_KIND
+        if self._kinds is not None:
+            wanted &= np.isin(headers, self._kinds)
         keys = self._keys(block, first, last, headers)
         before = tracker.state.reach
         for at, is_wanted in enumerate(wanted.tolist()):

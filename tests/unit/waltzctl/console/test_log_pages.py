@@ -29,10 +29,8 @@ from waltzd.protocol.locks import Lock, LoggedLock, Mode
 ORDER = Lock("order", 17)
 
 
-def one(id_: int, payload: bytes = b"hello", header: int = 0, *locks: LoggedLock) -> Transaction:
-    return Transaction(
-        0, id_, header, len(payload), 0, (1, 1, id_), payload, None, None, 1_800_000_000_000_000, False, locks
-    )
+def one(id_: int, payload: bytes = b"hello", kind: int = 0, *locks: LoggedLock) -> Transaction:
+    return Transaction(0, id_, kind, len(payload), 0, (1, 1, id_), payload, None, None, 1_800_000_000_000_000, False, locks)
 
 
 class Client:
@@ -70,8 +68,8 @@ def test_an_empty_log() -> None:
 
 
 def test_a_search_is_bounded_and_says_how_far_it_came() -> None:
-    log = [one(id_, header=7 if id_ == 0 else 0) for id_ in range(3 * LOOKED_MAX)]
-    stretch, client = looked(log, len(log) - 1, Wanted(header=7))
+    log = [one(id_, kind=7 if id_ == 0 else 0) for id_ in range(3 * LOOKED_MAX)]
+    stretch, client = looked(log, len(log) - 1, Wanted(kind=7))
     assert not stretch.found
     assert LOOKED_MAX <= len(log) - stretch.first_id < LOOKED_MAX + CHUNK_MAX
     assert max(last - first + 1 for first, last in client.read) == CHUNK_MAX
@@ -92,9 +90,9 @@ def test_headers_and_locks() -> None:
         one(2, b"c", 8, LoggedLock(ORDER.hash, Mode.READ)),
     ]
     by = {name: [found.id for found in looked(log, 2, wanted)[0].found] for name, wanted in {
-        "header": Wanted(header=7), "lock": Wanted(lock=ORDER.hash), "both": Wanted(header=8, lock=ORDER.hash),
+        "kind": Wanted(kind=7), "lock": Wanted(lock=ORDER.hash), "both": Wanted(kind=8, lock=ORDER.hash),
     }.items()}  # fmt: skip
-    assert by == {"header": [1, 0], "lock": [2, 0], "both": [2]}
+    assert by == {"kind": [1, 0], "lock": [2, 0], "both": [2]}
 
 
 def test_locks_are_named_as_everywhere() -> None:
@@ -126,7 +124,7 @@ def test_payloads_for_people() -> None:
 
 def test_rows_have_the_values_of_json_and_a_line_for_people() -> None:
     row = row_of(one(5, b'{"a":\n1}', 3))
-    assert (row["id"], row["header"], row["size"], row["payload_encoding"]) == (5, 3, 8, "json")
+    assert (row["id"], row["kind"], row["size"], row["payload_encoding"]) == (5, 3, 8, "json")
     assert row["payload"] == '{"a": 1}'
     assert {column.key for column in log_pages.COLUMNS} <= set(row)
     assert shortened(one(5)).payload == b"hello"

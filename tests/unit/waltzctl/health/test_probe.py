@@ -19,7 +19,7 @@ from waltzd.errors.operations import NotOwner
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (
     INTRODUCTION,
-    PROBE_HEADER,
+    PROBE_KIND,
     AppendBatch,
     ClientFrame,
     Committals,
@@ -131,7 +131,7 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
     assert isinstance(mount, MountRequest)
     assert (mount.client, mount.generation, mount.cluster_key) == (5, 3, KEY)
     assert isinstance(batch, AppendBatch)
-    assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [PROBE_HEADER], 0)
+    assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [PROBE_KIND], 0)
     assert failed.stage == "read"
     assert failed.error is not None
     assert "gave something else back than the probe" in failed.error.message

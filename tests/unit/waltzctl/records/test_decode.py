@@ -112,15 +112,15 @@ def test_what_is_no_path(path: str) -> None:
     ("filters", "is_met"),
     [
         ({}, True),
-        ({"header": 7}, True),
-        ({"header": 8}, False),
+        ({"kind": 7}, True),
+        ({"kind": 8}, False),
         ({"client": 3}, True),
-        ({"client": 3, "header": 0}, False),
+        ({"client": 3, "kind": 0}, False),
         ({"pattern": pattern_of("s[e]v")}, True),
         ({"pattern": pattern_of("^s")}, False),
         ({"paths": (JsonPath.parse("order.n"), JsonPath.parse("order.paid"))}, True),
         ({"paths": (JsonPath.parse("order.n"), JsonPath.parse("order.m"))}, False),
-        ({"header": 7, "client": 3, "pattern": pattern_of("17"), "paths": (JsonPath.parse("order.n=17"),)}, True),
+        ({"kind": 7, "client": 3, "pattern": pattern_of("17"), "paths": (JsonPath.parse("order.n=17"),)}, True),
     ],
 )
 def test_all_of_a_filter_must_hold(filters: dict[str, Any], is_met: bool) -> None:

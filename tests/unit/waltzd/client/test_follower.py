@@ -11,7 +11,7 @@ import pytest
 from waltzd.client.follower import Follower, call_here
 from waltzd.client.view import Transaction, checked_kind
 from waltzd.errors import BadArgument, ForeignCluster
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 from waltzd.testing import LocalCluster
 
 PATIENCE_SECONDS = 20
@@ -22,7 +22,7 @@ def transaction(id: int, header: int = 0) -> Transaction:
 
 
 def feed(*ids: int, probes: Sequence[int] = ()) -> list[Transaction]:
-    return [transaction(id, PROBE_HEADER if id in probes else 0) for id in ids]
+    return [transaction(id, PROBE_KIND if id in probes else 0) for id in ids]
 
 
 class View:
@@ -126,7 +126,7 @@ def test_a_group_that_came_in_pieces_is_held_until_its_end() -> None:
 
 def test_no_application_writes_what_looks_like_a_probe() -> None:
     with pytest.raises(BadArgument, match="0x57414c5a is reserved for probes"):
-        checked_kind(PROBE_HEADER)
+        checked_kind(PROBE_KIND)
 
 
 def test_a_view_is_told_the_cluster_before_it_is_asked_for_its_position() -> None:

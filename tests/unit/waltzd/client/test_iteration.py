@@ -18,7 +18,7 @@ from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, BeyondLog, ClientAhead, ClientClosed
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 from waltzd.testing import LocalCluster
 
 
@@ -162,7 +162,7 @@ def test_neither_hands_on_what_operators_try(monkeypatch: pytest.MonkeyPatch) ->
         async with cluster.client(partitions=[0]) as client:
             await client.append(b"0", partition=0)
             monkeypatch.setattr(f"{Client.append.__module__}.checked_kind", int)
-            await client.append(b"probe", partition=0, kind=PROBE_HEADER)
+            await client.append(b"probe", partition=0, kind=PROBE_KIND)
             await client.append(b"2", partition=0)
             assert [one.id async for one in client.scan(0)] == [0, 2]
             async with aclosing(client.feed(0, after=-1)) as feed:

@@ -28,7 +28,7 @@ from waltzd.errors import (
     ViewBehind,
     WaltzError,
 )
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.locks import Committed, Reason, Rejected, Token
 from waltzd.sql import Poison, SqlView, sqlite
 
@@ -659,6 +659,18 @@ def test_a_table_of_an_earlier_version_is_refused(engine: Engine) -> None:
     assert len(sa.inspect(engine).get_table_names()) == 1
 
 
+def test_dead_letters_of_an_earlier_version_are_refused_with_the_change_of_their_table(engine: Engine) -> None:
+    view_of(engine, then="park")
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE waltz_dead_letters RENAME COLUMN kind TO header"))
+    view_of(engine)
+    with pytest.raises(OtherView, match="has the column `header` in place of `kind`") as refused:
+        view_of(engine, then="park")
+    with engine.begin() as connection:
+        connection.execute(sa.text(refused.value.detail_next_step))
+    view_of(engine, then="park")
+
+
 @pytest.mark.parametrize("name", ["", "x" * 101])
 def test_the_name_of_a_view_is_no_novel(engine: Engine, name: str) -> None:
     with pytest.raises(BadArgument, match="1 to 100 characters"):
@@ -724,8 +736,8 @@ def test_a_function_for_many_cannot_end_the_transaction(engine: Engine) -> None:
 @pytest.mark.parametrize("make", [view_of, bulk_view_of])
 def test_a_probe_raises_the_position_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[str]]) -> None:
     view = make(engine)
-    view.apply_all([Given(0), Given(1, header=PROBE_HEADER), Given(2)])
-    view.apply_all([Given(3, header=PROBE_HEADER)])
+    view.apply_all([Given(0), Given(1, header=PROBE_KIND), Given(2)])
+    view.apply_all([Given(3, header=PROBE_KIND)])
     view.apply_all([Given(4)])
     assert content(engine) == ([0, 2, 4], 3, 4)
 
@@ -744,7 +756,7 @@ def refusing(*bad: int) -> Callable[[Connection, Transaction[str]], None]:
 
 def letters(engine: Engine) -> list[tuple[Any, ...]]:
     with engine.connect() as connection:
-        columns = "cluster, view_name, partition_id, id, header, reason"
+        columns = "cluster, view_name, partition_id, id, kind, reason"
         return [tuple(row) for row in connection.execute(sa.text(f"SELECT {columns} FROM waltz_dead_letters ORDER BY id"))]
 
 

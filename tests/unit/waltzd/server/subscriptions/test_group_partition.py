@@ -29,7 +29,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.errors.operations import GroupStateDamaged, SessionEnded
-from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
@@ -302,9 +302,9 @@ def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by
 
     async def story(room: Room) -> None:
         await room.append(300, header=lambda id: id % 3)
-        await room.client.append(b"", partition=0, kind=PROBE_HEADER)
+        await room.client.append(b"", partition=0, kind=PROBE_KIND)
         await room.append(1, header=lambda id: 7)
-        await room.make("some", headers=(2, 7), max_in_flight=1000)
+        await room.make("some", kinds=(2, 7), max_in_flight=1000)
         await room.make("all", max_in_flight=1000)
         async with room.member("some", "a", room=200) as a, room.member("all", "b", room=400) as b:
             assert [one.id for one in await a.take(101)] == [*range(2, 300, 3), 301]
