@@ -362,7 +362,7 @@ class EventStore:
         replaced without noticing may not know `end`; then a majority is asked."""
         ask = partial(
             self._client.history, read_lock(self._name, lock), partition=self.partition,
-            after=after, before=before, limit=PAGE_IDS, newest_first=newest_first, timeout=timeout,
+            after=after, through=before - 1, limit=PAGE_IDS, newest_first=newest_first, timeout=timeout,
         )  # fmt: skip
         page = await ask(confirmed=False)
         return page if page.end >= min(end, before - 1) else await ask()

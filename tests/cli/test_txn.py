@@ -242,7 +242,8 @@ def test_history(log: Log, waltzctl: Tool) -> None:
     for lock in ("order:17", "write:order:17", bits, bits.upper()):
         assert ids(lock, *where) == [order, paid], "a read lock marks nothing"
     assert ids("order:17", *where, "--newest-first") == [paid, order]
-    assert ids("order:17", *where, "--before", paid) == [order]
+    assert ids("order:17", *where, "--through", paid - 1) == [order]
+    assert ids("order:17", *where, "--through", paid) == [order, paid]
     for form in ("json", "csv", "raw"):
         told = log("history", "order:17", *where, "-o", form)
         assert told == log("grep", 0, "--after", before, "--match", "sku|paid", "-o", form), "in the same form"
@@ -250,11 +251,11 @@ def test_history(log: Log, waltzctl: Tool) -> None:
     assert lines[0].split() == ["partition", *HEADS]
     assert [line.split()[:2] for line in lines[1:]] == [["0", str(order)], ["0", str(paid)]]
 
-    for first, option, words in ((order, "--after", ()), (paid, "--before", ("--newest-first",))):
+    for option, end, words, other in (("--after", order, (), paid), ("--through", paid - 1, ("--newest-first",), order)):
         told = log("history", "order:17", *where, "--limit", 1, "-o", "raw", *words)
-        assert (told.code, told.err) == (0, f"There are more; continue with {option} {first}.\n")
-        rest = ("--after", first) if option == "--after" else ("--after", before, option, first, *words)
-        assert ids("order:17", "--partition", 0, *rest) == [order + paid - first]
+        assert (told.code, told.err) == (0, f"There are more; continue with {option} {end}.\n")
+        rest = (option, end) if option == "--after" else ("--after", before, option, end, *words)
+        assert ids("order:17", "--partition", 0, *rest) == [other]
 
 
 def test_history_of_a_lock_that_nothing_marked(log: Log) -> None:
@@ -285,7 +286,7 @@ def test_history_by_the_partition_of_the_name(log: Log, waltzctl: Tool) -> None:
         (["order"], "write it as NAME:ID"),
         (["order:99999999999999999999"], "64 bits"),
         (["0123456789abcdef"], "A hash needs --partition."),
-        (["order:17", "--after", "4", "--before", "5"], "there are no ids after 4 before 5"),
+        (["order:17", "--after", "4", "--through", "4"], "there are no ids after 4 through 4"),
         (["order:17", "--limit", "10001"], "--limit"),
     ],
     ids=" ".join,

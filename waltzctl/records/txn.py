@@ -287,7 +287,7 @@ def history(
     after: Annotated[
         int, Option("--after", min=-1, metavar="ID", help="Show only ids above this one; -1 for all ids.")
     ] = -1,
-    before: Annotated[int | None, Option("--before", min=0, metavar="ID", help="Show only ids below this one.")] = None,
+    through: Annotated[int | None, Option("--through", min=0, metavar="ID", help="Last id to show, inclusive.")] = None,
     limit: Annotated[
         int, Option("--limit", min=1, max=HISTORY_IDS_MAX, metavar="N", help="Maximum number of transactions.")
     ] = 1000,
@@ -314,19 +314,19 @@ def history(
     lock = marked_lock(name)
     if isinstance(lock, int) and partition is None:
         raise Misused("A hash needs --partition.")
-    if before is not None and before <= after + 1:
-        raise BadArgument(f"there are no ids after {after} before {before}", not_done="nothing was read")
+    if through is not None and through <= after:
+        raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was read")
     sink = records.sink(output, decode, with_partition=True)
     hint = " If the application chose another partition, give --partition." if partition is None else ""
 
     async def show(client: Any) -> None:
         found = await client.history(
-            lock, partition=partition, after=after, before=before, limit=limit, newest_first=newest_first
+            lock, partition=partition, after=after, through=through, limit=limit, newest_first=newest_first
         )
         await _pour(client, each(client, found.partition, found.ids), sink)
         if found.has_more:
-            option = "--before" if newest_first else "--after"
-            typer.echo(f"There are more; continue with {option} {found.ids[-1]}.", err=True)
+            rest = f"--through {found.ids[-1] - 1}" if newest_first else f"--after {found.ids[-1]}"
+            typer.echo(f"There are more; continue with {rest}.", err=True)
         elif not found.ids:
             ids = f"ids {after + 1} to {found.end}" if found.end > after else "no ids in this range"
             typer.echo(f"No transaction of partition {found.partition} marked {name} ({ids}).{hint}", err=True)

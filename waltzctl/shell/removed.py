@@ -111,6 +111,7 @@ REMOVED: dict[str, str] = {
     "txn grep --header": _KIND,
     "txn grep --to": _THROUGH,
     "txn grep --until": _BEFORE,
+    "txn history --before": "use `--through ID`, which includes the id",
     "txn tail --until": _BEFORE,
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.

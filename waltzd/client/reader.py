@@ -54,13 +54,13 @@ class Reader:
         return await self._routes.ask(partition, what, call, self._seconds if timeout is None else timeout)
 
     async def history(
-        self, partition: int, lock: int, *, after: int, before: int | None, limit: int, newest_first: bool,
+        self, partition: int, lock: int, *, after: int, through: int | None, limit: int, newest_first: bool,
         confirmed: bool, timeout: float | None,
     ) -> History:  # fmt: skip
         """Return committed transactions that marked a lock."""
         if not 0 < limit <= HISTORY_IDS_MAX:
             raise BadArgument(f"a history lists 1 to {HISTORY_IDS_MAX} ids, not {limit}")
-        after, before = checked_position(after), None if before is None else checked_id(before)
+        after, before = checked_position(after), None if through is None else checked_position(through) + 1
 
         async def ask(port: ServerPort) -> History:
             return await port.history(
@@ -171,7 +171,7 @@ class ReadMethods(Generic[E]):
         *,
         partition: int | None = None,
         after: int = EMPTY,
-        before: int | None = None,
+        through: int | None = None,
         limit: int = 1000,
         newest_first: bool = False,
         confirmed: bool = True,
@@ -187,7 +187,7 @@ class ReadMethods(Generic[E]):
             lock: The lock; its mode does not matter. Or its 64 bits (`Lock.hash`), together with `partition`.
             partition: Partition of the lock; without it, the partition of the lock's name, as for `append`.
             after: Only ids above this one.
-            before: Only ids below this one; None for no bound.
+            through: Highest id, inclusive; None for no bound.
             limit: Largest number of ids in the answer, up to 10,000.
             newest_first: Whether to list the newest transactions, and list them backwards.
             confirmed: Whether the owner asks a majority of the storages before it answers; see `end_position`.
@@ -216,7 +216,7 @@ class ReadMethods(Generic[E]):
         if not isinstance(bits, int) or not 0 <= bits < 1 << 64:
             raise BadArgument(f"a lock is a `Lock` or an integer of 64 bits, not {lock!r}")
         return await self._reader.history(
-            partition, bits, after=after, before=before, limit=limit, newest_first=newest_first, confirmed=confirmed,
+            partition, bits, after=after, through=through, limit=limit, newest_first=newest_first, confirmed=confirmed,
             timeout=timeout,
         )  # fmt: skip
 
@@ -225,14 +225,14 @@ class ReadMethods(Generic[E]):
         lock: Lock | int,
         *,
         partition: int | None = None,
-        before: int | None = None,
+        through: int | None = None,
         confirmed: bool = True,
         timeout: float | None = None,
     ) -> int | None:
         """Return the id of the last committed transaction that marked a lock; None if there is none. Arguments and
         errors are those of `history`."""
         found = await self.history(
-            lock, partition=partition, before=before, limit=1, newest_first=True, confirmed=confirmed, timeout=timeout
+            lock, partition=partition, through=through, limit=1, newest_first=True, confirmed=confirmed, timeout=timeout
         )
         return found.ids[0] if found.ids else None
 

@@ -305,7 +305,7 @@ class History:
     """Highest id that was considered, or -1. Give it to `append` as `position`: the locks of that transaction are then
     checked against everything that is not in this history."""
     has_more: bool = False
-    """Whether `limit` ended the answer. Continue with `after=ids[-1]`, or `before=ids[-1]` with `newest_first`."""
+    """Whether `limit` ended the answer. Continue with `after=ids[-1]`, or `through=ids[-1] - 1` with `newest_first`."""
 
 
 @dataclass(frozen=True, kw_only=True)

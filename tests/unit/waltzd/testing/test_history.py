@@ -45,7 +45,7 @@ def test_a_history_is_all_and_only_what_marked_the_lock() -> None:
                 found = await client.history(lock, partition=1)
                 assert (found.ids, found.end, found.has_more) == (tuple(ids), 59, False)
                 assert await client.last(lock, partition=1) == (ids[-1] if ids else None)
-                assert await client.last(lock, partition=1, before=30) == max(
+                assert await client.last(lock, partition=1, through=29) == max(
                     (id_ for id_ in ids if id_ < 30), default=None
                 )
                 back = await client.history(lock.hash, partition=1, newest_first=True, limit=2, after=4, confirmed=False)
@@ -94,7 +94,7 @@ def test_a_partition_follows_from_the_name_of_a_lock() -> None:
         for arguments in subjects:
             with pytest.raises(BadArgument):
                 await client.history(**arguments)
-        bounds: list[Any] = [{"limit": 0}, {"limit": 10_001}, {"after": -2}, {"before": -1}, {"partition": 9}]
+        bounds: list[Any] = [{"limit": 0}, {"limit": 10_001}, {"after": -2}, {"through": -2}, {"partition": 9}]
         for wrong in bounds:
             with pytest.raises(BadArgument):
                 await client.history(read_lock("order", 7), **wrong)
