@@ -15,7 +15,7 @@ from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from tests.process.daemon import KEY, Daemon
 from waltzd.__main__ import app as waltzd
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import Tls
 

@@ -24,8 +24,8 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import DiskFull, WaltzError
-from waltzd.errors.operations import AlreadyThere
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import AlreadyThere, DiskFull
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.storages import AdminClient
 

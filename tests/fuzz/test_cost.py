@@ -27,7 +27,8 @@ from google.protobuf.message import Message
 from tests.fuzz.hostile import methods
 from tests.fuzz.mutate import SEED, count, filled
 from tests.unit.waltzd.server.subscriptions.room import Room
-from waltzd.errors import BadFrame, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.groups import AckKind
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls

@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.mutate import each, filled, little_memory, mutated, parsed, plain
 from tests.unit.mounting import batch_of
-from waltzd.errors import BadFrame, CannotConnect, TooLarge, WaltzError
+from waltzd.errors import CannotConnect, TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.finding import Finding
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run, encode_payloads, first_bad, first_bad_one_by_one, heads

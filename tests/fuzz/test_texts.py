@@ -49,8 +49,8 @@ from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, show
 from waltzd.daemon.settings import format_size, parse_key, parse_size, sample
-from waltzd.errors import BadArgument, BadConfig
-from waltzd.errors.operations import BadMetadata, NotesDamaged
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.channels import Parts, Ranges

@@ -27,8 +27,8 @@ from waltzd.client.loop import run
 from waltzd.cluster.coordinator import Coordinator, Create, Node, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls, ZooKeeperCredentials
-from waltzd.errors import BadArgument, CannotConnect, NotInstalled
-from waltzd.errors.operations import CoordinatorRefused, DirectoryHeld, PortInUse
+from waltzd.errors import BadArgument, CannotConnect
+from waltzd.errors.operations import CoordinatorRefused, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 
 SESSION_SECONDS = 30.0

@@ -18,8 +18,8 @@ import pytest
 
 from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request
 from waltzd.client import loop
-from waltzd.errors import BadFrame, BeyondLog, CannotConnect, ClientAhead, Displaced, ForeignCluster, WaltzError
-from waltzd.errors.operations import NotOwner, SessionEnded, TooManyCallers
+from waltzd.errors import BeyondLog, CannotConnect, ClientAhead, Displaced, ForeignCluster, WaltzError
+from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded, TooManyCallers
 from waltzd.format.batch import End
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.address import Address, parse_address

@@ -42,7 +42,6 @@ from waltzd.errors import (
     DatabaseUnavailable,
     ForeignCluster,
     InboxPruned,
-    NotTransactional,
     OtherView,
     WaltzError,
 )
@@ -299,7 +298,7 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
 
 
 def test_an_engine_that_commits_by_itself_is_refused(postgres: LocalPostgres, engine: Engine) -> None:
-    with pytest.raises(NotTransactional, match="commits every statement"):
+    with pytest.raises(BadArgument, match="commits every statement"):
         view_of(postgres.engine(isolation_level="AUTOCOMMIT"))
 
 
@@ -462,7 +461,7 @@ def test_an_engine_that_reads_an_older_snapshot_is_refused_for_an_inbox(postgres
     with pytest.raises(BadArgument, match="REPEATABLE READ"):
         inbox.handler_blocking(send)(Delivery(0))
     assert not sa.inspect(engine).has_table(MAILS.name)
-    with pytest.raises(NotTransactional):
+    with pytest.raises(BadArgument):
         inbox_of(postgres.engine(isolation_level="AUTOCOMMIT")).handler_blocking(send)(Delivery(0))
 
 

@@ -13,7 +13,8 @@ from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import FlushFailed, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import FlushFailed
 from waltzd.format.batch import Head as BatchHead
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import BATCHES, CONTROL_NAME, HARD_STATE_NAME, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import BUSY, TWO_OWNERS, Aim, Patches, mutant
-from waltzd.errors import FlushFailed
+from waltzd.errors.operations import FlushFailed
 from waltzd.format import scan
 from waltzd.format.layout import FileHeader, index_entries
 from waltzd.format.scan import Survey, Tail

@@ -13,7 +13,8 @@ import pytest
 
 from tests.simulation.sample import ROOT, blank_disk, expected, open_directory, records_of, run_for, segment_path, served
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import DiskFull, FlushFailed, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import DiskFull, FlushFailed
 from waltzd.format.layout import RESERVE_NAME
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition

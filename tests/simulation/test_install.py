@@ -32,8 +32,8 @@ from tests.simulation.sample import (
     served,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import DiskFull, ForeignCluster, TooLarge, WaltzError
-from waltzd.errors.operations import NotNextId, NotOpened, PartitionDamaged, StaleSession, UnfitSegment
+from waltzd.errors import ForeignCluster, TooLarge, WaltzError
+from waltzd.errors.operations import DiskFull, NotNextId, NotOpened, PartitionDamaged, StaleSession, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, FileHeader, read_hard_state_file
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory

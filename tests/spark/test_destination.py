@@ -25,8 +25,8 @@ from waltz_spark.export.destination import (
 )
 from waltz_spark.export.manifest import LOCK
 
-from waltzd.errors import BadArgument, DiskFull, NoPermission, WaltzError
-from waltzd.errors.operations import ExportHeld, StoreFailed
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import DiskFull, ExportHeld, NoPermission, StoreFailed
 
 
 @pytest.fixture(params=["local", "remote"])

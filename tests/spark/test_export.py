@@ -39,8 +39,16 @@ from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.local_cluster.java import Java
 from waltzctl.main import run as waltzctl
-from waltzd.errors import BadArgument, DiskFull, NotInstalled
-from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NotOurExport, PartitionDamaged
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import (
+    DiskFull,
+    ExportDamaged,
+    ExportGap,
+    ExportHeld,
+    NotInstalled,
+    NotOurExport,
+    PartitionDamaged,
+)
 from waltzd.format.layout import segment_name
 
 

@@ -12,8 +12,8 @@ from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import Certificate, LiveOrigin
 
-from waltzd.errors import BadArgument, PathMissing, WaltzError
-from waltzd.errors.operations import NothingHere
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import NothingHere, PathMissing
 
 
 def test_directories(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

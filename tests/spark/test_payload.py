@@ -18,8 +18,7 @@ from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable
 
-from waltzd.errors import PathMissing
-from waltzd.errors.operations import BadDecoder
+from waltzd.errors.operations import BadDecoder, PathMissing
 from waltzd.format.record import encode_payloads
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import (
-    BadFrame,
     BeyondLog,
     CannotConnect,
     ClientAhead,
@@ -26,7 +25,7 @@ from waltzd.errors import (
     NotReady,
     WaltzError,
 )
-from waltzd.errors.operations import NotOwner, SessionEnded
+from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME, LockColumns, Run, encode_run, heads
 from waltzd.protocol.batches import (

@@ -24,9 +24,9 @@ from waltzctl.shell.options import Output
 from waltzctl.show.forms import put_json
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, BadConfig
+from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_OK
-from waltzd.errors.operations import AlreadyThere, CertificateNotMade
+from waltzd.errors.operations import AlreadyThere, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import Tls

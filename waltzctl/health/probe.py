@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client.pending import Request, batch_of
-from waltzd.errors import BadFrame, CannotConnect, TlsMismatch, WaltzError
-from waltzd.errors.operations import PartitionsClosed, SessionEnded
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError
+from waltzd.errors.operations import BadFrame, PartitionsClosed, SessionEnded
 from waltzd.protocol.batches import (
     PROBE_KIND,
     Committals,

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls
-from waltzd.errors import BadArgument, NotInstalled
-from waltzd.errors.operations import DirectoryHeld, PortInUse
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 
 VERSION_MIN = 17

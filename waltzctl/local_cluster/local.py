@@ -66,8 +66,16 @@ from waltzd.cluster.documents import FORMAT, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, Verify, ZooKeeperCredentials
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, DiskFull, WaltzError, explain
-from waltzd.errors.operations import DaemonEnded, DirectoryHeld, NodeMissing, NoLocalCluster, PartitionsClosed, PortInUse
+from waltzd.errors import BadArgument, WaltzError, explain
+from waltzd.errors.operations import (
+    DaemonEnded,
+    DirectoryHeld,
+    DiskFull,
+    NodeMissing,
+    NoLocalCluster,
+    PartitionsClosed,
+    PortInUse,
+)
 
 if TYPE_CHECKING:
     from waltzctl.placement.creation import ClusterSpec

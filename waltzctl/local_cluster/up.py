@@ -36,9 +36,9 @@ from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import FORMAT
-from waltzd.errors import BadArgument, NotInstalled, WaltzError
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK
-from waltzd.errors.operations import NoLocalCluster
+from waltzd.errors.operations import NoLocalCluster, NotInstalled
 from waltzd.format.layout import VERSIONS
 
 WATCH_SECONDS = 0.3

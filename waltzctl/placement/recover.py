@@ -27,8 +27,8 @@ from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import CannotConnect, NoSuchPartition
-from waltzd.errors.operations import Unfinished, Unsafe
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 
 VERB = "storage recover"

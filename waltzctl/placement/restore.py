@@ -74,8 +74,8 @@ from waltzd.cluster.documents import (
     Unfinished,
 )
 from waltzd.cluster.metadata import SavedDocuments
-from waltzd.errors import BadArgument, CannotConnect, DiskFull, ForeignCluster, TlsMismatch, WaltzError
-from waltzd.errors.operations import OldClusterLives, TargetNotEmpty, WrongPeer
+from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatch, WaltzError
+from waltzd.errors.operations import DiskFull, OldClusterLives, TargetNotEmpty, WrongPeer
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, StorageDescription
 from waltzd.protocol.document import Document, encode

@@ -20,8 +20,8 @@ from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.archive import Drill, drilled
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzd.errors import DiskFull, PathMissing
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors.operations import DiskFull, PathMissing
 
 if TYPE_CHECKING:
     from waltzd.archive.cut_point import ArchivedLog, Cut

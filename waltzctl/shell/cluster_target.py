@@ -31,8 +31,8 @@ from waltzctl.shell.options import CLUSTER, From, option_group
 from waltzctl.shell.progress import waiting_aloud
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, OFF, Verify, ZooKeeperCredentials, load_credentials
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, BadConfig, CannotConnect, NotPermitted, TlsMismatch, WaltzError
-from waltzd.errors.operations import NoClusterNamed, NoSuchName, NotesDamaged, WrongPeer
+from waltzd.errors import BadArgument, CannotConnect, NotPermitted, TlsMismatch, WaltzError
+from waltzd.errors.operations import BadConfig, NoClusterNamed, NoSuchName, NotesDamaged, WrongPeer
 from waltzd.protocol.address import is_name
 from waltzd.protocol.role import Role
 from waltzd.wire.tls import Tls, speaks_tls

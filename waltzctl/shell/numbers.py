@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from waltzctl.shell.cluster_target import ClusterTarget, using
 from waltzd.cluster.assignment import format_numbers
-from waltzd.errors import NoSuchPartition
+from waltzd.errors.operations import NoSuchPartition
 from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
 
 

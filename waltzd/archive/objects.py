@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from waltzd.archive.store import Listed, is_object_name
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadArgument, NotInstalled, WaltzError
-from waltzd.errors.operations import ObjectAbsent, ObjectExists, StoreRefused, StoreUnavailable
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import NotInstalled, ObjectAbsent, ObjectExists, StoreRefused, StoreUnavailable
 
 try:
     import obstore

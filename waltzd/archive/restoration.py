@@ -32,8 +32,8 @@ from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords, batch_places,
 from waltzd.archive.manifest import Entry
 from waltzd.archive.verification import chain_flaws
 from waltzd.disk.seam import Buffer, Disk, join, opened
-from waltzd.errors import FlushFailed, WaltzError
-from waltzd.errors.operations import ArchiveDamaged, HeaderDamaged, ObjectAbsent
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import ArchiveDamaged, FlushFailed, HeaderDamaged, ObjectAbsent
 from waltzd.format.batch import Head
 from waltzd.format.footer import END_BYTES, NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
 from waltzd.format.layout import (

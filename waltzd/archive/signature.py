@@ -26,8 +26,7 @@ from pathlib import Path
 
 from waltzd.archive.store import Listed, Store
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadConfig
-from waltzd.errors.operations import ObjectExists, UnsignedArchive
+from waltzd.errors.operations import BadConfig, ObjectExists, UnsignedArchive
 
 VARIABLE = "WALTZ_ARCHIVE_KEY"
 """Environment variable of commands with the path of the key file."""

@@ -26,8 +26,7 @@ from uuid import UUID
 from waltzd.archive.manifest import MANIFEST_BYTES_MAX, ArchiveObject, Label, Manifest, folder_of
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.upload import PartitionArchive
-from waltzd.errors import BadFrame
-from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent
+from waltzd.errors.operations import ArchiveDamaged, BadFrame, ForeignArchive, ObjectAbsent
 from waltzd.format.batch import End, parse_batches, why_wrong
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import BATCHES, VERSIONS

@@ -111,7 +111,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         Raises:
             BadArgument: An address is no `host:port`; `feed` does not fit `view`; or both `tls` and `connect` are
                 given.
-            BadConfig: The files of `tls` are missing, or do not belong together.
+            BadConfig: The files of `tls` are missing, or do not belong together (`waltzd.errors.operations`).
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)

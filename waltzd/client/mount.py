@@ -44,12 +44,10 @@ import numpy as np
 from waltzd.client.outbox import Outbox
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
     CannotConnect,
     ClientAhead,
     Displaced,
     ForeignCluster,
-    NoSuchPartition,
     NotGranted,
     NotPermitted,
     OtherTimeline,
@@ -57,7 +55,7 @@ from waltzd.errors import (
     TooLarge,
     Trimmed,
 )
-from waltzd.errors.operations import NotOwner
+from waltzd.errors.operations import BadFrame, NoSuchPartition, NotOwner
 from waltzd.format.checksum import I64
 from waltzd.format.record import HeadArray
 from waltzd.protocol.batches import (

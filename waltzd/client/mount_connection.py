@@ -11,7 +11,8 @@ from typing import Protocol
 from uuid import UUID
 
 from waltzd.client.mount import Mount, MountState
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.batches import ClientFrame, Committals, Feed, HeadFeed, Mounted, Refusals, Refused, ServerFrame
 from waltzd.protocol.peers import MountPort

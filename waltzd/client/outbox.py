@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.client.pending import AnyRequest, AtomicRequest, BatchRequest, Request, batch_of, why_refused
-from waltzd.errors import BadFrame, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, Limits, Refusals
 from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown

@@ -28,7 +28,8 @@ from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Serializer, Transaction
 from waltzd.cluster.groups import MadeGroup
-from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NoSuchGroup, NotDelivered, Retry, WaltzError
+from waltzd.errors import CannotConnect, DeliveryLate, NoSuchGroup, Retry, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.groups import (
@@ -453,8 +454,8 @@ class PartitionConsumer:
             return self._late(one, "it was taken away, and given to this member again")
         return None
 
-    def _late(self, one: Delivery[Any], why: str, kind: type[DeliveryLate] = DeliveryLate) -> DeliveryLate:
-        return kind(
+    def _late(self, one: Delivery[Any], why: str) -> DeliveryLate:
+        return DeliveryLate(
             f"transaction {one.id} of partition {self.partition} can no longer be settled by this member in group "
             f"{self.group}: {why}",
             partition=self.partition,
@@ -470,7 +471,7 @@ class PartitionConsumer:
             self._settled(ack)
         elif len(ack.deliveries) == 1:
             if answer.unknown:
-                self._refuse(ack, "the group has never delivered it", NotDelivered)
+                self._refuse(ack, "the group has never delivered it")
             elif answer.is_old:
                 self._refuse(ack, "the group is in another epoch there")
             else:
@@ -504,11 +505,11 @@ class PartitionConsumer:
         if not ack.kept.done():
             self._unkept.append(ack)
 
-    def _refuse(self, ack: PendingAck, why: str, kind: type[DeliveryLate] = DeliveryLate) -> None:
+    def _refuse(self, ack: PendingAck, why: str) -> None:
         for one in ack.deliveries:
             one._said = None
             self._forget(one)
-            ack.late.append((one, self._late(one, why, kind)))
+            ack.late.append((one, self._late(one, why)))
         self._done(ack, is_kept=True)
 
     def _miss(self, ack: PendingAck, why: str) -> None:

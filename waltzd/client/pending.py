@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.client.view import Builder
-from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
+from waltzd.errors import NeedsBatches, TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import U8, U64, AppendBatch, Limits

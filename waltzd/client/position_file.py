@@ -51,7 +51,7 @@ class PositionFile:
         Raises:
             ForeignCluster: The positions in the file are those of another cluster.
             PositionsDamaged: The file is not what was written.
-            PathMissing, NoPermission, ReadFailed: The file cannot be read, or its directory is missing.
+            WaltzError: The file cannot be read, or its directory is missing.
         """
         self._disk: Disk = RealDisk()
         self._open(os.path.abspath(path), cluster)
@@ -91,7 +91,7 @@ class PositionFile:
 
         Raises:
             BadArgument: It is below the saved position. To start again, remove the file, or call `reset`.
-            DiskFull, FlushFailed, NoPermission: The file was not written; the old one is still there.
+            WaltzError: The file was not written; the old one is still there.
         """
         found = checked_position(position)
         if partition < 0 or found < self.position(partition):
@@ -112,7 +112,7 @@ class PositionFile:
 
         Raises:
             BadArgument: `position` is no position.
-            DiskFull, FlushFailed, NoPermission: See `save`.
+            WaltzError: See `save`.
         """
         self._write({**self._positions, partition: checked_position(position)})
 

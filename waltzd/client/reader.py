@@ -12,7 +12,8 @@ from uuid import UUID
 from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
-from waltzd.errors import BadArgument, BadFrame
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.locks import HISTORY_IDS_MAX, History, Lock
 from waltzd.protocol.peers import ServerPort

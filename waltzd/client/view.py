@@ -15,7 +15,8 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import BadArgument, BadFrame
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads

@@ -18,7 +18,7 @@ import ssl
 import stat
 from dataclasses import dataclass
 
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 
 CREDENTIALS_BYTES_MAX = 64 << 10
 READ_ONLY = "read-only "

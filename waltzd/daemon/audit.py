@@ -21,8 +21,8 @@ from importlib.metadata import version
 
 from waltzd.daemon.config import DaemonConfig
 from waltzd.disk.real import translate
-from waltzd.errors import BadConfig, WaltzError
-from waltzd.errors.operations import tree
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadConfig, tree
 from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditRecord, RefusalCounter, encode, hash_of
 from waltzd.protocol.role import Role
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from waltzd.daemon.settings import Setting, declared, format_size, format_value, is_optional, read_value
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 
 TEXT_BYTES_MAX = 64 << 10
 NESTING_MAX = 8

@@ -14,8 +14,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
 from waltzd.disk.seam import Buffer, Entry, Inode
-from waltzd.errors import DiskFull, FlushFailed, NoPermission, PathMissing, ReadFailed, WaltzError
-from waltzd.errors.operations import DirectoryHeld, NotRegularFile
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import (
+    DirectoryHeld,
+    DiskFull,
+    FlushFailed,
+    NoPermission,
+    NotRegularFile,
+    PathMissing,
+    ReadFailed,
+)
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}

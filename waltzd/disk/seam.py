@@ -17,8 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from waltzd.errors import PathMissing, ReadFailed
-from waltzd.errors.operations import NotRegularFile
+from waltzd.errors.operations import NotRegularFile, PathMissing, ReadFailed
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from waltzd.disk.seam import Buffer, Entry, Inode
-from waltzd.errors import DiskFull, FlushFailed, PathMissing, ReadFailed
-from waltzd.errors.operations import DirectoryHeld, NotRegularFile
+from waltzd.errors.operations import DirectoryHeld, DiskFull, FlushFailed, NotRegularFile, PathMissing, ReadFailed
 
 SECTOR_BYTES = 512
 

@@ -1,9 +1,9 @@
-"""Errors that an application can meet: code, exit code, whether a retry helps, and a text in three parts.
+"""Errors that an application handles: code, exit code, whether a retry helps, and a text in three parts.
 
 A row of the table of errors is a class: programs read its arguments, people read its docstring. The docstring explains
 the error, followed by `Not done:` and `Next:`. `explain` splits it, for `waltzctl errors lookup CODE`, for
 docs/errors.md, and for an error that is raised without its own text for the last two parts. Mistakes of the programmer
-are assertions and never belong in this table. Errors that only daemons and tools raise are in
+are assertions and never belong in this table. Errors that no application handles by their class are in
 `waltzd.errors.operations`, with the table of all codes; an application that catches `WaltzError` catches them as well.
 """
 
@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from waltzd.errors.exit_codes import (
     EXIT_CONFLICT,
-    EXIT_DISK_FAULT,
     EXIT_ERROR,
     EXIT_FINDINGS,
     EXIT_NOT_AUTHORISED,
@@ -31,19 +30,15 @@ __all__ = [
     "ApplyFailed",
     "ArchiveAway",
     "BadArgument",
-    "BadConfig",
-    "BadFrame",
     "BeyondLog",
     "CannotConnect",
     "ClientAhead",
     "ClientClosed",
     "DatabaseUnavailable",
     "DeliveryLate",
-    "DiskFull",
     "Displaced",
     "EventUnknown",
     "EventUnreadable",
-    "FlushFailed",
     "ForeignCluster",
     "GroupBeyondLog",
     "GroupExists",
@@ -51,28 +46,21 @@ __all__ = [
     "InboxPruned",
     "NeedsBatches",
     "NoGroupLog",
-    "NoPermission",
     "NoSuchChannel",
     "NoSuchGroup",
-    "NoSuchPartition",
     "NotApplied",
-    "NotDelivered",
     "NotGranted",
     "NotInGroup",
-    "NotInstalled",
     "NotMounted",
     "NotPermitted",
     "NotReady",
     "NotSent",
-    "NotTransactional",
     "OnlyInArchive",
     "OtherInbox",
     "OtherTimeline",
     "OtherView",
     "OutcomeUnknown",
-    "PathMissing",
     "PositionsDamaged",
-    "ReadFailed",
     "Retry",
     "Superseded",
     "TlsMismatch",
@@ -178,21 +166,10 @@ class BadArgument(WaltzError, code="W1001", exit_code=EXIT_USAGE, status="INVALI
     twice. Not done: nothing was changed. Next: correct the value and try again."""
 
 
-class BadConfig(WaltzError, code="W1002", exit_code=EXIT_USAGE):
-    """The configuration file cannot be read, is not YAML, or has an unknown key or a value out of bounds. The message
-    names the key. Not done: the daemon was not started. Next: correct the file and start again; `--check-config` checks
-    it without starting."""
-
-
 class ForeignCluster(WaltzError, code="W2002", exit_code=EXIT_CONFLICT, status="PERMISSION_DENIED"):
     """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is
     never mixed. Not done: nothing was read or written. Next: compare the cluster keys; point the caller or the path at
     the right cluster."""
-
-
-class NoSuchPartition(WaltzError, code="W2007", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The partition is not assigned to this storage, or its number is outside the range of the cluster. Not done:
-    nothing was done. Next: list the partitions of the storage, or create the partition there."""
 
 
 class NoSuchChannel(WaltzError, code="W2300", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
@@ -248,11 +225,6 @@ class DeliveryLate(WaltzError, code="W2313", exit_code=EXIT_CONFLICT, status="FA
     that take longer than the group's ack_wait, and make the work idempotent."""
 
 
-class NotDelivered(DeliveryLate, code="W2314", exit_code=EXIT_USAGE, status="INVALID_ARGUMENT"):
-    """A member acknowledged a transaction that its group has never delivered. The position of the group is unchanged.
-    Not done: the acknowledgement was ignored. Next: settle deliveries of this subscription only."""
-
-
 class BeyondLog(WaltzError, code="W2011", exit_code=EXIT_NOT_FOUND, retry=Retry.ELSEWHERE, status="OUT_OF_RANGE"):
     """A read asked for ids that this replica does not hold, or that a caller without a session may not see yet. Not
     done: nothing was returned. Next: ask for ids within the range that the message names, or ask another replica."""
@@ -299,21 +271,6 @@ class NotGranted(WaltzError, code="W2036", exit_code=EXIT_NOT_AUTHORISED, status
     without certificates). A mount that loses a right ends with this error after the outcomes that were decided
     by then; its other requests in flight are in the log or not. Not done: nothing was read or written. Next: an
     operator grants it with `waltzctl policy set FILE`; `waltzctl policy explain NAME PARTITION` says why not."""
-
-
-class NotInstalled(WaltzError, code="W2032"):
-    """A program or a Python package that is needed here is not installed, or is too old. `pip install waltzd` brings what
-    applications need; the programs and whatever else stands on more come with extras of the package: `tools` for
-    `waltzctl`, `daemon` for `waltzd`, `local` for a cluster on one machine (ZooKeeper, whose program files the package
-    PySpark ships, and a Java 17 or later), `spark` for the data source and exports, `delta` for Delta tables. The message
-    says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper that is installed in
-    another way needs nothing from Waltz: start it and name its address. Not done: nothing was started, read or written.
-    Next: install what the message names."""
-
-    def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
-        if "extra" in facts and not next_step:
-            next_step = f"`pip install 'waltzd[{facts['extra']}]'`, which brings it"
-        super().__init__(message, not_done=not_done, next_step=next_step, **facts)
 
 
 class Superseded(WaltzError, code="W2051", exit_code=EXIT_CONFLICT, status="ABORTED"):
@@ -369,12 +326,6 @@ class ViewBehind(WaltzError, code="W2082", exit_code=EXIT_CONFLICT):
     restored or edited while the client was running. Continuing would leave a gap in the view. Not done: nothing was
     applied to this partition's view. Next: start the client again: it continues from the position that the database has
     now."""
-
-
-class NotTransactional(WaltzError, code="W2083", exit_code=EXIT_USAGE):
-    """The application's database, or the connection to it, does not undo changes at a rollback: it commits every
-    statement, or the storage engine of the table has no transactions. A view on it could be half applied. Not done: no
-    transaction was applied. Next: give an engine that does not commit by itself, and tables of a transactional kind."""
 
 
 class OtherView(WaltzError, code="W2084", exit_code=EXIT_CONFLICT):
@@ -453,41 +404,6 @@ class TlsMismatch(CannotConnect, code="W4003", exit_code=EXIT_USAGE):
     """One side of a connection uses TLS and the other plain text. A daemon with certificates in its configuration
     answers only callers with certificates, and one without them only callers without. Not done: nothing was asked of
     the daemon. Next: use certificates on both sides, or on neither."""
-
-
-class PathMissing(WaltzError, code="W1003", exit_code=EXIT_USAGE):
-    """A path that was given on the command line does not exist on this machine. Not done: nothing was read or changed.
-    Next: check the path for a typing mistake."""
-
-
-class NoPermission(WaltzError, code="W1005"):
-    """The operating system did not permit opening a file or directory. Not done: nothing was changed. Next: run as the
-    user that owns the storage directory."""
-
-
-class ReadFailed(WaltzError, code="W3007", retry=Retry.ELSEWHERE):
-    """The operating system could not read bytes of a file (an I/O error of the device). Nothing was changed. Not done:
-    nothing was returned. Next: look at the kernel log for this device; rebuild this replica on a sound disk."""
-
-
-class DiskFull(WaltzError, code="W3005", retry=Retry.LATER, status="RESOURCE_EXHAUSTED"):
-    """The file system has no space left, or less than the configured reserve. Writes that were not acknowledged were
-    undone. Reads and administration continue, and writes resume automatically when there is space. Not done: nothing
-    above the replica's durable id was kept. Next: free space on the file system of the storage directory."""
-
-
-class FlushFailed(WaltzError, code="W3006", exit_code=EXIT_DISK_FAULT):
-    """The operating system failed to flush written bytes to the disk. The content of the disk is unknown then, and a
-    second flush could falsely report success, so the storage process ends. What was acknowledged before is on disk. At
-    the next start the tail is verified, written again and flushed before this replica vouches for it. Not done: nothing
-    was acknowledged since the last durable id that the message names. Next: look at the kernel log for this device;
-    start the storage again when the disk is sound."""
-
-
-class BadFrame(WaltzError, code="W2006", status="INVALID_ARGUMENT"):
-    """A message breaks the protocol: columns of different lengths, a wrong checksum, a field out of bounds, or a
-    missing first message. Only that call ended. Not done: nothing of this message was written. Next: this is an error
-    in the sender, or damage on the way; send the records again."""
 
 
 class NotReady(WaltzError, code="W2018", retry=Retry.LATER, status="UNAVAILABLE"):

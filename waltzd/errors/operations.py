@@ -1,11 +1,12 @@
-"""Errors that only daemons and tools raise, and the table of all codes.
+"""Errors that no application handles by their class: those of daemons, tools, disks and certificates. And the table of
+all codes.
 
-Operators read them in logs and in the output of commands. An error crosses the wire as its code and its parts
+People read them in logs and in the output of commands. An error crosses the wire as its code and its parts
 (`waltzd.wire.codec`), and is raised on the other side in its class; so `tree` is here, where every class is loaded."""
 
 from __future__ import annotations
 
-from waltzd.errors import CannotConnect, FlushFailed, NotInstalled, Retry, WaltzError, explain
+from waltzd.errors import CannotConnect, Retry, WaltzError, explain
 from waltzd.errors.exit_codes import (
     EXIT_CONFLICT,
     EXIT_DISK_FAULT,
@@ -21,6 +22,37 @@ from waltzd.errors.exit_codes import (
 )
 
 # -- what the operator gave us -----------------------------------------------------------------------------------------
+
+
+class BadConfig(WaltzError, code="W1002", exit_code=EXIT_USAGE):
+    """The configuration file cannot be read, is not YAML, or has an unknown key or a value out of bounds. The message
+    names the key. Not done: the daemon was not started. Next: correct the file and start again; `--check-config` checks
+    it without starting."""
+
+
+class PathMissing(WaltzError, code="W1003", exit_code=EXIT_USAGE):
+    """A path that was given on the command line does not exist on this machine. Not done: nothing was read or changed.
+    Next: check the path for a typing mistake."""
+
+
+class NoPermission(WaltzError, code="W1005"):
+    """The operating system did not permit opening a file or directory. Not done: nothing was changed. Next: run as the
+    user that owns the storage directory."""
+
+
+class NotInstalled(WaltzError, code="W2032"):
+    """A program or a Python package that is needed here is not installed, or is too old. `pip install waltzd` brings what
+    applications need; the programs and whatever else stands on more come with extras of the package: `tools` for
+    `waltzctl`, `daemon` for `waltzd`, `local` for a cluster on one machine (ZooKeeper, whose program files the package
+    PySpark ships, and a Java 17 or later), `spark` for the data source and exports, `delta` for Delta tables. The message
+    says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper that is installed in
+    another way needs nothing from Waltz: start it and name its address. Not done: nothing was started, read or written.
+    Next: install what the message names."""
+
+    def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
+        if "extra" in facts and not next_step:
+            next_step = f"`pip install 'waltzd[{facts['extra']}]'`, which brings it"
+        super().__init__(message, not_done=not_done, next_step=next_step, **facts)
 
 
 class NothingHere(WaltzError, code="W1004"):
@@ -42,6 +74,17 @@ class WorkerLost(WaltzError, code="W1007"):
 
 
 # -- sessions and the replica protocol ---------------------------------------------------------------------------------
+
+
+class BadFrame(WaltzError, code="W2006", status="INVALID_ARGUMENT"):
+    """A message breaks the protocol: columns of different lengths, a wrong checksum, a field out of bounds, or a
+    missing first message. Only that call ended. Not done: nothing of this message was written. Next: this is an error
+    in the sender, or damage on the way; send the records again."""
+
+
+class NoSuchPartition(WaltzError, code="W2007", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
+    """The partition is not assigned to this storage, or its number is outside the range of the cluster. Not done:
+    nothing was done. Next: list the partitions of the storage, or create the partition there."""
 
 
 class StaleSession(WaltzError, code="W2001", retry=Retry.ELSEWHERE, status="ABORTED"):
@@ -570,6 +613,25 @@ class ConsoleClosed(WaltzError, code="W2321", exit_code=EXIT_NOT_AUTHORISED):
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 
+class ReadFailed(WaltzError, code="W3007", retry=Retry.ELSEWHERE):
+    """The operating system could not read bytes of a file (an I/O error of the device). Nothing was changed. Not done:
+    nothing was returned. Next: look at the kernel log for this device; rebuild this replica on a sound disk."""
+
+
+class DiskFull(WaltzError, code="W3005", retry=Retry.LATER, status="RESOURCE_EXHAUSTED"):
+    """The file system has no space left, or less than the configured reserve. Writes that were not acknowledged were
+    undone. Reads and administration continue, and writes resume automatically when there is space. Not done: nothing
+    above the replica's durable id was kept. Next: free space on the file system of the storage directory."""
+
+
+class FlushFailed(WaltzError, code="W3006", exit_code=EXIT_DISK_FAULT):
+    """The operating system failed to flush written bytes to the disk. The content of the disk is unknown then, and a
+    second flush could falsely report success, so the storage process ends. What was acknowledged before is on disk. At
+    the next start the tail is verified, written again and flushed before this replica vouches for it. Not done: nothing
+    was acknowledged since the last durable id that the message names. Next: look at the kernel log for this device;
+    start the storage again when the disk is sound."""
+
+
 class DirectoryHeld(WaltzError, code="W3001", exit_code=EXIT_CONFLICT):
     """Another process holds the storage directory. Two processes must never write the same files. Not done: nothing was
     changed. Next: stop the daemon that holds the directory, or use --read-only where the command has it."""
@@ -665,7 +727,7 @@ def tree() -> dict[str, type[WaltzError]]:
 
 
 def page() -> str:
-    """Return docs/errors.md: all exit codes, the errors that an application can meet, and the rest, in Markdown."""
+    """Return docs/errors.md: all exit codes, the errors that an application handles, and the rest, in Markdown."""
     exits = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_MEANING.items())
     parts = [
         "# Errors\n\n"
@@ -683,8 +745,8 @@ def page() -> str:
     parts += [_entry(cls) for cls in ordered if cls.__module__ != __name__]
     parts.append(
         "## Errors of daemons and tools\n\n"
-        "Operators read these errors in logs and in the output of commands. Their classes are in\n"
-        "`waltzd.errors.operations`.\n"
+        "People read these errors in logs and in the output of commands; no application handles one of them by its class.\n"
+        "Their classes are in `waltzd.errors.operations`.\n"
     )
     parts += [_entry(cls) for cls in ordered if cls.__module__ == __name__]
     return "\n".join(parts)

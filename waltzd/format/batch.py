@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES, ID_MAX
 from waltzd.format.record import (

@@ -9,8 +9,15 @@ from __future__ import annotations
 import enum
 from dataclasses import asdict, dataclass, field
 
-from waltzd.errors import ForeignCluster, ReadFailed, WaltzError
-from waltzd.errors.operations import ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, UnknownVersion
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors.operations import (
+    ControlDamaged,
+    HeaderDamaged,
+    NotRegularFile,
+    PartitionDamaged,
+    ReadFailed,
+    UnknownVersion,
+)
 
 
 class Code(enum.StrEnum):

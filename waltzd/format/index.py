@@ -10,7 +10,7 @@ import struct
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import DiskFull
+from waltzd.errors.operations import DiskFull
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import I64
 from waltzd.format.layout import INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, index_offset

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, TooLarge, WaltzError
+from waltzd.errors import TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64, U32
 from waltzd.format.record import OVERHEAD_BYTES, HeadArray, Run
 from waltzd.protocol.channels import Channel

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 
 BOUNDS = (*(float(f"{digits}e{power}") for power in range(-5, 1) for digits in ("5", "8", "12.5", "20", "32")), 60.0)
 """Upper bound of each range, in seconds: 50 µs, 80 µs, 125 µs, …, 32 s, 60 s. One more range has no bound."""

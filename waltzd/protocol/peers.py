@@ -17,7 +17,8 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX

@@ -37,9 +37,9 @@ from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health
 from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
 from waltzd.daemon.threads import Threads
-from waltzd.errors import BadConfig, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG
-from waltzd.errors.operations import CoordinatorOpen, PartitionsClosed
+from waltzd.errors.operations import BadConfig, CoordinatorOpen, PartitionsClosed
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription

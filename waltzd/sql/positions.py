@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from waltzd.errors import BadArgument, ForeignCluster, NotTransactional, OtherView
+from waltzd.errors import BadArgument, ForeignCluster, OtherView
 from waltzd.protocol.positions import Position, lineage_of_text, lineage_text
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
@@ -212,7 +212,7 @@ def key_columns(name: str) -> tuple[sa.Column[Any], sa.Column[Any]]:
 def prove_transactions(
     engine: Engine, table: sa.Table, insert: sa.Insert, this: tuple[sa.ColumnElement[bool], ...]
 ) -> None:
-    """Raise `NotTransactional` if the row `this` exists after its insert was rolled back."""
+    """Raise `BadArgument` if the row `this` exists after its insert was rolled back."""
     with engine.connect() as connection:
         connection.execute(insert)
         connection.rollback()
@@ -221,9 +221,11 @@ def prove_transactions(
             return
     with engine.begin() as connection:
         connection.execute(sa.delete(table).where(*this))
-    raise NotTransactional(
+    raise BadArgument(
         f"a row of {table.name} exists after its insert was rolled back: this {engine.dialect.name} engine "
-        "commits every statement, or the storage engine of the table has no transactions"
+        "commits every statement, or the storage engine of the table has no transactions",
+        not_done="no transaction was applied",
+        next_step="give an engine that does not commit by itself, and tables of a transactional kind",
     )
 
 

@@ -191,7 +191,7 @@ class SqlView(Generic[E_contra]):
         Raises:
             ForeignCluster: The view comes from another cluster.
             OtherView: Another function made the view, or an earlier version its tables.
-            NotTransactional: The engine commits every statement, or the table cannot roll back.
+            BadArgument: The engine commits every statement, or the table cannot roll back.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         async with self._preparing:

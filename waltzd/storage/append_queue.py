@@ -25,8 +25,8 @@ from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
 
 from waltzd.daemon.config import StorageConfig
-from waltzd.errors import BadFrame, DiskFull, FlushFailed, TooLarge, WaltzError
-from waltzd.errors.operations import Draining
+from waltzd.errors import TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame, DiskFull, Draining, FlushFailed
 from waltzd.format.batch import Batch, Piece, why_wrong
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics

@@ -28,8 +28,16 @@ from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened
-from waltzd.errors import BadFrame, OtherTimeline, TooLarge, WaltzError
-from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, NoArchive, ObjectAbsent, PartitionDamaged, UnfitSegment
+from waltzd.errors import OtherTimeline, TooLarge, WaltzError
+from waltzd.errors.operations import (
+    ArchiveDamaged,
+    BadFrame,
+    ForeignArchive,
+    NoArchive,
+    ObjectAbsent,
+    PartitionDamaged,
+    UnfitSegment,
+)
 from waltzd.format.layout import FileHeader, index_name
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
 from waltzd.protocol.digest import sha256_of

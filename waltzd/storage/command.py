@@ -28,8 +28,9 @@ from waltzd.daemon.process import Supervisor, Underway, allow_open_files, share_
 from waltzd.daemon.readiness import Unready
 from waltzd.daemon.threads import Threads
 from waltzd.disk.real import RealDisk
-from waltzd.errors import BadArgument, BadConfig, FlushFailed, WaltzError
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG, EXIT_DISK_FAULT
+from waltzd.errors.operations import BadConfig, FlushFailed
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.listeners import Ports, start_services

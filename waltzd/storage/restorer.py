@@ -21,8 +21,8 @@ from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Disk
-from waltzd.errors import BadArgument, DiskFull, FlushFailed, OtherTimeline
-from waltzd.errors.operations import Diverged, ForeignArchive, TargetNotEmpty, TooManyCallers
+from waltzd.errors import BadArgument, OtherTimeline
+from waltzd.errors.operations import DiskFull, Diverged, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring

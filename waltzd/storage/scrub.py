@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from waltzd.disk.seam import Disk, join, read_whole
-from waltzd.errors import FlushFailed, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import FlushFailed
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NEW_SUFFIX, SCRUB_NAME, segment_name
 from waltzd.protocol.descriptions import ScrubStatus

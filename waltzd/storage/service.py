@@ -12,7 +12,8 @@ from uuid import UUID
 from waltzd.archive.metadata import METADATA_BYTES_MAX
 from waltzd.daemon import logs
 from waltzd.daemon.process import vitals
-from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
+from waltzd.errors import NotPermitted, TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery

@@ -12,8 +12,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import PortInUse
+from waltzd.errors import CannotConnect, NotPermitted, WaltzError
+from waltzd.errors.operations import BadFrame, PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.peers import RecordsFrame

@@ -22,7 +22,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from waltzd.cluster.groups import GroupList, MadeGroup
-from waltzd.errors import BadFrame, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding

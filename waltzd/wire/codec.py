@@ -23,8 +23,8 @@ from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.errors.operations import tree
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame, tree
 from waltzd.format.batch import (
     Batch,
     Flags,

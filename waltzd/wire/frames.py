@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.errors.operations import WrongPeer
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.protocol.role import Identity, Role, dns_name
 from waltzd.wire.tls import CERTIFIED_SECONDS, Tls, certificate_of, check_peer, identity_of
 

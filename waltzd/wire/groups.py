@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.groups import (
     Ack,
     AckKind,

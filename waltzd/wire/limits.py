@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, TooLarge, WaltzError
+from waltzd.errors import TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.wire import wire_pb2 as wire
 
 M = TypeVar("M", bound=Message)

@@ -21,8 +21,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import PortInUse, TooManyCallers
+from waltzd.errors import CannotConnect, NotPermitted, WaltzError
+from waltzd.errors.operations import BadFrame, PortInUse, TooManyCallers
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor

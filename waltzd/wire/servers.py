@@ -19,8 +19,8 @@ import grpc.aio
 
 from waltzd.cluster.groups import GroupList, GroupMeta, MadeGroup
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, TlsMismatch, WaltzError
-from waltzd.errors.operations import WrongPeer
+from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatch, WaltzError
+from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology

@@ -15,7 +15,8 @@ from functools import lru_cache
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Piece
 from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding

@@ -16,7 +16,8 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch, parse_batches
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES, Run, bounds_of

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import BadConfig, CannotConnect, TlsMismatch
-from waltzd.errors.operations import WrongPeer
+from waltzd.errors import CannotConnect, TlsMismatch
+from waltzd.errors.operations import BadConfig, WrongPeer
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address, parse_address
 from waltzd.protocol.role import Identity, Role, dns_name

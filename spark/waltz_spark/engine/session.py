@@ -36,8 +36,8 @@ from waltz_spark.engine.java import cache_directory
 from waltz_spark.engine.job_package import watched, zipped
 from waltz_spark.engine.properties import BadLine, encode, parse
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, NotInstalled, WaltzError
-from waltzd.errors.operations import MasterUnreachable, PythonDiffers, SparkFailed
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import MasterUnreachable, NotInstalled, PythonDiffers, SparkFailed
 
 if TYPE_CHECKING:
     from waltzctl.local_cluster.java import Java

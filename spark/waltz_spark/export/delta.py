@@ -30,8 +30,8 @@ from pyarrow import types
 
 from waltz_spark.export.destination import Destination, flush, newest_manifest
 from waltz_spark.export.manifest import Manifest, Piece, decode, manifest_path
-from waltzd.errors import BadArgument, NotInstalled
-from waltzd.errors.operations import TableDiffers, TableFailed
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import NotInstalled, TableDiffers, TableFailed
 
 LOG = "_delta_log"
 _NUMBER_DIGITS = 20

@@ -30,8 +30,17 @@ from urllib.parse import unquote, urlparse
 from waltz_spark.export.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
 from waltzd.archive.manifest import LABEL
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, DiskFull, NoPermission, PathMissing, WaltzError
-from waltzd.errors.operations import ExportDamaged, ExportHeld, NoSuchName, NotOurExport, StoreFailed
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import (
+    DiskFull,
+    ExportDamaged,
+    ExportHeld,
+    NoPermission,
+    NoSuchName,
+    NotOurExport,
+    PathMissing,
+    StoreFailed,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,8 +21,8 @@ from waltzd.archive.location import directory_of
 from waltzd.archive.manifest import LABEL
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import BadArgument, PathMissing
-from waltzd.errors.operations import NothingHere
+from waltzd.errors import BadArgument
+from waltzd.errors.operations import NothingHere, PathMissing
 from waltzd.format.layout import CONTROL_NAME, SEGMENT_SUFFIX
 
 if TYPE_CHECKING:

@@ -27,14 +27,17 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Segment, SegmentPlace, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
-from waltzd.errors import ForeignCluster, NoSuchPartition, PathMissing, ReadFailed, WaltzError
+from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.errors.operations import (
     ControlDamaged,
     HeaderDamaged,
     MarkUnknown,
+    NoSuchPartition,
     NothingHere,
     NotRegularFile,
     PartitionDamaged,
+    PathMissing,
+    ReadFailed,
     UnknownVersion,
 )
 from waltzd.format.layout import (

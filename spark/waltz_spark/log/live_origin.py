@@ -28,19 +28,16 @@ from waltzd.cluster.documents import Membership
 from waltzd.cluster.zookeeper_credentials import OFF, ZooKeeperCredentials, load_credentials
 from waltzd.errors import (
     BadArgument,
-    BadConfig,
-    BadFrame,
     BeyondLog,
     CannotConnect,
     NeedsBatches,
-    NoSuchPartition,
     NotReady,
     OnlyInArchive,
     Retry,
     Trimmed,
     WaltzError,
 )
-from waltzd.errors.operations import LogUnreadable, NoServerUp
+from waltzd.errors.operations import BadConfig, BadFrame, LogUnreadable, NoServerUp, NoSuchPartition
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position

@@ -26,7 +26,8 @@ from uuid import UUID
 
 from waltzd.cluster.cluster import CLIENT_ID_MAX, CLIENT_NUMBERS_KEPT, client_of, lap_of, number_of
 from waltzd.cluster.groups import GroupMeta, MadeGroup
-from waltzd.errors import BadArgument, BadFrame, ForeignCluster, NoGroupLog, NotPermitted, Superseded, WaltzError
+from waltzd.errors import BadArgument, ForeignCluster, NoGroupLog, NotPermitted, Superseded, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.key_index import LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.address import is_name

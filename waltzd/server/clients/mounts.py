@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NotGranted, WaltzError
+from waltzd.errors import ArchiveAway, CannotConnect, NotGranted, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,

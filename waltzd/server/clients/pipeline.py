@@ -25,7 +25,6 @@ import numpy as np
 
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
     BeyondLog,
     ClientAhead,
     Displaced,
@@ -35,7 +34,7 @@ from waltzd.errors import (
     TooLarge,
     WaltzError,
 )
-from waltzd.errors.operations import SessionEnded
+from waltzd.errors.operations import BadFrame, SessionEnded
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
 from waltzd.format.key_index import LockQuery

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import PortInUse
+from waltzd.errors import CannotConnect, NotPermitted, WaltzError
+from waltzd.errors.operations import BadFrame, PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, encode_record, encode_run, join_locks

@@ -15,8 +15,8 @@ from contextlib import suppress
 from waltzd.cluster.archives import archived, of_timeline, said, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
-from waltzd.errors import BadFrame, WaltzError
-from waltzd.errors.operations import ChangedMeanwhile, ForeignArchive, UnfitSegment
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, ArchiveRounds, UploadTurns

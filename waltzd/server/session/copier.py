@@ -15,8 +15,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, TooLarge, WaltzError
-from waltzd.errors.operations import UnfitSegment
+from waltzd.errors import CannotConnect, ForeignCluster, TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame, UnfitSegment
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import BATCHES, VERSION, FileHeader
 from waltzd.format.record import Run

@@ -15,7 +15,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
-from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
+from waltzd.errors import ArchiveAway, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived

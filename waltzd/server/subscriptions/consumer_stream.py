@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from waltzd.cluster.groups import MS_MAX
-from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
+from waltzd.errors import CannotConnect, NotGranted, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.groups import (
     Ack,
     AckKind,

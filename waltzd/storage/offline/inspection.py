@@ -18,8 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
-from waltzd.errors import PathMissing, ReadFailed
-from waltzd.errors.operations import NotRegularFile
+from waltzd.errors.operations import NotRegularFile, PathMissing, ReadFailed
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.checksum import I64

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, File, join, opened, read_whole
-from waltzd.errors import PathMissing, ReadFailed, WaltzError
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import PathMissing, ReadFailed
 from waltzd.format.finding import INDEX_CODES, Code, Finding
 from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import IndexChecker, IndexWriter, install_index

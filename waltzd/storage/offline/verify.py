@@ -15,8 +15,7 @@ from itertools import pairwise
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, join, read_whole
-from waltzd.errors import PathMissing, ReadFailed
-from waltzd.errors.operations import DirectoryHeld, HeaderDamaged, NotRegularFile, UnknownVersion
+from waltzd.errors.operations import DirectoryHeld, HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.format.footer import NO_HASH

@@ -19,8 +19,16 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, Entry, File, join, read_whole
-from waltzd.errors import BadConfig, ForeignCluster, NoSuchPartition, PathMissing, ReadFailed, WaltzError
-from waltzd.errors.operations import ControlDamaged, MarkWentDown, NotRegularFile
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors.operations import (
+    BadConfig,
+    ControlDamaged,
+    MarkWentDown,
+    NoSuchPartition,
+    NotRegularFile,
+    PathMissing,
+    ReadFailed,
+)
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,

@@ -11,8 +11,16 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import BadArgument, BadConfig, DiskFull, FlushFailed, NoSuchPartition, WaltzError
-from waltzd.errors.operations import DirectoryGone, PartitionExists, WrongStorage
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import (
+    BadConfig,
+    DirectoryGone,
+    DiskFull,
+    FlushFailed,
+    NoSuchPartition,
+    PartitionExists,
+    WrongStorage,
+)
 from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import File, join
-from waltzd.errors import DiskFull, ForeignCluster, PathMissing, ReadFailed, WaltzError
-from waltzd.errors.operations import HeaderDamaged, PartitionDamaged, UnknownVersion
+from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors.operations import DiskFull, HeaderDamaged, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.finding import Code, Finding

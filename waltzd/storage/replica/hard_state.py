@@ -22,12 +22,15 @@ from typing import Any
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, File, Inode, join, read_whole
-from waltzd.errors import BadArgument, DiskFull, PathMissing, ReadFailed
+from waltzd.errors import BadArgument
 from waltzd.errors.operations import (
+    DiskFull,
     NotOpened,
     NotRegularFile,
     PartitionDamaged,
     PartitionOffline,
+    PathMissing,
+    ReadFailed,
     SessionTooFar,
     StaleSession,
 )

@@ -14,7 +14,8 @@ from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 from waltzd.disk.seam import join, opened
-from waltzd.errors import DiskFull, NeedsBatches, Trimmed
+from waltzd.errors import NeedsBatches, Trimmed
+from waltzd.errors.operations import DiskFull
 from waltzd.format.key_index import (
     KeyHeader,
     KeyIndex,

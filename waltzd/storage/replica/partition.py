@@ -33,18 +33,17 @@ from contextlib import contextmanager
 from typing import TypeVar
 from uuid import UUID
 
-from waltzd.errors import (
-    BadArgument,
+from waltzd.errors import BadArgument, BeyondLog, OtherTimeline, Trimmed, WaltzError
+from waltzd.errors.operations import (
     BadFrame,
-    BeyondLog,
+    BelowFloor,
+    DirectoryGone,
     DiskFull,
     FlushFailed,
-    OtherTimeline,
+    NotOpened,
     PathMissing,
-    Trimmed,
-    WaltzError,
+    Unsafe,
 )
-from waltzd.errors.operations import BelowFloor, DirectoryGone, NotOpened, Unsafe
 from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding

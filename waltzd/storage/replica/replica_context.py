@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import DiskFull
-from waltzd.errors.operations import PartitionDamaged
+from waltzd.errors.operations import DiskFull, PartitionDamaged
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import BATCHES, ControlStruct, FileHeader, segment_name
 from waltzd.storage.replica.control import ControlFile

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from waltzd.disk.seam import Buffer, Disk, File, join
-from waltzd.errors import BadArgument, DiskFull, FlushFailed, ForeignCluster, PathMissing, WaltzError
-from waltzd.errors.operations import HeaderDamaged, UnknownVersion
+from waltzd.errors import BadArgument, ForeignCluster, WaltzError
+from waltzd.errors.operations import DiskFull, FlushFailed, HeaderDamaged, PathMissing, UnknownVersion
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import Batch, End, Head, decode_locks, records_of, sound_batches
 from waltzd.format.checksum import I64, crc32

@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waltzd.disk.seam import File, join
-from waltzd.errors import PathMissing
-from waltzd.errors.operations import PartitionDamaged
+from waltzd.errors.operations import PartitionDamaged, PathMissing
 from waltzd.format.finding import Finding
 from waltzd.format.layout import (
     HARD_STATE_NAME,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from waltzd.errors import BadFrame, DiskFull, TooLarge
-from waltzd.errors.operations import Diverged, NotNextId
+from waltzd.errors import TooLarge
+from waltzd.errors.operations import BadFrame, DiskFull, Diverged, NotNextId
 from waltzd.format.batch import Batch, End, Piece
 from waltzd.format.layout import CHECKPOINT_TRANSACTIONS, FileHeader
 from waltzd.format.record import Run

@@ -19,8 +19,7 @@ from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
 from waltzd.archive.restoration import RestoredPartition, restore_partition
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import FlushFailed
-from waltzd.errors.operations import ArchiveDamaged, StaleSession, TargetNotEmpty
+from waltzd.errors.operations import ArchiveDamaged, FlushFailed, StaleSession, TargetNotEmpty
 from waltzd.format.batch import Batch
 from waltzd.format.layout import index_name, segment_name
 from waltzd.format.record import encode_payloads

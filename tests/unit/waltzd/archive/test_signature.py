@@ -26,8 +26,7 @@ from waltzd.archive.signature import (
 )
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.upload import PartitionArchive, label_in
-from waltzd.errors import BadConfig
-from waltzd.errors.operations import ArchiveDamaged, StoreRefused, UnsignedArchive
+from waltzd.errors.operations import ArchiveDamaged, BadConfig, StoreRefused, UnsignedArchive
 from waltzd.protocol.descriptions import Archived
 
 OURS, THEIRS = bytes(range(32)), bytes(32)

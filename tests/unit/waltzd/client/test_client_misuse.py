@@ -30,7 +30,8 @@ from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.view import Builder, Command, Transaction
-from waltzd.errors import BadArgument, BadConfig, ClientClosed, NoSuchChannel, NotMounted
+from waltzd.errors import BadArgument, ClientClosed, NoSuchChannel, NotMounted
+from waltzd.errors.operations import BadConfig
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash, read_lock, write_lock
 

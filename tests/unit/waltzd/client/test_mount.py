@@ -12,8 +12,8 @@ import pytest
 from waltzd.client.mount import MOVES, Mount, MountEvent, MountState
 from waltzd.client.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Outbox
 from waltzd.client.pending import BatchRequest, Request
-from waltzd.errors import BadFrame, NotSent, WaltzError
-from waltzd.errors.operations import NotOwner
+from waltzd.errors import NotSent, WaltzError
+from waltzd.errors.operations import BadFrame, NotOwner
 from waltzd.format.record import HEAD, HeadArray
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,

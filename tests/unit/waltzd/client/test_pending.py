@@ -26,7 +26,8 @@ from tests.unit.waltzd.client.test_mount import (
 )
 from waltzd.client.mount import Mount, MountState
 from waltzd.client.pending import AtomicRequest, BatchRequest, Request
-from waltzd.errors import BadFrame, NeedsBatches, NotSent, TooLarge
+from waltzd.errors import NeedsBatches, NotSent, TooLarge
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, FeedMode, Mounted, Registration
 from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected, Unknown, write_lock
 

@@ -9,7 +9,8 @@ import pytest
 
 from waltzd import PositionFile
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import BadArgument, ForeignCluster, PathMissing, PositionsDamaged, WaltzError
+from waltzd.errors import BadArgument, ForeignCluster, PositionsDamaged, WaltzError
+from waltzd.errors.operations import PathMissing
 
 CLUSTER, OTHER = UUID(int=1), UUID(int=2)
 PATH = "/d/index.position"

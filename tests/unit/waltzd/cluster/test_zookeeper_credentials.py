@@ -15,7 +15,7 @@ from waltzd.cluster.zookeeper_credentials import (
     load_credentials,
     read_credentials,
 )
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 
 FIRST, SECOND = "waltz:a-long-random-password", "waltz:another:with colons"
 

@@ -17,7 +17,7 @@ import pytest
 
 from waltzd.daemon import audit
 from waltzd.daemon.audit import AuditLog, ChainedFile
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 from waltzd.protocol.audit import START, AuditRecord
 
 ANN = AuditRecord(

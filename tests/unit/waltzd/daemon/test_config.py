@@ -24,7 +24,7 @@ from waltzd.daemon.config import (
 )
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
 from waltzd.daemon.settings import declared, format_size, parse_size
-from waltzd.errors import BadConfig
+from waltzd.errors.operations import BadConfig
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address

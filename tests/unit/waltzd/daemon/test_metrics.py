@@ -26,8 +26,7 @@ from waltzd.archive.reader import ReadCounters
 from waltzd.daemon import health_service, http, metrics, readiness
 from waltzd.daemon.health_service import HealthService
 from waltzd.daemon.http import Answer, HttpPort, Question, question_of
-from waltzd.errors import ReadFailed
-from waltzd.errors.operations import PartitionDamaged, PortInUse
+from waltzd.errors.operations import PartitionDamaged, PortInUse, ReadFailed
 from waltzd.format.finding import Code, Finding
 from waltzd.format.record import HEAD
 from waltzd.protocol.address import Address

@@ -15,9 +15,17 @@ from pathlib import Path
 import pytest
 
 from waltzd.disk.real import GuestDisk, RealDisk, RealFile, translate
-from waltzd.errors import DiskFull, FlushFailed, NoPermission, PathMissing, ReadFailed, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_DISK_FAULT
-from waltzd.errors.operations import DirectoryHeld, NotRegularFile
+from waltzd.errors.operations import (
+    DirectoryHeld,
+    DiskFull,
+    FlushFailed,
+    NoPermission,
+    NotRegularFile,
+    PathMissing,
+    ReadFailed,
+)
 
 DISK = RealDisk()
 

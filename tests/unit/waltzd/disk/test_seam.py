@@ -10,8 +10,7 @@ import pytest
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, Inode, join
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import PathMissing
-from waltzd.errors.operations import DirectoryHeld, NotRegularFile
+from waltzd.errors.operations import DirectoryHeld, NotRegularFile, PathMissing
 
 Place = tuple[Disk, str]
 

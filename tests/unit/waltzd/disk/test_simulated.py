@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from waltzd.disk.simulated import SECTOR_BYTES, Fault, Loss, SimDisk, SimFile
-from waltzd.errors import DiskFull, FlushFailed, ReadFailed
+from waltzd.errors.operations import DiskFull, FlushFailed, ReadFailed
 
 SEEDS = range(200)
 

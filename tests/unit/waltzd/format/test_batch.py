@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import (
     HEAD_BYTES,
     Batch,

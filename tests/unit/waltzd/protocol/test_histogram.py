@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
 
 SECONDS = st.lists(st.floats(min_value=0, max_value=100), min_size=1, max_size=50)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.mounting import Room, batch_of, in_room
 from tests.unit.waltzd.server.clients.test_pipeline import slow
 from tests.unit.waltzd.server.core.test_locks import Row, row
-from waltzd.errors import BadFrame
-from waltzd.errors.operations import SessionEnded
+from waltzd.errors.operations import BadFrame, SessionEnded
 from waltzd.protocol.locks import LockExplanation, LockId, Mode, Reason, append_lock, read_lock, write_lock
 from waltzd.server.core.locks import LockTable
 from waltzd.wire import wire_pb2 as wire

@@ -26,7 +26,6 @@ from waltzd.errors import (
     DatabaseUnavailable,
     ForeignCluster,
     InboxPruned,
-    NotTransactional,
     OtherInbox,
     WaltzError,
 )
@@ -423,7 +422,7 @@ def test_another_cluster_and_another_group_are_refused(engine: Engine) -> None:
 
 def test_an_engine_that_commits_by_itself_is_refused(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/mails.db", isolation_level="AUTOCOMMIT")
-    with pytest.raises(NotTransactional):
+    with pytest.raises(BadArgument, match="commits every statement"):
         inbox_of(engine).handler_blocking(send)(Delivery(0))
     engine.dispose()
 

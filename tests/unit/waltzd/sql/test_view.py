@@ -23,7 +23,6 @@ from waltzd.errors import (
     DatabaseUnavailable,
     ForeignCluster,
     NotApplied,
-    NotTransactional,
     OtherView,
     ViewBehind,
     WaltzError,
@@ -546,7 +545,7 @@ def test_an_engine_that_the_application_made_itself_will_do(path: Path) -> None:
 def test_an_engine_that_commits_by_itself_is_refused(path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
     view = SqlView(engine, insert_and_count, tables=TABLES)
-    with pytest.raises(NotTransactional, match="commits every statement"):
+    with pytest.raises(BadArgument, match="commits every statement"):
         view._prepare(CLUSTER)
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT * FROM waltz_positions")).all() == []

@@ -15,8 +15,8 @@ import pytest
 from tests.batches import batches_of, segment_raw
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import BadFrame, DiskFull, FlushFailed, TooLarge, WaltzError
-from waltzd.errors.operations import NotNextId, StaleSession
+from waltzd.errors import TooLarge, WaltzError
+from waltzd.errors.operations import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads

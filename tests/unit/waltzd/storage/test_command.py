@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from waltzd.errors import NoPermission
+from waltzd.errors.operations import NoPermission
 from waltzd.storage import command
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.batches import batches_of
 from tests.unit.mounting import batch_of, mount_request
-from waltzd.errors import BadFrame
-from waltzd.errors.operations import NotOwner
+from waltzd.errors.operations import BadFrame, NotOwner
 from waltzd.format.batch import Batch
 from waltzd.format.record import Run, encode_payloads, first_bad, heads, join_locks, join_runs
 from waltzd.protocol.batches import (

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.simulation.loop import SimLoop
-from waltzd.errors import BadFrame, CannotConnect, DiskFull
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadFrame, DiskFull
 from waltzd.wire.codec import packed_error
 from waltzd.wire.frames import FRAME_COST, WAITING_MAX, Connection, Kind
 from waltzd.wire.streams import PIECE_BYTES, PIECES_AHEAD, FileSender, piece_parts, received, whole_bytes

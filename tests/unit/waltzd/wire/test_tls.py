@@ -16,7 +16,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from tests.process.certificates import Authority, Files, mistakable
-from waltzd.errors import BadConfig, CannotConnect
+from waltzd.errors import CannotConnect
+from waltzd.errors.operations import BadConfig
 from waltzd.protocol.role import Identity, Role, dns_name
 from waltzd.wire.tls import Tls, check_peer
 

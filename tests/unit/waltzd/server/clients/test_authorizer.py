@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.mounting import KEY, FakeSession, Reader, Room, batch_of, in_room, mount_request
-from waltzd.errors import BadFrame, NotGranted, WaltzError
-from waltzd.errors.operations import GroupLogClosed, PolicyUnreadable
+from waltzd.errors import NotGranted, WaltzError
+from waltzd.errors.operations import BadFrame, GroupLogClosed, PolicyUnreadable
 from waltzd.protocol.batches import FeedMode, HeadFeed
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Mode, lock_hash

@@ -12,7 +12,6 @@ from tests.unit.mounting import KEY, LIMITS, FakeSession, MemoryLink, Reader, Ro
 from waltzd.cluster.cluster import CLIENT_ID_MAX, CLIENT_NUMBERS_KEPT
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
     BeyondLog,
     ClientAhead,
     Displaced,
@@ -22,7 +21,7 @@ from waltzd.errors import (
     TooLarge,
     WaltzError,
 )
-from waltzd.errors.operations import NotOwner, SessionEnded, TooManyCallers
+from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded, TooManyCallers
 from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused, Registration

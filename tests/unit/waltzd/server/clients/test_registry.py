@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.mounting import FakeSession, Reader, Room, batch_of, mount_request
 from tests.unit.timeless import run
-from waltzd.errors import BadFrame, CannotConnect, NotPermitted, NotReady, Superseded
-from waltzd.errors.operations import Disconnected, TooManyCallers
+from waltzd.errors import CannotConnect, NotPermitted, NotReady, Superseded
+from waltzd.errors.operations import BadFrame, Disconnected, TooManyCallers
 from waltzd.protocol.batches import FeedMode, Introduction, Registration
 from waltzd.protocol.descriptions import ClientInstance, ClientUse
 from waltzd.protocol.locks import Mode

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.mounting import batch_of
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import crc32, shift
 from waltzd.format.record import (
     FEW_TO_ENCODE,

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from waltzd.cluster.archives import said
-from waltzd.errors import BadFrame
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.timelines import NEVER_FORKED
 from waltzd.server.session.archive_upload import check, meta_of

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from tests.unit.waltzd.server.session.test_replicated_log import Replica, Replicas
-from waltzd.errors import BadFrame, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
+from waltzd.errors import CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.descriptions import Archived
 from waltzd.server.session.archive_fetcher import ArchiveFetcher

@@ -14,21 +14,19 @@ from waltzd.client import client
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
     Displaced,
     GroupBeyondLog,
     GroupExists,
     GroupLogAway,
     NoSuchChannel,
     NoSuchGroup,
-    NoSuchPartition,
     NotGranted,
     NotInGroup,
     NotReady,
     NotSent,
     WaltzError,
 )
-from waltzd.errors.operations import GroupStateDamaged, SessionEnded
+from waltzd.errors.operations import BadFrame, GroupStateDamaged, NoSuchPartition, SessionEnded
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction

@@ -31,8 +31,7 @@ from tests.unit.waltzd.storage.offline.small import (
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import DiskFull
-from waltzd.errors.operations import DirectoryHeld
+from waltzd.errors.operations import DirectoryHeld, DiskFull
 from waltzd.format.finding import Code
 from waltzd.format.layout import (
     CONTROL_NAME,

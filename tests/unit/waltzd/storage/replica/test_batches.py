@@ -14,8 +14,8 @@ from tests.simulation.sample import KEY, ROOT, expected, first_ids, open_directo
 from tests.tiers import tiers
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Fault, Loss, SimDisk
-from waltzd.errors import BadFrame, DiskFull, WaltzError
-from waltzd.errors.operations import BelowFloor, Diverged, NotNextId, PartitionDamaged
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import BadFrame, BelowFloor, DiskFull, Diverged, NotNextId, PartitionDamaged
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Piece, encode_batch
 from waltzd.format.finding import Code
 from waltzd.format.footer import read_footer

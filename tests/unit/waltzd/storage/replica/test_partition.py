@@ -18,10 +18,11 @@ from tests.simulation.sample import (
 )
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BadArgument, BeyondLog, DiskFull
+from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.operations import (
     BelowFloor,
     DirectoryGone,
+    DiskFull,
     Diverged,
     MarkWentDown,
     NotNextId,

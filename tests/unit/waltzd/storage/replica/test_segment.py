@@ -6,8 +6,8 @@ import pytest
 
 from tests.simulation.sample import KEY, records_of, run_for
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import DiskFull, ForeignCluster
-from waltzd.errors.operations import HeaderDamaged
+from waltzd.errors import ForeignCluster
+from waltzd.errors.operations import DiskFull, HeaderDamaged
 from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, index_offset, segment_name
 from waltzd.storage.replica.segment import Segment, Suspect
 

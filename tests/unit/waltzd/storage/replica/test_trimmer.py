@@ -11,8 +11,8 @@ from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, expected, open_directory, records_of, run_for
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import BadFrame, Trimmed
-from waltzd.errors.operations import BelowFloor, NotOpened, StaleSession, UnfitSegment, Unsafe
+from waltzd.errors import Trimmed
+from waltzd.errors.operations import BadFrame, BelowFloor, NotOpened, StaleSession, UnfitSegment, Unsafe
 from waltzd.format.layout import HARD_STATE_NAME, HEADER_BYTES, segment_ids, segment_name
 from waltzd.storage.replica.partition import Partition
 
