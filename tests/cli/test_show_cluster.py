@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.plan import Creation
+from waltzctl.placement.replica_assignment import Creation
 from waltzctl.show import cluster
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import ROWS_MAX

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzctl.shell",),
     ("waltzctl.snapshot",),
     (
-        "waltzctl.placement.plan",
+        "waltzctl.placement.replica_assignment",
         "waltzctl.health.probe",
         "waltzctl.health.rates",
         "waltzctl.records.append",
@@ -70,7 +70,7 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 """What tools may use of a daemon: files that no daemon holds."""
 
 DECIDING = (
-    "waltzctl.snapshot.cluster_snapshot", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
+    "waltzctl.snapshot.cluster_snapshot", "waltzctl.placement.replica_moves", "waltzctl.placement.replica_assignment",
     "waltzctl.placement.proof",
     "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
     "waltzctl.health.facts", "waltzctl.health.rates", "waltzctl.health.rules",

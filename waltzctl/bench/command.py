@@ -25,7 +25,7 @@ from waltzctl.bench.counters import PERCENTILES, Counters, Latencies
 from waltzctl.bench.load import Drive, Load
 from waltzctl.local_cluster.daemon import Reporter
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.shell.cluster_target import first_contact, tls_alone
 from waltzctl.shell.interruption import ending_in_order, left_to_the_loop

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from waltzctl.health.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
 from waltzctl.health.troubles import consumer_groups, coordination, documents, margins, moves, processes, replicas
-from waltzctl.placement.plan import crowded, sizes
-from waltzctl.placement.plan import together as together_in_one
+from waltzctl.placement.replica_assignment import crowded, sizes
+from waltzctl.placement.replica_assignment import together as together_in_one
 from waltzctl.shell.numbers import format_partitions
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.protocol.descriptions import StorageDescription

@@ -23,7 +23,7 @@ from waltzctl.local_cluster.daemon import command_of
 from waltzctl.local_cluster.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.local_cluster.java import java_command
 from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machine
-from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import ConfirmOptions, agree
 from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, LOCAL_ROOT, ClusterTarget, load_contexts, resolve, unknown

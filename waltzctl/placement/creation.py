@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from typer import Option
 
-from waltzctl.placement.plan import Creation, assign_replicas
+from waltzctl.placement.replica_assignment import Creation, assign_replicas
 from waltzctl.shell.change import NOTHING_BEGUN, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible

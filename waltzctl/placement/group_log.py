@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from waltzctl.placement.creation import CALL_SECONDS, is_fresh
-from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster import group_log

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from waltzctl.placement.plan import crowded, reassign_replicas
+from waltzctl.placement.replica_assignment import crowded, reassign_replicas
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.numbers import check_partitions, format_partitions
 from waltzctl.shell.progress import duration

@@ -24,8 +24,8 @@ from typer import Argument, Option
 
 from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, cut_rows, moment_of, source_at
-from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
+from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.placement.restored_documents import (
     RealDaemons,
     Restoration,

@@ -22,7 +22,7 @@ from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedReplica
 
 if TYPE_CHECKING:
-    from waltzctl.placement.plan import Creation
+    from waltzctl.placement.replica_assignment import Creation
     from waltzd.cluster.documents import PartitionMeta
 
 STYLES = {Health.HEALTHY: "bold green", Health.DEGRADED: "bold yellow", Health.DOWN: "bold red"}

@@ -12,8 +12,8 @@ from tests.archives import ARCHIVE, Uploads
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.placement.backup import Source
-from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
+from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.placement.restore import SESSIONS_AHEAD, RestoreSpec, of_size, partition_meta, restoration
 from waltzctl.placement.restored_documents import Target
 from waltzd.archive.cut_point import CutPoint, cut_latest

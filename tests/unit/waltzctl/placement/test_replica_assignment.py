@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.placement.plan import assign_replicas, reassign_replicas, sizes, together
+from waltzctl.placement.replica_assignment import assign_replicas, reassign_replicas, sizes, together
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_USAGE
 
