@@ -736,20 +736,15 @@ class Simulation:
                         )
 
     async def _find_marks(self, pipeline: Pipeline, query: LockQuery) -> tuple[int, ...]:
-        """Ask for the halves of a range while the archive is away: an answer has to read all segments of its range."""
-        middle = (query.first_id + query.last_id) // 2
-        try:
-            found, end = await pipeline.find_marks(query)
-        except (ArchiveAway, ArchiveDamaged):
-            if query.first_id == query.last_id:
-                found, end = await self._patiently(partial(pipeline.find_marks, query))
-            else:
-                lower = await self._find_marks(pipeline, query.within(0, middle))
-                upper = await self._find_marks(pipeline, query.within(middle + 1, query.last_id))
-                return upper + lower if query.newest_first else lower + upper
-        if end != query.last_id:
-            raise Broken(f"marks up to {query.last_id} were asked for, and the answer ends at {end}")
-        return found
+        """Ask on from where an answer ends, also while the archive is away: each answer has at least one id behind it."""
+        found: list[int] = []
+        while not query.is_done:
+            part, end = await self._patiently(partial(pipeline.find_marks, query))
+            if not query.first_id <= part.through <= query.last_id or end != query.last_id:
+                raise Broken(f"an answer to {query} ends at {part.through} and {end}")
+            found += part.ids
+            query = query.after(part)
+        return tuple(found)
 
     async def _read_whole(self, pipeline: Pipeline, last_id: int) -> list[Run]:
         found: list[Run] = []

@@ -49,7 +49,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
-from waltzd.protocol.locks import History, Mode, Reason
+from waltzd.protocol.locks import History, HistoryPart, Mode, Reason
 from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
@@ -400,7 +400,7 @@ class FakeServer:
 
     async def history(
         self, partition: int, lock: int, *, after: int, before: int | None, limit: int, newest_first: bool, confirmed: bool
-    ) -> History:
+    ) -> HistoryPart:
         found = await self._owned(partition)
         end = found.committed if before is None else min(found.committed, before - 1)
         marked = [
@@ -410,7 +410,8 @@ class FakeServer:
         ]
         ids = tuple(marked[::-1] if newest_first else marked)
         position = Position(end, found.lineage.current)
-        return History(partition=partition, ids=ids[:limit], end=position, has_more=len(ids) > limit)
+        history = History(partition=partition, ids=ids[:limit], end=position, has_more=len(ids) > limit)
+        return HistoryPart(history=history)
 
     async def fetch(
         self,

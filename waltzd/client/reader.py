@@ -13,9 +13,9 @@ from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
 from waltzd.errors import BadArgument
-from waltzd.errors.operations import BadFrame
+from waltzd.errors.operations import BadFrame, CannotConnect
 from waltzd.format.record import Run
-from waltzd.protocol.locks import HISTORY_IDS_MAX, History, Lock
+from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart, Lock
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
@@ -63,12 +63,31 @@ class Reader:
             raise BadArgument(f"a history lists 1 to {HISTORY_IDS_MAX} ids, not {limit}")
         after, before = checked_position(after), None if through is None else checked_position(through) + 1
 
-        async def ask(port: ServerPort) -> History:
-            return await port.history(
-                partition, lock, after=after, before=before, limit=limit, newest_first=newest_first, confirmed=confirmed
-            )
+        async def ask(port: ServerPort) -> HistoryPart:
+            most = max(1, limit - len(ids))
+            part = await port.history(
+                partition, lock, after=low, before=high, limit=most, newest_first=newest_first,
+                confirmed=confirmed and end is None,
+            )  # fmt: skip
+            if high is not None and end is not None and part.history.end < high - 1:
+                raise CannotConnect(f"an owner before answered: it had committed up to id {part.history.end}")
+            return part
 
-        return await self._ask(partition, "History", ask, timeout)
+        while True:  # an owner answers a long history in parts
+            ids, low, high = list[int](), after, before
+            end: Position | None = None
+            while True:
+                part = await self._ask(partition, "History", ask, timeout)
+                if end is None:
+                    end = part.history.end
+                    high = end + 1
+                elif part.history.end.timeline != end.timeline:
+                    break  # what was found may be above the fork
+                ids += part.history.ids
+                if part.through is None or len(ids) > limit:
+                    has_more = part.history.has_more or len(ids) > limit
+                    return History(partition=partition, ids=tuple(ids[:limit]), end=end, has_more=has_more)
+                low, high = (low, part.through) if newest_first else (part.through, high)
 
     async def each(
         self, partition: int, ids: Sequence[int], *, with_locks: bool, timeout: float | None
@@ -192,7 +211,8 @@ class ReadMethods(Generic[E]):
             limit: Largest number of ids in the answer, up to 10,000.
             newest_first: Whether to list the newest transactions, and list them backwards.
             confirmed: Whether the owner asks a majority of the storages before it answers; see `end_position`.
-            timeout: See `end_position`.
+            timeout: Seconds without progress, through a fail-over. An owner answers a long history in parts, and each
+                part has this time; `submit_seconds` if it is not given.
 
         Raises:
             NeedsBatches: The partition writes format 0, or the range contains transactions of format 0, which keeps no

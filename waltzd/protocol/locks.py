@@ -309,6 +309,15 @@ class History:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HistoryPart:
+    """Answer of an owner to the start of a request for a history."""
+
+    history: History
+    through: int | None = None
+    """Last id that was considered, in the direction of the request; None if the answer is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LockExplanation:
     """The state of a lock in the lock table of its partition's owner."""
 

@@ -26,7 +26,7 @@ from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
-from waltzd.protocol.locks import History
+from waltzd.protocol.locks import HistoryPart
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
@@ -380,8 +380,8 @@ class ServerPort(Protocol):
         limit: int,
         newest_first: bool,
         confirmed: bool,
-    ) -> History:
-        """Return committed transactions between `after` and `before` that marked a lock."""
+    ) -> HistoryPart:
+        """Return committed transactions between `after` and `before` that marked a lock: an answer for at least one id."""
         ...
 
     def fetch(

@@ -44,7 +44,7 @@ from waltzd.protocol.descriptions import (
     VerifySummary,
 )
 from waltzd.protocol.groups import Changed, DeliveryFrame, ParkedList
-from waltzd.protocol.locks import History, LockExplanation
+from waltzd.protocol.locks import History, HistoryPart, LockExplanation
 from waltzd.protocol.peers import Content
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
@@ -360,20 +360,27 @@ def _position(reply: wire.MarkReply, *_: Any) -> Position:
     return Position(reply.mark, timeline)
 
 
-def _history_message(found: History) -> wire.HistoryReply:
+def _history_message(part: HistoryPart) -> wire.HistoryReply:
+    found = part.history
     timeline = None if found.end.timeline == FIRST else found.end.timeline.bytes
-    return wire.HistoryReply(ids=found.ids, end=found.end, has_more=found.has_more, timeline=timeline)
+    return wire.HistoryReply(ids=found.ids, end=found.end, has_more=found.has_more, timeline=timeline, through=part.through)
 
 
-def _history(reply: wire.HistoryReply, request: wire.HistoryRequest, address: str) -> History:
+def _history(reply: wire.HistoryReply, request: wire.HistoryRequest, address: str) -> HistoryPart:
     timeline = uuid_of(reply.timeline, "the timeline of a position") if reply.HasField("timeline") else FIRST
-    ids, before = tuple(reply.ids), reply.end + 1
+    ids, after, before = tuple(reply.ids), request.after, reply.end + 1
     if request.HasField("before"):
         before = min(before, request.before)
-    around = (request.after, *(ids[::-1] if request.newest_first else ids), before)
-    if len(ids) > request.limit or (ids and not all(one < other for one, other in pairwise(around))):
+    through = reply.through if reply.HasField("through") else None
+    is_wrong = through is not None and not after < through < before
+    if through is not None:
+        after, before = (through - 1, before) if request.newest_first else (after, through + 1)
+    around = (after, *(ids[::-1] if request.newest_first else ids), before)
+    if is_wrong or len(ids) > request.limit or (ids and not all(one < other for one, other in pairwise(around))):
         raise BadFrame(f"{address} answered with a history of other ids than were asked for")
-    return History(partition=request.partition, ids=ids, end=Position(reply.end, timeline), has_more=reply.has_more)
+    end = Position(reply.end, timeline)
+    history = History(partition=request.partition, ids=ids, end=end, has_more=reply.has_more)
+    return HistoryPart(history=history, through=through)
 
 
 LOCATE = _value("Log/Locate", _APPLICATIONS | _LOOKING | _SERVERS, Topology, Audit.LOOK)

@@ -26,7 +26,7 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, Dismissed, ParkedList
-from waltzd.protocol.locks import History, LockExplanation
+from waltzd.protocol.locks import HistoryPart, LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
@@ -117,7 +117,7 @@ class Servers(Transport):
         limit: int,
         newest_first: bool,
         confirmed: bool,
-    ) -> History:
+    ) -> HistoryPart:
         request = wire.HistoryRequest(
             cluster_key=await self._known_key(), partition=partition, lock=lock, after=after, before=before, limit=limit,
             newest_first=newest_first, confirmed=confirmed,

@@ -2223,12 +2223,15 @@ class HistoryReply(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     HAS_MORE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
     end: _builtins.int
     """Highest id that was considered."""
     has_more: _builtins.bool
     """The limit ended the answer."""
     timeline: _builtins.bytes
     """Timeline of the log. Absent for the first one."""
+    through: _builtins.int
+    """Last id that was considered, if that is not all of the range: continue behind it."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ascending, or descending with `newest_first`."""
@@ -2240,13 +2243,19 @@ class HistoryReply(_message.Message):
         end: _builtins.int = ...,
         has_more: _builtins.bool = ...,
         timeline: _builtins.bytes | None = ...,
+        through: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "_timeline", b"_timeline", "through", b"through", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "end", b"end", "has_more", b"has_more", "ids", b"ids", "timeline", b"timeline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "_timeline", b"_timeline", "end", b"end", "has_more", b"has_more", "ids", b"ids", "through", b"through", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__through: _TypeAlias = _typing.Literal["through"]  # noqa: Y015
+    _WhichOneofArgType__through: _TypeAlias = _typing.Literal["_through", b"_through"]  # noqa: Y015
     _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
     _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__through) -> _WhichOneofReturnType__through | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___HistoryReply: _TypeAlias = HistoryReply  # noqa: Y015

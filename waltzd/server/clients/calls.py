@@ -33,7 +33,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Dismissed, JoinRequest
-from waltzd.protocol.locks import HISTORY_IDS_MAX, History
+from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart
 from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.positions import Position
@@ -292,8 +292,9 @@ class ServerCalls:
 
     async def history(
         self, key: UUID, partition: int, query: LockQuery, *, confirmed: bool = False, identity: str = ""
-    ) -> History:
-        """Return committed transactions that marked a lock. `confirmed`: see `high_water_mark`."""
+    ) -> HistoryPart:
+        """Return committed transactions that marked a lock: an answer to the start of the query, for at least one id.
+        `confirmed`: see `high_water_mark`."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
@@ -307,11 +308,13 @@ class ServerCalls:
         if confirmed:
             await pipeline.confirm()
         timeline = pipeline.session.lineage.current
-        ids, end = await pipeline.find_marks(replace(query, limit=query.limit + 1), usage=usage)
+        found, end = await pipeline.find_marks(replace(query, limit=query.limit + 1), usage=usage)
         check_read(self._rights(identity, partition), partition)
-        return History(
-            partition=partition, ids=ids[: query.limit], end=Position(end, timeline), has_more=len(ids) > query.limit
-        )
+        ids, has_more = found.ids[: query.limit], len(found.ids) > query.limit
+        history = History(partition=partition, ids=ids, end=Position(end, timeline), has_more=has_more)
+        last_id = query.first_id if query.newest_first else end
+        is_whole = has_more or found.through == last_id or end < query.first_id
+        return HistoryPart(history=history, through=None if is_whole else found.through)
 
     async def fetch(
         self,

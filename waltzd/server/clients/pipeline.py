@@ -37,7 +37,7 @@ from waltzd.errors import (
 from waltzd.errors.operations import BadFrame, SessionEnded
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
-from waltzd.format.key_index import LockQuery
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
@@ -65,6 +65,8 @@ GROUPS_BYTES_MAX = 8 << 20
 it."""
 LOCKS_BYTES = 128 << 10
 """Bytes of the log that are read at a time to complete a new lock table."""
+HISTORY_SECONDS = 2.0
+"""Time after which the owner answers the start of a history, well within the deadline of one call."""
 LOCKS_READS_MAX = 4000
 """Limit of these reads: a log with few locks is not read back to its beginning."""
 
@@ -608,27 +610,35 @@ class Pipeline:
                 mark = min(mark, await self.session.find_time(time, mark))
         return min(mark, committed)
 
-    async def find_marks(self, query: LockQuery, *, usage: QuotaUsage | None = None) -> tuple[tuple[int, ...], int]:
-        """Return committed transactions that marked a lock, and the highest id that was considered."""
+    async def find_marks(self, query: LockQuery, *, usage: QuotaUsage | None = None) -> tuple[LockMarks, int]:
+        """Return committed transactions that marked a lock, and the highest id of the range that is committed. The answer
+        covers the start of the range up to where `HISTORY_SECONDS` end, or where no replica and no archive can answer
+        now, but at least one id. The caller asks again for the rest, so a long log and an archive that is away for a
+        while cost time and no answer."""
         if self.ended is not None:
             raise self.ended
         if self.session.format == 0:
             raise NeedsBatches(f"partition {self.session.partition} writes format 0, which keeps no locks")
         end = min(self.committed, query.last_id)
         rest = replace(query, last_id=end)
-        ids: list[int] = []
+        through, ids = rest.next_id, list[int]()
         if usage is not None:
             self.capacity.enter(usage)
+        until = self._time() + HISTORY_SECONDS
+        is_begun = False
         try:
             while not rest.is_done:
-                async with self.capacity.cold_turns:
-                    part = await self.session.find_marks(rest)
+                async with asyncio.timeout_at(until if is_begun else None):
+                    part = await self.session.find_marks(rest, self.capacity.cold_turns)
                 ids += part.ids
-                rest = rest.after(part)
+                rest, through, is_begun = rest.after(part), part.through, True
+        except (TimeoutError, WaltzError):
+            if not is_begun:
+                raise  # else the next question meets it
         finally:
             if usage is not None:
                 self.capacity.leave(usage)
-        return tuple(ids), end
+        return LockMarks(ids=tuple(ids), through=through), end
 
     # -- reports
 

@@ -16,7 +16,7 @@ from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.locks import History
+from waltzd.protocol.locks import HistoryPart
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
@@ -115,7 +115,7 @@ class LogService(Host):
         key = key_of(request.cluster_key)
         return await self._calls.find_time(key, request.partition, request.time, identity=origin.uri)
 
-    async def History(self, request: wire.HistoryRequest, origin: Origin) -> History:
+    async def History(self, request: wire.HistoryRequest, origin: Origin) -> HistoryPart:
         last_id = request.before - 1 if request.HasField("before") else ID_MAX
         query = LockQuery(
             lock=request.lock, first_id=request.after + 1, last_id=last_id, limit=request.limit,

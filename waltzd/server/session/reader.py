@@ -201,8 +201,9 @@ class ReplicaReader:
         except Trimmed:
             return None
 
-    async def find_marks(self, query: LockQuery) -> LockMarks:
-        """Return committed transactions that marked a lock: an answer to the start of the query, for at least one id."""
+    async def find_marks(self, query: LockQuery, turns: asyncio.Semaphore) -> LockMarks:
+        """Return committed transactions that marked a lock: an answer to the start of the query, for at least one id.
+        `turns`: turns of readers of replicas; the archive is read outside of them."""
 
         async def ask(port: ReplicaPort) -> LockMarks | int:
             try:
@@ -217,7 +218,8 @@ class ReplicaReader:
             return found
 
         try:
-            found = await self._ask(query.last_id, ask)
+            async with turns:
+                found = await self._ask(query.last_id, ask)
         except Trimmed:
             found = query.last_id + 1
         if isinstance(found, LockMarks):

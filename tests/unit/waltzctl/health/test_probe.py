@@ -35,7 +35,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
-from waltzd.protocol.locks import History, Reason
+from waltzd.protocol.locks import HistoryPart, Reason
 from waltzd.protocol.positions import Position
 
 LIMITS = Limits(payload_bytes_max=100, locks_max=1, frame_bytes_max=1000)
@@ -90,7 +90,7 @@ class Server:
     async def find_time(self, _partition: int, time: int) -> Position:
         return Position(41)
 
-    async def history(self, *_arguments: Any, **_options: Any) -> History:
+    async def history(self, *_arguments: Any, **_options: Any) -> HistoryPart:
         raise AssertionError("a probe reads no history")
 
     async def fetch(

@@ -62,7 +62,7 @@ def history(*, newest_first: bool = False, has_archive: bool = True, **replicas:
             log.settings = replace(log.settings, archive=cast(ArchiveFetcher, Lane()))
         query, found = LockQuery(lock=1, last_id=19, limit=100, newest_first=newest_first), list[int]()
         while not query.is_done:
-            part = await log.find_marks(query)
+            part = await log.find_marks(query, asyncio.Semaphore(1))
             found += part.ids
             query = query.after(part)
         return found
