@@ -37,7 +37,7 @@ SEGMENTS_MAX = 64
 KNOWN_MAX = 32
 """Fences of key indexes in memory, for each partition."""
 SCANNED_MAX = 2
-"""Segments without a key index whose marks stay in memory."""
+"""Segments without a key index that one answer reads, and whose marks stay in memory."""
 
 
 class Scanned(NamedTuple):
@@ -93,7 +93,7 @@ class KeyIndexes:
                 through = ids[-1]
                 break
             rest = rest.after(LockMarks(ids=tuple(found), through=through))
-            if rest.is_done:
+            if rest.is_done or len(self.unwritten) >= SCANNED_MAX:
                 break
         return LockMarks(ids=tuple(ids), through=through)
 

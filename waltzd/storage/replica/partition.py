@@ -651,6 +651,13 @@ class Partition:
         """Return the first ids of sealed segments of format 1 without a key index."""
         return self._keys.missing()
 
+    def segment_bytes(self, first_id: int) -> int:
+        """Return the size of a segment file; 0 if there is none any more."""
+        try:
+            return self._context.disk.size(self._context.path(first_id))
+        except PathMissing:
+            return 0
+
     def write_key(self, first_id: int) -> None:
         """Write the key index of a sealed segment. A segment that cannot be read gets none: its next reader examines it."""
         try:

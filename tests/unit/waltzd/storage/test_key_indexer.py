@@ -1,0 +1,66 @@
+"""The work that writes missing key indexes: one at a time, with pauses, and with no memory of what is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from waltzd.storage.key_indexer import BYTES_PER_SECOND, LOOK_SECONDS, KeyIndexer
+
+
+class FakePartition:
+    """A replica whose sealed segments have no key indexes."""
+
+    def __init__(self, number: int, *missing: int, damaged: int = -1) -> None:
+        self.number = number
+        self.missing = list(missing)
+        self.damaged = damaged
+        self.missed: list[int] = []
+        self.written: list[int] = []
+
+    def missing_keys(self) -> list[int]:
+        return list(self.missing)
+
+    def unwritten_keys(self) -> list[int]:
+        return self.missed
+
+    def segment_bytes(self, first_id: int) -> int:
+        return first_id * BYTES_PER_SECOND
+
+    def write_key(self, first_id: int) -> None:
+        self.written.append(first_id)
+        if first_id != self.damaged:
+            self.missing.remove(first_id)
+
+
+async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def indexer_of(*partitions: FakePartition) -> KeyIndexer:
+    replicas: Any = SimpleNamespace(directory=SimpleNamespace(partitions=lambda: partitions))
+    return KeyIndexer(replicas, run, cast(Any, run))
+
+
+def test_missing_indexes_are_written_one_at_a_time_with_a_pause_for_their_bytes() -> None:
+    one, two = FakePartition(0, 0, 3, 9), FakePartition(1, 7)
+    indexer = indexer_of(one, two)
+    pauses = [asyncio.run(indexer.step()) for _ in range(5)]
+    assert pauses == [9.0, 3.0, 0.0, 7.0, LOOK_SECONDS]
+    assert (one.written, two.written) == ([9, 3, 0], [7]), "the newest first"
+
+
+def test_a_segment_that_can_have_no_index_is_tried_once_and_forgotten_when_it_is_gone() -> None:
+    one = FakePartition(0, 3, 9, damaged=9)
+    indexer = indexer_of(one)
+    assert [asyncio.run(indexer.step()) for _ in range(4)] == [9.0, 3.0, LOOK_SECONDS, LOOK_SECONDS]
+    assert one.written == [9, 3]
+    assert list(indexer._tried) == [(0, 9)], "what has an index is forgotten"
+    one.missed = [9]
+    asyncio.run(indexer.index_missed(cast(Any, one)))
+    assert one.written == [9, 3, 9], "a question tries it again"
+    one.missing = []
+    asyncio.run(indexer.step())
+    assert not indexer._tried
