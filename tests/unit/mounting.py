@@ -15,10 +15,11 @@ from uuid import UUID
 import numpy as np
 
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import NotOwner
 from waltzd.format.batch import Batch, End, Piece, encode_batch
 from waltzd.format.checksum import crc32
+from waltzd.format.key_index import LockMarks, LockQuery, marks_of
 from waltzd.format.record import LockColumns, Run, encode_payloads, join_runs
 from waltzd.protocol.batches import (
     AppendBatch,
@@ -124,6 +125,11 @@ class FakeSession(ReplicatedLog):
         self.format = 0 if end is None else 1
         self.histories: list[LockHistory] = []
         """What replicas say of locks, the newest first."""
+        self.old_marks: dict[int, int] | None = None
+        """Last marks in the log before this session, by lock; None where no replica answers."""
+        self.lookups: list[LockQuery] = []
+        self.lookup_gate: asyncio.Event | None = None
+        """Look-ups of locks wait for it."""
         self.times: dict[int, int] = {}
         """What replicas answer about a time."""
         self.commits_at_once = commits_at_once
@@ -161,6 +167,24 @@ class FakeSession(ReplicatedLog):
         if self.fault is not None:
             raise self.fault
         return self.histories.pop(0) if self.histories else None
+
+    async def find_marks(self, query: LockQuery, turns: asyncio.Semaphore) -> LockMarks:
+        """Answer for at most four ids at a time, newest first."""
+        assert query.newest_first
+        assert query.last_id <= self.committed
+        self.lookups.append(query)
+        await asyncio.sleep(0)
+        if self.lookup_gate is not None:
+            await self.lookup_gate.wait()
+        if self.old_marks is None:
+            raise NotReady("nobody")
+        marks = {self.old_marks[query.lock]} if query.lock in self.old_marks else set[int]()
+        for batch in self.batches:
+            found = marks_of(batch.first_id, batch.locks)
+            marks |= {int(id_) for lock, id_ in zip(found.locks, found.ids, strict=True) if int(lock) == query.lock}
+        low = max(query.first_id, query.last_id - 3)
+        ids = sorted((id_ for id_ in marks if low <= id_ <= query.last_id), reverse=True)[: query.limit]
+        return LockMarks(ids=tuple(ids), through=ids[-1] if len(ids) == query.limit else low)
 
     async def find_time(self, time: int, last_id: int) -> int:
         await asyncio.sleep(0)

@@ -74,7 +74,8 @@ class Reader:
             return part
 
         while True:  # an owner answers a long history in parts
-            ids, low, high = list[int](), after, before
+            ids, high = list[int](), before
+            low: int = after
             end: Position | None = None
             while True:
                 part = await self._ask(partition, "History", ask, timeout)

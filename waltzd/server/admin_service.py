@@ -4,7 +4,7 @@ decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 from uuid import UUID
@@ -27,7 +27,7 @@ from waltzd.wire.grpc import Server
 from waltzd.wire.servicer import Host, Origin, add_service
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
-Explain: TypeAlias = Callable[[int, int], LockExplanation]
+Explain: TypeAlias = Callable[[int, int], Awaitable[LockExplanation]]
 """Explains a lock, given the number of a partition that is owned here and the 64 bits of the lock."""
 
 
@@ -61,7 +61,7 @@ class ServerAdminService(Host):
         return [found.partition for found in self._describe().partitions]
 
     async def ExplainLock(self, request: wire.ExplainLockRequest, origin: Origin) -> LockExplanation:
-        return self._explain(request.partition, request.lock)
+        return await self._explain(request.partition, request.lock)
 
     async def ListClients(self, request: wire.ListClientsRequest, origin: Origin) -> ClientList:
         return self._clients.describe()

@@ -408,8 +408,8 @@ class _Daemon:
             self.owner.describe(), is_draining=self.registration.server.is_draining, is_alone=self.owner.is_degraded
         )
 
-    def explain(self, partition: int, lock: int) -> LockExplanation:
-        return self.owner.pipeline(partition, None).explain(lock)
+    async def explain(self, partition: int, lock: int) -> LockExplanation:
+        return await self.owner.pipeline(partition, None).explain_exactly(lock)
 
     def describe(self) -> ServerDescription:
         return ServerDescription(

@@ -42,8 +42,10 @@ from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
 from waltzd.protocol.locks import LockExplanation, Reason
+from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
+from waltzd.server.clients.lookups import LOOKUPS_MAX, LockLookups, Waiting
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
@@ -81,6 +83,8 @@ class PipelineSettings:
     limits: Limits
     lock_table_size: int = 50_000
     lock_history_bytes: int = LOCKS_BYTES
+    lookups_max: int = LOOKUPS_MAX
+    """Locks of a partition that are looked up in the log at a time, in format 1; 0 turns look-ups off."""
     inflight_bytes_max: int = 16 << 20
     """Bytes in flight to the replicas. The same number may wait in the queue."""
     mount_bytes_max: int = 8 << 20
@@ -139,6 +143,8 @@ class MountHandle:
         self.error: WaltzError | None = None
         """Error that ended the mount; None while it lives."""
         self.over = asyncio.Event()
+        self.waiting: Waiting | None = None
+        """Batches that wait for a look-up of a lock; None if none do."""
         self.changed = asyncio.Event()
         """Set when there may be something to send."""
         self.notify: Callable[[], None] = self.changed.set
@@ -236,7 +242,15 @@ class Pipeline:
         self.committed = session.committed
         """Mark up to which outcomes were passed to the mounts, so the feed may go as far."""
         self.ended: WaltzError | None = None
-        self._locks = LockTable(settings.lock_table_size, session.low_mark)
+        looks_up = settings.lookups_max > 0 and session.format > 0
+        self._locks = LockTable(settings.lock_table_size, session.low_mark, looks_up=looks_up)
+        self._lookups: LockLookups | None = None
+        """Look-ups of locks that the table does not know; None in format 0."""
+        if looks_up:
+            self._lookups = LockLookups(
+                self._locks, session, capacity.cold_turns, lookups_max=settings.lookups_max,
+                bytes_max=settings.inflight_bytes_max, on_ready=self._schedule_step, on_fatal=self._fail,
+            )  # fmt: skip
         self._clock = HybridClock((session.cache.end or End()).time)
         self._intake = Budget(settings.inflight_bytes_max)
         self._queue: deque[QueuedBatch[MountHandle]] = deque()
@@ -271,6 +285,8 @@ class Pipeline:
         self.ended = error
         self.hold()
         self._warming.cancel()
+        if self._lookups is not None:
+            self._lookups.close()
         self._queue.clear()
         self._flights.clear()
         for mount in list(self._mounts.values()):
@@ -290,6 +306,8 @@ class Pipeline:
     def check(self) -> None:
         """Assert the invariants of the pipeline."""
         self._locks.check()
+        if self._lookups is not None:
+            self._lookups.check()
         assert self.committed <= self.session.committed <= self.last_id
         assert self._inflight_bytes >= 0
 
@@ -396,6 +414,8 @@ class Pipeline:
     async def append(self, mount: MountHandle, batch: AppendBatch, cost: int) -> None:
         """Queue a batch whose columns and payloads were checked; wait while too much is queued."""
         arrived = self._time()
+        if mount.waiting is not None:
+            await mount.waiting.over.wait()
         await self._intake.take(cost)
         if mount.is_over:
             self._intake.give(cost)
@@ -411,7 +431,8 @@ class Pipeline:
     def _schedule_step(self) -> None:
         """Schedule a step, if one may be taken, for after the other callbacks of the loop: what they bring joins it."""
         has_room = self._inflight_bytes < self.settings.inflight_bytes_max
-        if self._queue and has_room and self._turn is None and not self._is_held:
+        is_ready = self._queue or (self._lookups is not None and self._lookups.ready)
+        if is_ready and has_room and self._turn is None and not self._is_held:
             self._turn = self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
@@ -419,22 +440,29 @@ class Pipeline:
         try:
             self._step(self._gather())
         except Exception as error:  # noqa: BLE001  a mistake of ours
-            self.hold()
-            self._on_fatal(error)
+            self._fail(error)
         self._schedule_step()
+
+    def _fail(self, error: BaseException) -> None:
+        self.hold()
+        self._on_fatal(error)
 
     def _gather(self) -> list[QueuedBatch[MountHandle]]:
         """Return the batches at the head of the queue that fit into one step."""
         taken: list[QueuedBatch[MountHandle]] = []
+        ready = self._lookups.ready if self._lookups is not None else ()
         rows = size = 0
-        while self._queue:
-            item = self._queue[0]
+        while ready or self._queue:
+            item = ready[0] if ready else self._queue[0]
             rows += len(item.batch)
             size += item.batch.bytes
             if taken and (rows > STEP_ROWS_MAX or size > STEP_BYTES_MAX):
                 break
-            self._queue.popleft()
-            self._intake.give(item.cost)
+            if self._lookups is not None and ready:
+                self._lookups.take_ready()
+            else:
+                self._queue.popleft()
+                self._intake.give(item.cost)
             if not item.mount.is_over:
                 taken.append(item)
         return taken
@@ -442,9 +470,10 @@ class Pipeline:
     def _step(self, items: list[QueuedBatch[MountHandle]]) -> None:
         session, next_id, seen = self.session, self.session.cache.next_id, 0
         taken: list[QueuedBatch[MountHandle]] = []
-        for item in items:
-            accepted = self._decide(item, next_id)
-            if accepted:
+        for each in items:
+            item = each if self._lookups is None else self._lookups.decidable(each, self.committed)
+            accepted = 0 if item is None else self._decide(item, next_id)
+            if item is not None and accepted:
                 taken.append(item)
                 next_id += accepted
                 seen = max(seen, item.batch.seen_time)
@@ -642,8 +671,24 @@ class Pipeline:
 
     # -- reports
 
+    async def explain_exactly(self, lock: int) -> LockExplanation:
+        """Return what is known of a lock. If the table has only an estimate, its last mark is looked up in the log; the
+        estimate stays if the log does not answer."""
+        found = self.explain(lock)
+        if found.is_exact or found.is_in_flight or self.session.format == 0:
+            return found
+        query = LockQuery(lock=lock, last_id=found.mark, limit=1, newest_first=True)
+        mark = EMPTY
+        try:
+            while mark == EMPTY and not query.is_done:
+                part, _ = await self.find_marks(query)
+                mark, query = part.ids[0] if part.ids else EMPTY, query.after(part)
+        except WaltzError:
+            return found
+        return replace(found, mark=mark, reason=Reason.CONFLICT)
+
     def explain(self, lock: int) -> LockExplanation:
-        """Return what is known of a lock at this moment."""
+        """Return what the table has for a lock at this moment."""
         if self.ended is not None:
             raise self.ended
         mark, reason = self._locks.explain(lock, self.committed)

@@ -6,6 +6,11 @@ strict for a client that lags far behind, and is never too lenient. Marks are se
 committed, so that transactions in flight conflict exactly; a transaction that then gets lost takes the session, and this
 table, with it.
 
+A lock that the table has evicted can be looked up in the log (`look_up`, `learn`): the log is asked for its last mark up to
+the floor of that moment, and the table has each mark above it. A mark that is evicted before the answer comes is newer
+than the answer, and counts instead of it. Later evictions keep the answer exact. So a transaction that waited for an answer
+is decided by the same rule as every other one.
+
 A new table is empty, and its floor is the mark at which the session opened. In format 1 the log holds the locks of its
 transactions. They are read backwards (`lower`), and the floor sinks to the first transaction that was read. At any moment
 the table decides like one that has seen everything, or more strictly.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -29,13 +35,28 @@ from waltzd.protocol.peers import LockHistory
 _READ, _APPEND = int(Mode.READ), int(Mode.APPEND)
 
 
+_EXACT = Reason.CONFLICT, Reason.IN_FLIGHT
+"""Reasons that name the transaction that marked the lock."""
+FOUND_MAX = 4096
+"""Locks in memory that were looked up in the log."""
 _NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """A question to the log for the last transaction that marked a lock, in a range of ids."""
+
+    lock: int
+    first_id: int
+    last_id: int
+
+
 class LockTable:
-    def __init__(self, size: int, low_mark: int) -> None:
-        """`low_mark`: the mark at which the session opened. Older marks are unknown until `lower` adds them."""
+    def __init__(self, size: int, low_mark: int, *, looks_up: bool = False) -> None:
+        """`low_mark`: the mark at which the session opened. Older marks are unknown until `lower` adds them. `looks_up`:
+        whether unknown locks are looked up, so that a refusal names a known conflict rather than the floor."""
         assert size > 0
+        self._looks_up = looks_up
         self.floor = low_mark
         self._low_mark = low_mark
         self._size = size
@@ -46,6 +67,11 @@ class LockTable:
         self.lowest = low_mark
         """Id above which each mark is in the table or was evicted."""
         self.has_evicted = False
+        self._found: OrderedDict[int, tuple[int, bool]] = OrderedDict()
+        """Locks that were looked up, newest answer last: no id above the number marked the lock, and whether that id did.
+        While the table has the lock, the table counts."""
+        self._sought: dict[int, int] = {}
+        """Locks that are being looked up, with the mark that was evicted since; -1 for none."""
 
     def __len__(self) -> int:
         return len(self._marked) + len(self._before)
@@ -57,7 +83,7 @@ class LockTable:
         if len(batch.lock_ids) == 0:
             return _NOTHING_REFUSED
         ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
-        marked, before = self._marked, self._before
+        marked, before, found = self._marked, self._before, self._found
         mark_of, to_the_end, room = marked.get, marked.move_to_end, self._size - len(before)
         refused: list[tuple[int, Reason, int, int]] = []
         start, row = 0, batch.first_sequence
@@ -71,10 +97,17 @@ class LockTable:
                     mark = mark_of(ids[k])
                     if mark is None:
                         mark = before.get(ids[k], self.floor)
+                        if found and mark > worst:
+                            mark = self._highest_mark(ids[k])
                     if mark > worst:
                         worst, failed = mark, ids[k]
             if worst > seen:
                 reason = self._reason(failed, worst, committed)
+                if self._looks_up and reason not in _EXACT:
+                    known = [(self._mark(ids[k]), ids[k]) for k in mine if modes[k] != _APPEND]
+                    if (best := max(known))[0] > seen:
+                        worst, failed = best
+                        reason = self._reason(failed, worst, committed)
                 refused += [(row + n, reason, worst, failed) for n in range(size)]
             else:
                 for k in mine:
@@ -93,7 +126,94 @@ class LockTable:
 
     def _evict(self) -> None:
         self.has_evicted = True
-        self.floor = (self._before.popitem() if self._before else self._marked.popitem(last=False))[1]
+        lock, self.floor = self._before.popitem() if self._before else self._marked.popitem(last=False)
+        if lock in self._found:
+            self._found[lock] = self.floor, True
+        if lock in self._sought:
+            self._sought[lock] = self.floor
+
+    # -- locks that are looked up in the log
+
+    def look_up(
+        self, batch: AppendBatch, committed: int, *, decided: int, most: int, ahead: int
+    ) -> tuple[int, list[Lookup], list[int]] | None:
+        """Return the first row of a batch that would be refused only because locks are unknown; the look-ups that its
+        decision needs, at most `most`, and, up to `ahead` in all, those of later rows; and all locks to wait for, some of
+        which are looked up for another batch already. Each look-up has to end with `learn`. Return None if there is no
+        such row, or if the floor is not committed.
+
+        `decided`: number of rows at the start that are decided with what is known."""
+        if len(batch.lock_ids) == 0 or int(batch.marks.min()) >= self.floor or self.floor > committed:
+            return None
+        ids, modes, groups = batch.lock_ids.tolist(), batch.lock_modes.tolist(), _groups(batch)[0]
+        first: int | None = None
+        wanted: dict[int, int] = {}
+        begun: dict[int, None] = {}
+        start = row = 0
+        for seen, count, size in groups:
+            mine, at = range(start, start + count), row
+            start, row = start + count, row + size
+            if seen >= self.floor or at < decided:
+                continue
+            checked = [ids[k] for k in mine if modes[k] != _APPEND]
+            unknown = dict.fromkeys(lock for lock in checked if not self._is_known(lock, seen))
+            if not unknown or any(self._mark(lock) > seen for lock in checked):
+                continue
+            new = [lock for lock in unknown if lock not in self._sought]
+            if len(wanted.keys() | dict.fromkeys(new)) > (most if first is None else min(most, ahead)):
+                if first is None:
+                    continue
+                break
+            first = at if first is None else first
+            begun |= unknown
+            wanted |= {lock: min(seen, wanted.get(lock, seen)) for lock in new}
+            for lock in checked:  # the table may forget it meanwhile
+                if lock in self._marked or lock in self._before:
+                    self._keep(lock, self._mark(lock), is_exact=True)
+        if first is None:
+            return None
+        self._sought |= dict.fromkeys(wanted, -1)
+        lookups = [Lookup(lock=lock, first_id=seen + 1, last_id=self.floor) for lock, seen in wanted.items()]
+        return first, lookups, list(begun)
+
+    def learn(self, lookup: Lookup, mark: int | None) -> None:
+        """End a look-up. `mark`: last id in its range that marked the lock, -1 for none, None if there was no answer."""
+        evicted = self._sought.pop(lookup.lock)
+        if evicted >= 0:
+            self._keep(lookup.lock, evicted, is_exact=True)
+        elif mark is not None:
+            self._keep(
+                lookup.lock, max(mark, lookup.first_id - 1), is_exact=mark >= lookup.first_id or lookup.first_id == 0
+            )
+
+    def _keep(self, lock: int, mark: int, *, is_exact: bool) -> None:
+        found = self._found
+        found[lock] = mark, is_exact
+        found.move_to_end(lock)
+        if len(found) > FOUND_MAX:
+            found.popitem(last=False)
+
+    def _mark(self, lock: int) -> int:
+        """Return the last mark of a lock if it is known exactly; else -1."""
+        mark = self._marked.get(lock)
+        if mark is None:
+            mark = self._before.get(lock)
+        if mark is None:
+            mark, is_exact = self._found.get(lock, (-1, True))
+            return mark if is_exact else -1
+        return mark
+
+    def _is_known(self, lock: int, seen: int) -> bool:
+        """Return whether it is known if an id above `seen` marked the lock."""
+        if lock in self._marked or lock in self._before:
+            return True
+        mark, is_exact = self._found.get(lock, (self.floor, False))
+        return is_exact or mark <= seen
+
+    def _highest_mark(self, lock: int) -> int:
+        """Return an id above which the lock, which is not among those of this session, was not marked."""
+        mark = self._before.get(lock)
+        return min(self.floor, self._found.get(lock, (self.floor, False))[0]) if mark is None else mark
 
     def lower(self, history: LockHistory) -> bool:
         """Add the marks of the transactions before the oldest known ones, and lower the floor to the first of them.
@@ -123,7 +243,7 @@ class LockTable:
         refused."""
         mark = self._marked.get(lock)
         if mark is None:
-            mark = self._before.get(lock, self.floor)
+            mark = self._highest_mark(lock)
         return mark, self._reason(lock, mark, committed)
 
     def check(self) -> None:
@@ -132,9 +252,12 @@ class LockTable:
         assert self.has_evicted or self.floor <= self._low_mark
         oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
         assert [self.floor, *oldest] == sorted([self.floor, *oldest])
+        assert len(self._found) <= FOUND_MAX
+        for lock, (mark, is_exact) in self._found.items():
+            assert mark <= self.floor or not is_exact or lock in self._marked or lock in self._before
 
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
-        if lock in self._marked or lock in self._before:
+        if lock in self._marked or lock in self._before or self._found.get(lock, (0, False))[1]:
             return Reason.IN_FLIGHT if conflict_id > committed else Reason.CONFLICT
         return Reason.TOO_FAR_BEHIND if self.has_evicted else Reason.OWNER_CHANGED
 

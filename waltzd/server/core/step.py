@@ -55,20 +55,35 @@ def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[Append
         fits, least = cuts.searchsorted([most, start], "right").tolist()
         stop = int(cuts[max(fits - 1, least)])
         first_lock, last_lock = int(lock_at[start]), int(lock_at[stop])
-        yield AppendBatch(
-            first_sequence=batch.first_sequence + start,
-            marks=batch.marks[start:stop],
-            headers=batch.headers[start:stop],
-            lengths=batch.lengths[start:stop],
-            data_crcs=batch.data_crcs[start:stop],
-            lock_counts=batch.lock_counts[start:stop],
-            lock_ids=batch.lock_ids[first_lock:last_lock],
-            lock_modes=batch.lock_modes[first_lock:last_lock],
-            payloads=view[int(payload_at[start]) : int(payload_at[stop])],
-            follows=None if batch.follows is None else batch.follows[start:stop],
-            seen_time=batch.seen_time,
-        )
+        payloads = view[int(payload_at[start]) : int(payload_at[stop])]
+        yield _part(batch, slice(start, stop), slice(first_lock, last_lock), payloads)
         start = stop
+
+
+def cut(batch: AppendBatch, row: int) -> tuple[AppendBatch, AppendBatch]:
+    """Cut a batch in front of a row that begins a group, without copying payloads."""
+    payload, lock = int(batch.lengths[:row].sum()), int(batch.lock_counts[:row].sum())
+    view = memoryview(batch.payloads)
+    return (
+        _part(batch, slice(0, row), slice(0, lock), view[:payload]),
+        _part(batch, slice(row, None), slice(lock, None), view[payload:]),
+    )
+
+
+def _part(batch: AppendBatch, rows: slice, locks: slice, payloads: Buffer) -> AppendBatch:
+    return AppendBatch(
+        first_sequence=batch.first_sequence + rows.start,
+        marks=batch.marks[rows],
+        headers=batch.headers[rows],
+        lengths=batch.lengths[rows],
+        data_crcs=batch.data_crcs[rows],
+        lock_counts=batch.lock_counts[rows],
+        lock_ids=batch.lock_ids[locks],
+        lock_modes=batch.lock_modes[locks],
+        payloads=payloads,
+        follows=None if batch.follows is None else batch.follows[rows],
+        seen_time=batch.seen_time,
+    )
 
 
 class Sender(Protocol):
@@ -92,6 +107,8 @@ class QueuedBatch(Generic[S]):
     """Bytes that this batch takes of the bounds on queued, in-flight and unanswered bytes."""
     arrived: float = 0.0
     """Time of the event loop at which the batch came, in seconds."""
+    looked_up: int = 0
+    """Rows at the start whose locks were looked up; they are decided with what is known."""
     refused: I64 = field(init=False)
     """Rows that were refused, ascending. All other rows are accepted."""
     sequences: I64 = field(init=False)

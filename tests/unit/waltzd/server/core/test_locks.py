@@ -13,7 +13,7 @@ from tests.unit.mounting import batch_of
 from waltzd.format.record import LockColumns
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
-from waltzd.server.core.locks import LockTable
+from waltzd.server.core.locks import LockTable, Lookup
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
 Row = tuple[int, list[tuple[int, Mode]]]
@@ -351,3 +351,131 @@ def test_an_old_mark_makes_room_when_its_lock_is_marked_again() -> None:
     for id_, lock in ((6, 1), (7, 2)):
         table.decide(batch_of(b"", marks=id_ - 1, locks=[[(lock, WRITE)]]), id_, id_ - 1)
     assert (table.explain(1, 7)[0], table.explain(2, 7)[0], table.floor) == (6, 7, -1)
+
+
+# -- locks that are looked up in the log -------------------------------------------------------------------------------
+
+
+@dataclass
+class WaitingTwin:
+    """A row that waits for look-ups."""
+
+    seen: int
+    locks: list[tuple[int, Mode]]
+    wanted: dict[int, None]
+    decided: int
+
+
+@dataclass
+class Asking:
+    """A table whose unknown locks are looked up in a log that remembers everything, and answers when it likes."""
+
+    size: int
+    low_mark: int
+    twin: Twin
+    waiting: list[WaitingTwin] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = LockTable(self.size, self.low_mark, looks_up=True)
+        self.next_id = self.low_mark + 1
+
+    def submit(self, seen: int, locks: list[tuple[int, Mode]], *, decided: int = 0) -> None:
+        batch = batch_of(b"x", marks=seen, locks=[locks])
+        found = self.table.look_up(batch, self.next_id - 1, decided=decided, most=100, ahead=100)
+        if found is None:
+            self.decide(seen, locks)
+            return
+        row, lookups, wanted = found
+        assert row == 0
+        assert not decided, "one round is enough"
+        own = {lookup.lock for lookup in lookups}
+        assert set(wanted) >= own
+        self.lookups += lookups
+        self.waiting.append(WaitingTwin(seen, locks, dict.fromkeys(wanted), int(set(wanted) == own)))
+
+    def answer(self, number: int) -> None:
+        if not self.lookups:
+            return
+        lookup = self.lookups.pop(number % len(self.lookups))
+        marks = [id_ for lock, id_ in self.twin.marks if lock == lookup.lock and lookup.first_id <= id_ <= lookup.last_id]
+        self.table.learn(lookup, max(marks, default=-1))
+        for one in list(self.waiting):
+            one.wanted.pop(lookup.lock, None)
+            if not one.wanted:
+                self.waiting.remove(one)
+                self.submit(one.seen, one.locks, decided=one.decided)
+
+    def decide(self, seen: int, locks: list[tuple[int, Mode]]) -> None:
+        refused = self.table.decide(batch_of(b"x", marks=seen, locks=[locks]), self.next_id, self.next_id - 1)
+        checked = [lock for lock, mode in locks if mode is not APPEND]
+        worst = max([last for lock in checked if (last := self.twin.last(lock)) is not None], default=-1)
+        if worst > seen:
+            assert refused.sequences.tolist() == [0], "a real conflict was let through"
+            assert refused.reasons.tolist() == [Reason.CONFLICT]
+            assert int(refused.conflict_ids[0]) > seen
+            assert int(refused.conflict_ids[0]) in [self.twin.last(lock) for lock in checked]
+        else:
+            assert refused.sequences.tolist() == [], "nothing stands in the way"
+            self.twin.marks += [(lock, self.next_id) for lock, mode in locks if mode is not READ]
+            self.next_id += 1
+        self.table.check()
+
+
+@given(
+    size=st.integers(1, 6),
+    before=st.lists(st.integers(0, 9), max_size=5),
+    steps=st.lists(st.one_of(row, st.integers(0, 9)), max_size=40),
+)
+def test_with_lookups_every_decision_is_exact(size: int, before: list[int], steps: list[Row | int]) -> None:
+    """A later look-up of a lock may not reach as far back as the row needs that joins it; such a row asks once more."""
+    asking = Asking(size, len(before) - 1, Twin(len(before) - 1, [(lock, id_) for id_, lock in enumerate(before)]))
+    for step in steps:
+        if isinstance(step, int):
+            asking.answer(step)
+        else:
+            asking.submit(max(-1, asking.next_id - 1 - step[0]), step[1])
+    while asking.lookups:
+        asking.answer(0)
+    assert not asking.waiting
+    assert not asking.table._sought
+
+
+def test_a_mark_that_came_and_went_during_a_lookup_counts() -> None:
+    table = LockTable(1, 4, looks_up=True)
+    found = table.look_up(batch_of(b"", marks=2, locks=[[(7, WRITE)]]), 4, decided=0, most=9, ahead=9)
+    assert found is not None
+    assert found == (0, [Lookup(lock=7, first_id=3, last_id=4)], [7])
+    table.decide(batch_of(b"", b"", marks=4, locks=[[(7, APPEND)], [(8, APPEND)]]), 5, 4)
+    assert table.floor == 5, "the lock was marked by id 5, and evicted"
+    table.learn(found[1][0], -1)
+    refused = table.decide(batch_of(b"", marks=4, locks=[[(7, WRITE)]]), 7, 6)
+    assert (refused.reasons.tolist(), refused.conflict_ids.tolist()) == ([Reason.CONFLICT], [5])
+
+
+def test_an_answer_about_part_of_the_log_is_not_taken_for_more() -> None:
+    table = LockTable(1, 9, looks_up=True)
+    found = table.look_up(batch_of(b"", marks=7, locks=[[(7, WRITE)]]), 9, decided=0, most=9, ahead=9)
+    assert found is not None
+    table.learn(found[1][0], -1)
+    assert table.explain(7, 9) == (7, Reason.OWNER_CHANGED)
+    assert table.look_up(batch_of(b"", marks=7, locks=[[(7, WRITE)]]), 9, decided=0, most=9, ahead=9) is None
+    assert table.look_up(batch_of(b"", marks=6, locks=[[(7, WRITE)]]), 9, decided=0, most=9, ahead=9) is not None
+
+
+def test_lookups_are_bounded_and_later_rows_are_looked_up_together() -> None:
+    table = LockTable(1, 9, looks_up=True)
+    rows = [[(1, APPEND)], [(2, WRITE), (3, READ)], [(4, WRITE)], [(5, WRITE)]]
+    batch = batch_of(*[b""] * 4, marks=3, locks=rows)
+
+    def look_up(**arguments: int) -> tuple[int, list[int]] | None:
+        fresh = LockTable(1, 9, looks_up=True)
+        found = fresh.look_up(batch, 9, **arguments)
+        return None if found is None else (found[0], [lookup.lock for lookup in found[1]])
+
+    assert look_up(decided=0, most=9, ahead=9) == (1, [2, 3, 4, 5])
+    assert look_up(decided=0, most=9, ahead=3) == (1, [2, 3, 4])
+    assert look_up(decided=0, most=9, ahead=1) == (1, [2, 3]), "the first row needs both"
+    assert look_up(decided=0, most=1, ahead=9) == (2, [4]), "too many for the room that is left: it is refused"
+    assert look_up(decided=2, most=9, ahead=9) == (2, [4, 5])
+    assert table.look_up(batch, 8, decided=0, most=9, ahead=9) is None, "the floor is not committed"
