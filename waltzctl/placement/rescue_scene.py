@@ -273,7 +273,8 @@ class Scene:
             name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
         ]
         if learners:
-            reported.append(f"{', '.join(learners)}: becomes a learner, and a member again when level")
+            change = "becomes a learner, and a member" if len(learners) == 1 else "become learners, and members"
+            reported.append(f"{', '.join(learners)}: {change} again when level")
         number = self.lineage.number + 1
         reported.append(f"begin timeline {number}: records above id {self.end} on other storages are set aside")
         reported.append(f"save the decision under session {self.session}, higher than all known sessions")

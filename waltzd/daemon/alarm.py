@@ -88,7 +88,7 @@ def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, 
     length = f"{lasted} seconds" if lasted < 120 else f"{lasted // 60} minutes"
     what = f"{head}{noun} {format_numbers(numbers)}: {kind}"
     if level == logging.INFO:
-        return Said(level, f"{what} no longer, after {length}", trouble.code)
+        return Said(level, f"{what}; it lasted {length}", trouble.code)
     return Said(level, f"{trouble.code} {what}, for {length} now: {trouble.why}", trouble.code)
 
 

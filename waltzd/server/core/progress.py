@@ -112,7 +112,7 @@ class Marks:
         if len(writable) >= majority(len(self.members)):
             return ""
         others = [name for name in self.members if name not in writable]
-        return f"no majority takes appends: {', '.join(others)} of {', '.join(self.members)} do not"
+        return f"no majority of {', '.join(self.members)} takes appends: not {', '.join(others)}"
 
     def confirms(self, bound: Collection[str]) -> bool:
         """Return whether these members prove that no newer session had opened when they confirmed ours."""

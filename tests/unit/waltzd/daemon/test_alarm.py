@@ -14,7 +14,7 @@ def levels_and_texts(found: list[alarm.Said]) -> list[tuple[int, str]]:
 
 
 def closed(*numbers: int) -> dict[int, list[Trouble]]:
-    waiting = "no majority takes appends: s2, s3 of s1, s2, s3 do not"
+    waiting = "no majority of s1, s2, s3 takes appends: not s2, s3"
     return alarm.of_server([owned(number, (replica("s1"),), waiting=waiting) for number in numbers], "W2096")
 
 
@@ -24,8 +24,8 @@ def test_a_trouble_is_an_error_once_and_again_after_ten_minutes_and_its_end_is_s
     assert levels_and_texts(alarms.look(4, closed(1, 2, 3))) == [
         (
             logging.ERROR,
-            "W2096 partitions 1-3: no transactions are taken, for 4 seconds now: OPEN, no majority takes appends: s2, s3 "
-            "of s1, s2, s3 do not",
+            "W2096 partitions 1-3: no transactions are taken, for 4 seconds now: OPEN, no majority of s1, s2, s3 takes "
+            "appends: not s2, s3",
         )
     ]
     for now in range(6, 604, 2):
@@ -34,7 +34,7 @@ def test_a_trouble_is_an_error_once_and_again_after_ten_minutes_and_its_end_is_s
     assert len(again) == 1
     assert again[0].text.startswith("W2096 partitions 1-3: no transactions are taken, for 10 minutes now")
     assert levels_and_texts(alarms.look(700, closed(3))) == [
-        (logging.INFO, "over: partitions 1-2: no transactions are taken no longer, after 11 minutes")
+        (logging.INFO, "over: partitions 1-2: no transactions are taken; it lasted 11 minutes")
     ]
     assert alarms.look(702, closed(3)) == []
     assert len(alarms.look(704, {})) == 1

@@ -23,7 +23,7 @@ def test_the_committed_mark_is_what_a_majority_of_all_members_reached() -> None:
 def test_what_is_missing_for_a_majority_is_said_by_name() -> None:
     live = Marks({name: Progress() for name in "ABC"}, ("A", "B"), 4)
     assert live.missing(["A", "B"]) == ""
-    assert live.missing(["A", "C"]) == "no majority takes appends: B, C of A, B, C do not"
+    assert live.missing(["A", "C"]) == "no majority of A, B, C takes appends: not B, C"
 
 
 def test_whatever_confirms_a_session_meets_whatever_could_end_it() -> None:
