@@ -283,7 +283,8 @@ class _Live(Waiting, Reporter):
 def _scratch(made: ClusterSizeOptions, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
     """Create a cluster on this machine, and delete it at the end, also after an error."""
     replicas = made.replicas or min(3, made.storages)
-    assign_replicas(1, {str(number): str(number) for number in range(made.storages)}, replicas)  # refuses too many
+    # raises if there are more replicas than storages
+    assign_replicas(1, {str(number): str(number) for number in range(made.storages)}, replicas)
     try:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=made.directory))
     except OSError as error:

@@ -117,7 +117,7 @@ async def _parked(asked: PageRequest, view: GroupView) -> Part:
     numbers = [one.partition for one in view.partitions]
     try:
         rows = [ParkedOne(one) for one in await parked_in(await asked.cluster(), asked.target, view, numbers, ROWS + 1)]
-    except WaltzError as error:  # the rest is shown all the same
+    except WaltzError as error:  # the page is shown without what is parked
         notes = [f"what is parked is not known: {error.code} {error.message}"]
     links = dict[str, Of](id=lambda row: f"/transactions/{row.one.partition}-{row.one.id}")
     nothing = "It is not known." if notes else "Nothing is parked."

@@ -329,7 +329,7 @@ async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | 
         try:
             async with client_of(asked) as client:
                 searched = await search_log(client, partition, found, SEARCH_MAX)
-        except WaltzError as error:  # the owner's answer is shown all the same
+        except WaltzError as error:  # the page is shown with the owner's answer only
             trouble = error
     return Explained(
         partition=partition,

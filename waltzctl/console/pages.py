@@ -298,7 +298,7 @@ async def partition(asked: PageRequest) -> Page:
     view, trouble, meta = snapshot.partitions[number], None, None
     try:
         meta, _ = await (await asked.cluster()).partition(number)
-    except WaltzError as error:  # the report of its owner is shown all the same
+    except WaltzError as error:  # the page is shown with the report of the owner only
         trouble = error
     listing = cluster.partition(view, meta, snapshot.moves.get(number))
     rates = (

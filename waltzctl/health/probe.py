@@ -116,7 +116,7 @@ async def _locate(found: ClusterSnapshot, connect: Connect, *, is_writing: bool)
     """Locate the partitions by the first server that answers."""
     last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
     for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):
-        if isinstance(view.error, TlsMismatch):  # its other address would fail too
+        if isinstance(view.error, TlsMismatch):  # its address for clients would fail in the same way
             last = view.error
             continue
         port = connect(view.meta.listen)

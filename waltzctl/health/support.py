@@ -149,7 +149,7 @@ async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:
     """Return all documents by their path in the archive, like `/servers/one.json`. The secret of client ids is removed."""
     documents: dict[str, bytes] = {}
     paths = ["/"]
-    for path in paths:  # grows while it is walked
+    for path in paths:  # children are added while the list is walked
         node = await coordinator.get(path)
         if node is not None and node.data:
             shown = _SECRET_DOCUMENT.sub(rb'\1"(left out)"', node.data) if path == CLIENT_IDS else node.data

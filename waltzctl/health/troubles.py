@@ -75,7 +75,7 @@ def coordination(facts: Facts) -> Found:
             next_step="put the document `assignment` back as it was; `waltzctl history` says who did what lately",
             stops=True,
         )
-    for view in found.servers if lost is None else ():  # one reason for one cause
+    for view in found.servers if lost is None else ():  # not if ZooKeeper is lost, which explains this
         if view.reported is not None and not view.reported.is_connected:
             yield Reason(
                 key=f"apart {view.meta.name}",

@@ -257,7 +257,7 @@ def resolve(given: Mapping[str, str | None]) -> ClusterTarget:
         context, name = _chosen_context(settings.get("context"), origins)
     if given.get("context") and context.tls_certificate is not None:
         settings = {field: found for field, found in settings.items() if field not in _TLS or found[1].startswith("--")}
-    if not settings.keys().isdisjoint(_TLS):  # all three from one place
+    if not settings.keys().isdisjoint(_TLS):  # the three files come from the same source: options, variables or context
         context = replace(context, tls_certificate=None, tls_key=None, tls_ca=None)
 
     def take(field: str) -> str | None:

@@ -231,7 +231,7 @@ def silent(found: Mapping[str, WaltzError]) -> None:
         typer.echo(f"{name} {silence(error)}: {error.code} {printable(error.message)}", err=True)
         if isinstance(error, TlsMismatch) and error.detail_next_step not in steps:
             steps.append(error.detail_next_step)
-    for step in steps:  # `status` has those of the others
+    for step in steps:  # only for TLS; `status` has the next steps for other errors
         typer.echo(f"Next: {printable(step)}", err=True)
 
 

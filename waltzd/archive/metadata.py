@@ -57,7 +57,7 @@ def save_metadata(store: Store, text: bytes) -> int:
         number += 1
         try:
             store.put_new(metadata_name(number), text)
-        except ObjectExists:  # of another writer, or of this one when an answer was lost
+        except ObjectExists:  # another writer was faster, or an earlier call of ours took effect without an answer
             if metadata_at(store, number) != text:
                 continue
         return number

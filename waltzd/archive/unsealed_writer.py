@@ -111,7 +111,7 @@ class UnsealedWriter:
             text = read_object(self.store, name, MANIFEST_BYTES_MAX)
             if text != read_object(self.store, name, MANIFEST_BYTES_MAX):
                 raise
-        return self._empty()  # it is damaged, and names nothing any more
+        return self._empty()  # the index is damaged; the slots are written anew
 
     def _check_label(self) -> None:
         """Raise `ForeignArchive` if the label is gone: the store was emptied, and must not be filled again."""

@@ -210,7 +210,8 @@ class Follower:
                 if self._inbox:
                     size, transactions = self._next()
                     await self._hand_on(transactions)
-                    self._consumed(size)  # held content too, or the rest of its atomic append would lack credit
+                    # also for transactions that are held back, or the rest of their atomic append would lack credit
+                    self._consumed(size)
                     await asyncio.sleep(0)
                 else:
                     self._wake.clear()

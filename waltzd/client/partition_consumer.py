@@ -229,7 +229,7 @@ class PartitionConsumer:
                 try:
                     await stream.send([*frames, Leave()] if is_last else frames)
                 except BaseException:
-                    self._unsent.extendleft(begun)  # `_lost` settles them
+                    self._unsent.extendleft(begun)  # `_lost` settles these acknowledgements
                     raise
                 for ack in begun:
                     self._done(ack, is_kept=True)

@@ -385,7 +385,7 @@ class Cluster:
                 raise BadArgument(f"the cluster has no storage {name}")
             checks.append(Check(f"{STORAGES}/{name}", node.version))
         path, data = replicas_path(partition), encode(ReplicaSet(roles))
-        if version == NO_VERSION:  # it was deleted: a reader of all sets has to notice the new one
+        if version == NO_VERSION:  # the document was deleted: changing REPLICAS notifies readers of all sets
             checks += [Set(REPLICAS, b"", await self._version_of(REPLICAS)), Create(path, data)]
         else:
             checks.append(Set(path, data, version))

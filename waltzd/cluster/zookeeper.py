@@ -459,7 +459,7 @@ class ZooKeeperCoordinator:
     async def is_open(self, path: str) -> bool:
         try:
             return _is_open(await self._acl_of(path))
-        except CoordinatorRefused:  # closed to this process, too
+        except CoordinatorRefused:  # its ACL permits nobody to read it, not even this process
             return False
 
     async def is_ours(self, path: str) -> bool:
@@ -538,7 +538,7 @@ class ZooKeeperCoordinator:
             assert self._loop is not None
             task = self._watched[path] = self._loop.create_task(self._set_watches(path))
             task.add_done_callback(partial(self._forget_failed, path))
-        return await asyncio.shield(task)  # others may wait for it, too
+        return await asyncio.shield(task)  # shielded, because other callers may wait for the same task
 
     def _forget_failed(self, path: str, task: asyncio.Task[object]) -> None:
         if (task.cancelled() or task.exception() is not None) and self._watched.get(path) is task:

@@ -161,7 +161,7 @@ class HttpPort:
                 writer.write(raw)
                 writer.close()  # when everything is sent
                 await writer.wait_closed()
-        except OSError:  # a time-out is one, too
+        except OSError:  # TimeoutError is an OSError
             return False
         return True
 
@@ -172,7 +172,7 @@ class HttpPort:
                 raw = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return Answer.text(431, f"a question has at most {QUESTION_BYTES_MAX} bytes")
-        except (asyncio.IncompleteReadError, OSError):  # a time-out is one, too
+        except (asyncio.IncompleteReadError, OSError):  # TimeoutError is an OSError
             return None
         found = question_of(raw)
         if found is None:

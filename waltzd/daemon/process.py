@@ -128,7 +128,7 @@ class Supervisor:
         place = "\0" + address[1:] if address.startswith("@") else address
         try:
             self._socket.sendto(lines_of(**fields), place)
-        except OSError as error:  # its queue is full, or it is not there: the next message may reach it
+        except OSError as error:  # its queue is full, or it does not run; the next message may reach it
             log.debug("the service manager at %s was not reached: %s", address, error.strerror or error)
             return False
         return True

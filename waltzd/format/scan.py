@@ -499,7 +499,8 @@ def next_sound_batch(file: Readable, *, offset: int, end: int, next_id: int, hig
     start = offset + 1
     if own is not None and own.first_id == next_id:  # its payloads are skipped, whatever they look like
         start = offset + own.size
-    elif own is None and len(raw) == BATCH_HEAD_BYTES:  # one wrong byte leaves one of its two statements of its size right
+    elif own is None and len(raw) == BATCH_HEAD_BYTES:
+        # A head states its size twice, so with one wrong byte one of the two is right.
         for size in _claimed_sizes(raw):
             head = Head.decode(file.read(offset + size, BATCH_HEAD_BYTES)) if size < end - offset else None
             if head is not None and next_id < head.first_id <= high_id:

@@ -104,7 +104,8 @@ class Archiver:
                     return await self._run(self._recognized, store, partition, *found)
                 return await self._run(self._add, store, partition, *found, known)
             except UnfitSegment as error:
-                await self._replicas.examine(queue, found[0])  # it is damaged, and is healed; or its footer is made again
+                # a damaged segment is repaired by its owner; a missing footer is written again
+                await self._replicas.examine(queue, found[0])
                 raise PartitionDamaged(
                     f"partition {number}: the segment at id {found[0]} is not archived: {error.message}",
                     not_done="nothing was uploaded",

@@ -548,7 +548,8 @@ class StorageCalls:
                         raise
                     break
                 await self._run_reading(hashing.add, run)
-                if hashing.bytes >= ANSWER_BYTES_MAX or clock() >= ends:  # one piece at least, so that the caller gets on
+                # at least one piece is hashed, so that repeated calls come to an end
+                if hashing.bytes >= ANSWER_BYTES_MAX or clock() >= ends:
                     break
         return hashing.digest()
 

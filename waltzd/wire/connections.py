@@ -213,7 +213,7 @@ def _shut_down(peers: Iterable[_Peer]) -> None:
                         (host, port), ours = one.getpeername()[:2], one.getsockname()[1]
                         if (_bare(host), port, ours) in wanted:
                             one.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is not connected
+        except OSError:  # the socket is not connected
             continue
         finally:
             os.close(copy)

@@ -198,7 +198,7 @@ async def _end_with_certificate(context: Any, serving: asyncio.Task[Any], tls: T
         return
     try:
         await abort(context, CannotConnect(f"the certificate of the caller {why}"))
-    except grpc.aio.BaseError:  # it is aborted, or its caller has gone
+    except grpc.aio.BaseError:  # the call was aborted, or its caller has disconnected
         pass
     finally:
         serving.cancel()

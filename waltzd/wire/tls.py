@@ -295,7 +295,7 @@ async def certificate_at(tls: Tls, address: Address, *, role: Role, name: str | 
     expected = dns_name(tls.identity.key, role)
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls.calling(), server_hostname=expected)
-    except OSError as error:  # ssl's errors too
+    except OSError as error:  # SSLError is an OSError
         if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
             raise TlsMismatch(f"{address} does not speak TLS, and a certificate was given") from error
         raise CannotConnect(f"cannot connect to {address}: {_reason(error)}") from error

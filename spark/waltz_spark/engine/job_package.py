@@ -57,10 +57,10 @@ class _Watch:
     def _run(self) -> None:
         from py4j.protocol import Py4JError
 
-        with suppress(Py4JError, OSError):  # Java has ended: its other callers get errors, too
+        with suppress(Py4JError, OSError):  # Java has ended, and its other callers report that
             while not self._is_over.wait(min(_LOOK_SECONDS, self._seconds / 5)):
                 now = time.monotonic()
-                if self._scala.getExecutorMemoryStatus().size() > 1:  # the driver counts as one
+                if self._scala.getExecutorMemoryStatus().size() > 1:  # the driver is one of the entries
                     self._since, self.had_executors = now, True
                 elif now - self._since > self._seconds:
                     self.is_over_time = True

@@ -345,7 +345,7 @@ class Recovery:
         """Return how much this member held of the session that is being closed: at least, and at most."""
         trusted = self.trusted(name)
         if name not in self.meta.joined:
-            return trusted, trusted  # nothing of it ever counted; what it has copied since does
+            return trusted, trusted  # no acknowledgement of it ever counted; only what it has copied since counts
         if self.is_faithful(name):
             return self.held(name), self.held(name)
         return trusted, self.held(name) if self.knows_its_end(name) else EVERYTHING

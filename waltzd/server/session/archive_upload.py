@@ -61,7 +61,7 @@ class ArchiveUploader:
         while True:
             try:
                 pause = await self._step()
-            except ChangedMeanwhile:  # by another owner: it is read again
+            except ChangedMeanwhile:  # another owner changed the document; the next step reads it again
                 pause = IDLE_SECONDS
             except WaltzError as error:
                 self._tell(f"{error.code} {error.message}")

@@ -164,7 +164,7 @@ class PartitionDocuments:
                     )
                     self._known = wanted
                     break
-            except (CannotConnect, NodeMissing, BadMetadata, BadArgument):  # the last: documents of storages are gone, too
+            except (CannotConnect, NodeMissing, BadMetadata, BadArgument):  # BadArgument: a storage has no document
                 check()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES * self._retry_seconds)

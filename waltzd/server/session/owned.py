@@ -115,7 +115,7 @@ class OwnedLog(Generic[P]):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if not task.cancelled():
-            task.result()  # a mistake of ours on the way out is one all the same
+            task.result()  # raise an internal error that happened while closing
 
     def _note(self, sentence: str) -> None:
         self._say(f"partition {self.partition}: {sentence}")
@@ -129,7 +129,7 @@ class OwnedLog(Generic[P]):
                 pause = self._settings.retry_seconds
                 continue
             except WaltzError as error:
-                if self._trouble != error.message:  # once, however often it is tried again
+                if self._trouble != error.message:  # log each trouble once, however often it is retried
                     self._trouble = error.message
                     self._note(f"{error.code} {error.message}")
             if self._was_open:

@@ -262,7 +262,7 @@ class ReplicaReader:
                 self._unwell.pop(name, None)
                 return found
             except NeedsBatches:
-                raise  # it is about the log
+                raise  # the log has no batches there, so no other replica has
             except Trimmed as error:
                 self._has_refused(name, id_, error)
             except WaltzError as error:

@@ -195,7 +195,7 @@ class ReplicatedLog(ReplicaReader):
         if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
             return False
         self.marks.lose(name)
-        self.watch()  # until it is level again
+        self.watch()  # start the timer, which runs until the replica is level again
         progress.has_forgotten = True
         self.decided.notify()
         return True

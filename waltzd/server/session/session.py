@@ -196,7 +196,7 @@ class Session:
             raise Diverged(f"partition {log.partition}: {core.contest}")
         level = [name for name in core.names if isinstance(core.next_for(name), Level)]
         statuses = {name: status for name in level if (status := core.status(name)) is not None and status.last_id == mark}
-        if not statuses:  # all of them have copied since they were opened
+        if not statuses:  # all statuses are out of date: the replicas have copied since they were opened
             statuses[level[0]] = await log.port(level[0]).status(log.partition)
         ends = {status.end for status in statuses.values() if status.last_id == mark}
         if len(ends) != 1:
@@ -348,7 +348,8 @@ class Session:
             await self._save(log.core.meta)
             await self.documents.read_format()
             log.core.leaving = await self.documents.read_leaving()
-            clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
+            # a session that stands still must not block the turn of another partition
+            clock.call_later(self._settings.hand_over_seconds, turn.close)
             try:
                 log.sending_up_to = log.cache.next_id - 1
                 if not await self.drain(self._drain_seconds):

@@ -50,7 +50,7 @@ class Trimmer:
             await self._step()
             self._tell("")
         except ChangedMeanwhile:
-            return  # by another owner: it is read again
+            return  # another owner changed the document; the next look reads it again
         except WaltzError as error:
             self._tell(f"{error.code} {error.message}")
 

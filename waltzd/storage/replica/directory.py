@@ -104,7 +104,7 @@ class Directory:
         for entry in self._disk.list(self.path):
             if entry.name.endswith(NEW_SUFFIX) and not entry.is_directory:
                 self._disk.remove(join(self.path, entry.name))
-            elif entry.is_directory and is_aside_build(entry.name):  # the log still has all of it
+            elif entry.is_directory and is_aside_build(entry.name):  # an unfinished copy of what the log still has
                 remove_with_files(self._disk, join(self.path, entry.name))
         try:
             self._start()

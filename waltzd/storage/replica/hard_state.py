@@ -164,7 +164,7 @@ class HardStateFile:
             content[slot.slot_offset : slot.slot_offset + slot.slot_bytes] = slot.encode()
         write_new_file(self._disk, self._directory, HARD_STATE_NAME, bytes(content))
         self._disk.flush_directory(self._directory)
-        self._file.close()  # open until here, so that the other file has another number for certain
+        self._file.close()  # it stays open until here, so that the new file has another inode number
         self._file = self._disk.open(join(self._directory, HARD_STATE_NAME), write=True)
         self._inode, self.value = inode, second
 

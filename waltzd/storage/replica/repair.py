@@ -475,7 +475,7 @@ class Healing:
             self._stand()
         except Suspect as question:
             self.examine(question.first_id)
-            with contextlib.suppress(Suspect):  # it is damaged, which its owner learns
+            with contextlib.suppress(Suspect):  # the segment is damaged, and the owner is told so
                 self._stand()
 
     def _stand(self) -> None:

@@ -123,7 +123,7 @@ class Writer:
 
     def _write(self, active: Segment, run: Run, committed: int) -> Segment:
         """Write a run. A record goes to the next segment if the record before it ended above the threshold."""
-        if isinstance(active, BatchSegment):  # an empty one, as batches go on with batches
+        if isinstance(active, BatchSegment):  # it is empty: after the first batch a log has batches only
             active = self._roll(self._context.header(active.next_id), committed)
         while active.end + int(run.bounds[-2]) > self._segment_bytes_max:
             fits = int(np.searchsorted(active.end + run.bounds[:-1], self._segment_bytes_max, "right"))
