@@ -66,7 +66,7 @@ class Load:
 
 
 class Cycle(Generic[T]):
-    """The same few values in turn."""
+    """Repeats a few values in turn."""
 
     def __init__(self, values: Sequence[T]) -> None:
         self._values = values

@@ -123,7 +123,7 @@ def grid(caption: str, columns: Columns[Any], rows: Sequence[Any], style: GridSt
 
 
 def listed(caption: str, found: Listing[Any], style: GridStyle = PLAIN, rows: Sequence[Any] | None = None) -> Grid:
-    """`rows`: only these of them."""
+    """Return a table of a listing. `rows`: the rows to show; None for all."""
     return grid(
         caption, found.columns, found.rows if rows is None else rows, style, nothing=found.nothing or "There are none."
     )

@@ -69,7 +69,7 @@ class Probing:
     locate_ms: float | None
     """Milliseconds until a server reported where the partitions are and, if needed, gave out a client id."""
     error: WaltzError | None
-    """Why no server did; None if one did."""
+    """Reason why no server reported it; None if a server did."""
     probes: tuple[Probe, ...]
 
     @property

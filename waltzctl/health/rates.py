@@ -22,7 +22,7 @@ class PartitionRates:
     tx: float | None = None
     """Committed transactions per second; None if unknown."""
     bytes: float | None = None
-    """Bytes of their records per second; None if unknown."""
+    """Bytes of committed records per second; None if unknown."""
     refused: float | None = None
     """Share of refused transactions among all decided ones; None if none was decided."""
     p50_ms: float | None = None

@@ -252,7 +252,7 @@ async def _remember(
 
 
 async def each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awaitable[T]]) -> list[T]:
-    """Ask all of them, a few at a time."""
+    """Ask all storages, a few at a time; return the answers in their order."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
     async def one(storage: StorageMeta) -> T:

@@ -41,9 +41,9 @@ class Statement:
 
     partition: int
     statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
-    """Status of each storage that holds something of it."""
+    """Status of the replica on each storage that holds something of the partition."""
     blank: frozenset[str] = frozenset()
-    """Storages that answer and hold nothing of it."""
+    """Storages that answer and hold nothing of the partition."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Storages that do not report what they hold, with the reason."""
 

@@ -300,7 +300,7 @@ class ReadCounters:
     """Number of segments that were fetched completely."""
     hits: int = 0
     misses: int = 0
-    """Reads that found their segment in the cache, above, and reads that did not."""
+    """Reads that did not find their segment in the cache; `hits` counts those that did."""
     failures: int = 0
     """Reads that failed because of the store or the cache."""
     cached_bytes: int = 0

@@ -69,7 +69,7 @@ class Outcomes:
     partition: int | None = None
     """Partition of all the transactions."""
     timeline: UUID = FIRST
-    """Timeline of the log in which the transactions have these ids."""
+    """Timeline of the log that the ids belong to."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:

@@ -60,7 +60,7 @@ class ClientSettings:
     pending_max: int = 20_000
     """Limit of transactions without an outcome; above it, `submit` and `append` wait."""
     pending_bytes_max: int = 32 << 20
-    """Limit of their bytes; one transaction may exceed it."""
+    """Limit of the bytes of transactions without an outcome; a single transaction may exceed it."""
     messages_in_flight_max: int = 4
     """Limit of messages in flight; requests that come meanwhile travel in the next message."""
     bytes_in_flight_max: int = 8 << 20

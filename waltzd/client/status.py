@@ -34,7 +34,7 @@ class PartitionStatus:
     pending: int
     """Number of transactions without an outcome."""
     pending_bytes: int
-    """Bytes of these transactions."""
+    """Bytes of transactions without an outcome."""
     mounts: int
     """Number of times that the partition was mounted."""
     stopped: WaltzError | None

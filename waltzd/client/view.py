@@ -512,7 +512,7 @@ class Builder(Generic[E_contra]):
         self._locks = found
 
     def _hold(self, locks: Sequence[Lock]) -> None:
-        """Add locks to those of the application, which have chosen the partition."""
+        """Add locks after the partition was chosen, by the locks of the application."""
         self._locks = (*self._locks, *locks)
 
     @property

@@ -32,7 +32,7 @@ QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 """Limit for making a response, and again for sending it."""
 CONNECTIONS_MAX = 64
-"""Connections at a time; one more closes one of them."""
+"""Limit of open connections; a further connection closes an idle one."""
 TEXT = "text/plain; charset=utf-8"
 _REASONS = {
     200: "OK",

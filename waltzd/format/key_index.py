@@ -80,7 +80,7 @@ class LockQuery:
         return self.last_id if self.newest_first else self.first_id
 
     def within(self, first_id: int, last_id: int) -> LockQuery:
-        """Return the question for the part of the range that is in these ids."""
+        """Return the query, limited to the ids from `first_id` to `last_id`."""
         return replace(self, first_id=max(first_id, self.first_id), last_id=min(last_id, self.last_id))
 
     def after(self, part: LockMarks) -> LockQuery:
@@ -106,7 +106,7 @@ class LockMarks:
 
 
 def selected(ids: I64, query: LockQuery) -> list[int]:
-    """Return those of ascending ids that answer the query."""
+    """Return the ids that answer the query, of `ids` in ascending order."""
     start, stop = np.searchsorted(ids, [query.first_id, query.last_id + 1]).tolist()
     if query.newest_first:
         return ids[max(start, stop - query.limit) : stop][::-1].tolist()  # type: ignore[no-any-return]

@@ -227,7 +227,7 @@ class Committals:
     sequences: I64
     ids: I64
     time: int = 0
-    """Highest of their times, which the client sends with later batches; 0 if they have none."""
+    """Highest time of the transactions, which the client sends with later batches; 0 if they have no times."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,7 @@ class ScrubStatus:
     damaged_segments: int = 0
     """Segments in which something was wrong, since the storage started."""
     last_finding: str = ""
-    """What was wrong with the last one of them."""
+    """Last damage that was found; empty if none was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,7 +462,7 @@ class ClientInstance:
     fed: int = 0
     fed_bytes: int = 0
     waiting: str = ""
-    """Reason why it is not fed that lies with the server, such as an unreachable archive; empty if there is none."""
+    """Reason on the server's side why the client is not fed, such as an unreachable archive; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

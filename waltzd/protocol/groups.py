@@ -192,7 +192,7 @@ class Change(enum.IntEnum):
     DISCARD = 2
     """Drop parked transactions."""
     SKIP = 3
-    """Skip all ids up to one."""
+    """Skip all ids up to a given id."""
     RESET = 4
     """Move the position of the group."""
     GO_ON = 5
@@ -270,7 +270,7 @@ class ParkedList:
     parked: tuple[ParkedTransaction, ...]
     """Parked transactions, ordered by partition and id."""
     is_more: bool = False
-    """Whether there are more after these."""
+    """Whether there are more parked transactions after the last one."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class ReplicaPort(Protocol):
         ...
 
     async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
-        """Return those of these partitions that are on the storage and have no append stream now."""
+        """Return the given partitions that are on the storage and have no append stream now."""
         ...
 
     async def open(

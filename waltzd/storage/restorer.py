@@ -41,7 +41,7 @@ TOLD_SECONDS = 0.5
 
 
 class Home(Protocol):
-    """The storage, as far as a replica is made in it."""
+    """The part of a storage that is needed to make a replica in it."""
 
     @property
     def directory(self) -> Directory: ...

@@ -208,8 +208,8 @@ class StorageAdminService(_Service):
     async def _for_each(
         self, partitions: Sequence[int], call: Callable[[int], Awaitable[str | None]]
     ) -> Mapping[int, WaltzError | str]:
-        """Each partition by itself: one that fails does not keep the others from being done."""
-        if len(partitions) > self._calls.directory.control.header.partitions + 1:  # and the group log
+        """Make a call for each partition; return its result or error. A failure does not stop the other partitions."""
+        if len(partitions) > self._calls.directory.control.header.partitions + 1:  # one more for the group log
             raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         results: dict[int, WaltzError | str] = {}
         for number in partitions:

@@ -41,7 +41,7 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
     try:
         yield heard
     except grpc.aio.AbortError:
-        code = (context.details() or "").partition(" ")[0]  # as `abort` writes it
+        code = (context.details() or "").partition(" ")[0]  # `abort` writes the code first
         raise
     except asyncio.CancelledError:
         is_gone = True

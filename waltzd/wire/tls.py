@@ -55,7 +55,7 @@ class Credentials:
 
 
 class Files(Protocol):
-    """The settings of a daemon that name its files: all or none of them."""
+    """Settings that name the certificate files of a daemon: all of them are set, or none."""
 
     @property
     def tls_certificate(self) -> str | None: ...

@@ -125,7 +125,7 @@ class QueuedBatch(Generic[S]):
         return self.first_id + len(self.sequences) - 1
 
     def decide(self, refused: I64) -> int:
-        """Accept all rows but these; return how many rows are accepted."""
+        """Accept all rows except `refused`; return the number of accepted rows."""
         first = self.batch.first_sequence
         every = np.arange(first, first + len(self.batch))
         self.refused, self.sequences = refused, every if len(refused) == 0 else np.delete(every, refused)

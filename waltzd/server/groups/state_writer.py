@@ -75,9 +75,9 @@ class GroupStateWriter:
         self._changes = 1
         """Number of changes of the state since this writer began; the claim is the first."""
         self._written = 0
-        """Number of those changes that are in entries returned by `write`."""
+        """Number of changes in entries that `write` returned."""
         self.kept = 0
-        """Number of those changes that are committed."""
+        """Number of changes that are committed."""
         self._since: float | None = now
         """Time of the oldest change that is in no entry; None if there is none."""
 

@@ -93,7 +93,7 @@ class ArchiveUploader:
         return status is not None and status.archives
 
     def _tell(self, trouble: str) -> None:
-        """Set the trouble, and log each change of it once."""
+        """Set the trouble; log it if it has changed."""
         self.trouble = trouble
         if trouble and trouble != self._told:
             self._say(f"uploads to the archive fail: {trouble}")

@@ -123,7 +123,7 @@ class Backup:
         return seconds
 
     def _tell(self, trouble: str) -> None:
-        """Set the trouble, and log each change of it once."""
+        """Set the trouble; log it if it has changed."""
         self.trouble = trouble
         if trouble and trouble != self._told:
             self._say(f"the backup fails: {trouble}")

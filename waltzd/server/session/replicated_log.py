@@ -429,7 +429,7 @@ class Replicator:
         return status is not None and status.session == self._log.session
 
     def _fail(self, error: WaltzError) -> None:
-        if type(error) is not self._said:  # once, not with every attempt
+        if type(error) is not self._said:  # log each kind of error once, not with every attempt
             self._said = type(error)
             self._log.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
         self.state, self.story = ReplicatorState.DOWN, error.message

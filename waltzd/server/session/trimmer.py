@@ -55,7 +55,7 @@ class Trimmer:
             self._tell(f"{error.code} {error.message}")
 
     def _tell(self, trouble: str) -> None:
-        """Set the trouble, and log each change of it once."""
+        """Set the trouble; log it if it has changed."""
         if trouble and trouble != self.trouble:
             self._say(f"nothing is trimmed: {trouble}")
         self.trouble = trouble

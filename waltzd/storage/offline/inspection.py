@@ -94,7 +94,7 @@ class SegmentReport:
     next_id: int | None = None
     """Id after the last sound record; None if the file could not be read as a segment."""
     reaches: int | None = None
-    """`next_id`, or the id after those that a finding about the tail names."""
+    """Id after the last one in the file: `next_id`, or the id after the damage at the end."""
     in_flight_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     header: FileHeader | None = None

@@ -164,7 +164,7 @@ def _rest_finding(context: ReplicaContext, path: str, found: Survey) -> Finding:
 
 @dataclass(frozen=True)
 class PrecedingEnd:
-    """End of the segment before a segment of format 1, as far as it is known."""
+    """The known facts about the end of the segment before a segment of format 1."""
 
     end: End | None = None
     """End of its last batch; None if unknown."""

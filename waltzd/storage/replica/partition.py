@@ -252,7 +252,7 @@ class Partition:
             continue
 
     def prove_next(self) -> bool:
-        """Check one segment of them, the newest first. False when there is none left."""
+        """Check the next segment that is not proven yet, the newest first. Return False if none is left."""
         with self._fatal():
             if self._healing.prove_next(self._context.info.low_mark):
                 return True

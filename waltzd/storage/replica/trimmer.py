@@ -90,7 +90,7 @@ class Trimming:
         self._context.say(f"begins at the floor {floor}; it held ids up to {last_id}")
 
     def _keep_aside(self, first_ids: Sequence[int]) -> None:
-        """Before the hard state says that they may go."""
+        """Set aside the segments that may be the only copy. Call it before the hard state permits their removal."""
         if first_ids:
             why = "nothing proves that the archive has what stands below the floor"
             set_segments_aside(self._context, dict.fromkeys(sorted(first_ids)), why)
