@@ -82,7 +82,7 @@ def certain_of(status: ReplicaStatus, mark: int) -> int:
 
 class Marks:
     def __init__(self, progress: Mapping[str, Progress], joined: Sequence[str], low_mark: int) -> None:
-        """`progress`: of all members."""
+        """`progress`: progress of all members. `joined`: members whose acknowledgements count."""
         assert progress
         assert set(joined) <= set(progress)
         self.members = tuple(progress)

@@ -266,7 +266,7 @@ class Recovery:
             progress.status = replace(progress.status, floor=status.floor, untrimmed=status.untrimmed)
 
     def copied(self, name: str, last_id: int) -> None:
-        """Note that a replica has the log on its disk up to this id: the owner copied records to it after its trusted end."""
+        """Note that a replica has the log on its disk up to this id: the owner copied records behind its trusted end."""
         progress = self.progress(name)
         progress.held = progress.copied = max(progress.held, last_id)
         if progress.copied_end is None and self.mark is not None and progress.held >= self.mark:

@@ -200,8 +200,8 @@ class Installation:
         return TooLarge(f"record {id_} has {size} bytes; {self._record_bytes_max} are allowed")
 
     def _check(self, run: Run, *, deeply: bool) -> None:
-        """Check sizes of records. `deeply`: check their checksums too, which those of batches imply unless the owner
-        erred."""
+        """Check sizes of records. `deeply`: check the checksum of each record, too. The checksum of its batch was checked
+        before; they differ only if the owner made an error."""
         bad = first_bad(run) if deeply else None
         if bad is not None:
             raise self._unfit(f"has no sound record {run.first_id + bad}")
