@@ -66,7 +66,7 @@ class PartitionOwner:
         names: ClientNames | None = None,
     ) -> None:
         """`make_owned_log` gets a partition, its generation, and whether its former owner is alive. `is_gone`: whether
-        nothing listens at the address of a listed server. `names`: of applications."""
+        nothing listens at the address of a listed server. `names`: known names of applications."""
         self._is_gone = is_gone
         self.meta = meta
         self.name = registration.server.name

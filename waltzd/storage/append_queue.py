@@ -136,9 +136,9 @@ class AppendQueue:
         policy: InlineFlushPolicy | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`budget`: of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded queue
-        leaves some to other queues, and one frame of each queue may always wait. `loop`: where the queue and its appenders
-        live; None for the loop of each caller."""
+        """`budget`: limit of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded
+        queue leaves some to other queues, and one frame of each queue may always wait. `loop`: event loop of the queue and
+        its streams; None for the loop of each caller."""
         self.partition = partition
         self._loop = loop
         self._policy = policy or InlineFlushPolicy()

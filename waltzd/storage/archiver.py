@@ -70,7 +70,7 @@ class Replicas(Protocol):
 
 class Archiver:
     def __init__(self, replicas: Replicas, key: UUID, disk: Disk, store: Store | None, run: RunBlocking) -> None:
-        """`key`: of the cluster."""
+        """`key`: key of the cluster."""
         self._replicas = replicas
         self._key = key
         self._disk = disk

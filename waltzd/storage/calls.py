@@ -97,8 +97,8 @@ class StorageCalls:
         run_restoring: RunBlocking | None = None,
         run_scrubbing: RunBlocking | None = None,
     ) -> None:
-        """`streams_loop`: where queues and streams live; None for the loop of all other calls. `run_here`: makes that loop
-        write and flush by itself; None where it must not wait for the disk. `store`: of the archive."""
+        """`streams_loop`: event loop of queues and streams; None for the loop of all other calls. `run_here`: makes that
+        loop write and flush by itself; None if it must not wait for the disk. `store`: store of the archive."""
         self._disk = disk
         self._directory = directory
         self._config = config

@@ -72,7 +72,7 @@ class Mount:
         *,
         lap: int = 0,
     ) -> None:
-        """`usage`: of the name in the client's certificate. `lap`: of its client id."""
+        """`usage`: quotas used by the name in the client's certificate. `lap`: lap of the client id (`lap_of`)."""
         self._partition = request.partition
         self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
         self._appends = not self._takes_feed

@@ -65,8 +65,8 @@ class Suspicions:
         members: Mapping[int, Collection[str]],
         quiet: Mapping[str, Collection[int]],
     ) -> bool:
-        """Decide whether a server is suspected from now on. `members`: of each partition that it owns. `quiet`: by
-        storage, the partitions for which it reports that no append stream exists."""
+        """Decide whether a server is suspected from now on. `members`: members of each partition that it owns.
+        `quiet`: for each storage, the partitions for which it reports that no append stream exists."""
         if not (refuses and self.may_suspect(name, instance, now) and silent_everywhere(members, quiet)):
             return False
         for old in [old for old, last in self._last.items() if now - last >= REST_SECONDS]:
