@@ -28,7 +28,8 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors.operations import ChangedMeanwhile, NoSuchName, NoSuchPartition, WouldNotLast
+from waltzd.errors import NoSuchPartition
+from waltzd.errors.operations import ChangedMeanwhile, NoSuchName, WouldNotLast
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60

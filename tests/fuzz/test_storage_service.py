@@ -41,8 +41,7 @@ from tests.fuzz.mutate import INTEGERS, mutated
 from tests.process.daemon import KEY, OWNER_KEY, Daemon
 from waltzd.client import loop
 from waltzd.disk.real import RealDisk
-from waltzd.errors import CannotConnect
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import CannotConnect, NoSuchPartition
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.peers import SECRET_BYTES, Contact, secret_of

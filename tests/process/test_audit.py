@@ -14,8 +14,7 @@ from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
 from waltzd.client import loop
-from waltzd.errors import NotPermitted
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import NoSuchPartition, NotPermitted
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import START, hash_of
 from waltzd.protocol.role import Role

@@ -13,8 +13,8 @@ import pytest
 from tests.process.daemon import KEY, OWNER_KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, begin, clients, read_all, runs_of
 from waltzd.client import loop
-from waltzd.errors import Displaced, ForeignCluster, WaltzError
-from waltzd.errors.operations import BadFrame, NoSuchPartition, NotNextId, NotOpened, StaleSession, UnfitSegment
+from waltzd.errors import Displaced, ForeignCluster, NoSuchPartition, WaltzError
+from waltzd.errors.operations import BadFrame, NotNextId, NotOpened, StaleSession, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.protocol.peers import Contact, secret_of
 from waltzd.wire import wire_pb2 as wire

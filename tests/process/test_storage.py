@@ -18,12 +18,11 @@ import pytest
 
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzd.client import loop
-from waltzd.errors import BadArgument, ForeignCluster, TooLarge, WaltzError
+from waltzd.errors import BadArgument, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
 from waltzd.errors.operations import (
     BadFrame,
     Diverged,
     Draining,
-    NoSuchPartition,
     NotNextId,
     NotOpened,
     PartitionDamaged,

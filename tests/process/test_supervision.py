@@ -28,8 +28,7 @@ from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Role

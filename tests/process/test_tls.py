@@ -21,8 +21,8 @@ from tests.process.daemon import KEY, OWNER_KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
 from waltzctl.config.configuration import verdict_of
 from waltzd.client import loop
-from waltzd.errors import CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import NoSuchPartition, WrongPeer
+from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError
+from waltzd.errors.operations import WrongPeer
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Credit
 from waltzd.protocol.role import Identity, Role

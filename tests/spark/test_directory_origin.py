@@ -21,8 +21,8 @@ from waltz_spark.log.segment import SegmentPlace, read_segment_runs
 
 from tests.simulation.sample import PARTITIONS, ROOT, begin, blank_disk, open_directory
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.errors.operations import ControlDamaged, HeaderDamaged, MarkUnknown, NoSuchPartition, PartitionDamaged
+from waltzd.errors import ForeignCluster, NoSuchPartition, WaltzError
+from waltzd.errors.operations import ControlDamaged, HeaderDamaged, MarkUnknown, PartitionDamaged
 from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,

@@ -25,8 +25,8 @@ from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import manifest_name, total_of
-from waltzd.errors import BadArgument, CannotConnect, OnlyInArchive, Trimmed
-from waltzd.errors.operations import LogUnreadable, NodeMissing, NoSuchPartition, StoreRefused
+from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, OnlyInArchive, Trimmed
+from waltzd.errors.operations import LogUnreadable, NodeMissing, StoreRefused
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run
 from waltzd.protocol.locks import Committed

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from waltz_spark.log.origin import Span
 from waltz_spark.log.selection import EARLIEST, LATEST, Selection, partitions_of, selection_of
 
-from waltzd.errors import BadArgument, BeyondLog, WaltzError
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, WaltzError
 
 THERE = {0: Span(0, 99), 1: Span(50, 149), 2: Span(0, -1), 7: Span(0, 9)}
 

@@ -26,8 +26,7 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
-from waltzd.errors import BadArgument
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import BadArgument, NoSuchPartition
 from waltzd.protocol.channels import numbers_of
 from waltzd.protocol.groups import Change
 

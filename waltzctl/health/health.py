@@ -13,9 +13,8 @@ from waltzctl.shell.numbers import chosen
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzd.client import loop
-from waltzd.errors import WaltzError
+from waltzd.errors import NoSuchPartition, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
-from waltzd.errors.operations import NoSuchPartition
 
 SECONDS = 5.0
 

@@ -29,7 +29,7 @@ from waltzctl.show.terminal import is_line
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
-from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatch, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, NoSuchPartition, TlsMismatch, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import (
     AlreadyThere,
@@ -38,7 +38,6 @@ from waltzd.errors.operations import (
     MetadataMissing,
     NameInUse,
     NodeMissing,
-    NoSuchPartition,
     PartitionDamaged,
     PartitionExists,
     PartitionOffline,

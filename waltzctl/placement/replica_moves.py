@@ -282,7 +282,6 @@ class PartitionMove:
 
     partition: int
     roles: Mapping[str, Membership]
-    """Role of each assigned storage."""
     goal: tuple[str, ...]
     level: frozenset[str]
     """Storages that hold everything committed."""

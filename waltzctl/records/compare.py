@@ -22,8 +22,7 @@ from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.show.forms import AnyForm
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import BadArgument, CannotConnect, WaltzError
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView

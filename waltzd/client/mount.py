@@ -48,6 +48,7 @@ from waltzd.errors import (
     ClientAhead,
     Displaced,
     ForeignCluster,
+    NoSuchPartition,
     NotGranted,
     NotPermitted,
     OtherTimeline,
@@ -55,7 +56,7 @@ from waltzd.errors import (
     TooLarge,
     Trimmed,
 )
-from waltzd.errors.operations import BadFrame, NoSuchPartition, NotOwner
+from waltzd.errors.operations import BadFrame, NotOwner
 from waltzd.format.checksum import I64
 from waltzd.format.record import HeadArray
 from waltzd.protocol.batches import (

@@ -48,6 +48,7 @@ __all__ = [
     "NoGroupLog",
     "NoSuchChannel",
     "NoSuchGroup",
+    "NoSuchPartition",
     "NotApplied",
     "NotGranted",
     "NotInGroup",
@@ -170,6 +171,11 @@ class ForeignCluster(WaltzError, code="W2002", exit_code=EXIT_CONFLICT, status="
     """The cluster key of the caller, or of a file, is not the key of this storage directory. Data of two clusters is
     never mixed. Not done: nothing was read or written. Next: compare the cluster keys; point the caller or the path at
     the right cluster."""
+
+
+class NoSuchPartition(WaltzError, code="W2007", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
+    """The partition is not assigned to this storage, or its number is outside the range of the cluster. Not done:
+    nothing was done. Next: list the partitions of the storage, or create the partition there."""
 
 
 class NoSuchChannel(WaltzError, code="W2300", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):

@@ -82,11 +82,6 @@ class BadFrame(WaltzError, code="W2006", status="INVALID_ARGUMENT"):
     in the sender, or damage on the way; send the records again."""
 
 
-class NoSuchPartition(WaltzError, code="W2007", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The partition is not assigned to this storage, or its number is outside the range of the cluster. Not done:
-    nothing was done. Next: list the partitions of the storage, or create the partition there."""
-
-
 class StaleSession(WaltzError, code="W2001", retry=Retry.ELSEWHERE, status="ABORTED"):
     """A newer owner has opened this partition on the storage, which rejects all calls of older sessions from then on.
     The server that gets this error closes its session at once, because it is no longer the owner. Not done: nothing was

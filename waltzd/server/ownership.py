@@ -19,8 +19,8 @@ from waltzd.cluster.assignment import UNOWNED, format_numbers
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
-from waltzd.errors import CannotConnect, NotReady, WaltzError
-from waltzd.errors.operations import NoSuchPartition, NotOwner
+from waltzd.errors import CannotConnect, NoSuchPartition, NotReady, WaltzError
+from waltzd.errors.operations import NotOwner
 from waltzd.protocol.batches import PartitionLocation, ServerAddress, Topology
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline

@@ -24,16 +24,8 @@ from waltzd.daemon import alarm, readiness
 from waltzd.daemon.alarm import Trouble
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Buffer, Disk
-from waltzd.errors import BadArgument, BeyondLog, Displaced, ForeignCluster, TooLarge, WaltzError
-from waltzd.errors.operations import (
-    Draining,
-    FlushFailed,
-    NoSuchPartition,
-    PartitionDamaged,
-    ReadFailed,
-    TooManyCallers,
-    Unsafe,
-)
+from waltzd.errors import BadArgument, BeyondLog, Displaced, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
+from waltzd.errors.operations import Draining, FlushFailed, PartitionDamaged, ReadFailed, TooManyCallers, Unsafe
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery

@@ -37,8 +37,8 @@ from waltzd.cluster.groups import GroupPort
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BadArgument, CannotConnect, NotReady
-from waltzd.errors.operations import NoSuchPartition, NotOwner
+from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, NotReady
+from waltzd.errors.operations import NotOwner
 from waltzd.format.record import Record, Run
 from waltzd.protocol.channels import NO_CHANNELS, key_hash
 from waltzd.protocol.document import SCHEMA, decode

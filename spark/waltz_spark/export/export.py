@@ -30,8 +30,8 @@ from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Sh
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, Split, plan
-from waltzd.errors import BadArgument, BeyondLog
-from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
+from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
+from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NotOurExport
 
 if TYPE_CHECKING:
     from waltz_spark.export.delta import DeltaTable

@@ -27,12 +27,11 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Segment, SegmentPlace, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
-from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors import ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import (
     ControlDamaged,
     HeaderDamaged,
     MarkUnknown,
-    NoSuchPartition,
     NothingHere,
     NotRegularFile,
     PartitionDamaged,

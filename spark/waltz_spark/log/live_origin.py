@@ -31,13 +31,14 @@ from waltzd.errors import (
     BeyondLog,
     CannotConnect,
     NeedsBatches,
+    NoSuchPartition,
     NotReady,
     OnlyInArchive,
     Retry,
     Trimmed,
     WaltzError,
 )
-from waltzd.errors.operations import BadConfig, BadFrame, LogUnreadable, NoServerUp, NoSuchPartition
+from waltzd.errors.operations import BadConfig, BadFrame, LogUnreadable, NoServerUp
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
@@ -169,7 +170,6 @@ class LiveOrigin:
     coordinator_tls_key: str | None = None
     coordinator_tls_ca: str | None = None
     coordinator_credentials: str | None = None
-    """File with the credentials for ZooKeeper."""
     certificate: Certificate | None = None
     bytes_per_second: int | None = None
     """Rate limit of one task; None for no limit."""

@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from waltz_spark.log.origin import Span
-from waltzd.errors import BadArgument, BeyondLog
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 
 STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS = "startingTxnIds", "endingTxnIds", "partitions", "failOnDataLoss"

@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from waltzd.cluster.document_check import written_by_another
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import BadFrame, DiskFull, Diverged, NoSuchPartition, SessionEnded, StaleSession, WrongStorage
+from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
+from waltzd.errors.operations import BadFrame, DiskFull, Diverged, SessionEnded, StaleSession, WrongStorage
 from waltzd.format.batch import Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run

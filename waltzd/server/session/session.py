@@ -33,8 +33,8 @@ from dataclasses import replace
 from math import ceil
 
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import WaltzError
-from waltzd.errors.operations import Diverged, NoSuchPartition
+from waltzd.errors import NoSuchPartition, WaltzError
+from waltzd.errors.operations import Diverged
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY

@@ -27,12 +27,13 @@ from waltzd.errors import (
     GroupLogAway,
     NoGroupLog,
     NoSuchGroup,
+    NoSuchPartition,
     NotInGroup,
     NotReady,
     OtherTimeline,
     WaltzError,
 )
-from waltzd.errors.operations import GroupStateDamaged, NoSuchPartition
+from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.channels import Channels, bits_of, numbers_in
 from waltzd.protocol.groups import Change, Changed, GroupPartitionStatus, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock

@@ -19,16 +19,8 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.disk.seam import Disk, Entry, File, join, read_whole
-from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.errors.operations import (
-    BadConfig,
-    ControlDamaged,
-    MarkWentDown,
-    NoSuchPartition,
-    NotRegularFile,
-    PathMissing,
-    ReadFailed,
-)
+from waltzd.errors import ForeignCluster, NoSuchPartition, WaltzError
+from waltzd.errors.operations import BadConfig, ControlDamaged, MarkWentDown, NotRegularFile, PathMissing, ReadFailed
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,

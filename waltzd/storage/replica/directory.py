@@ -11,16 +11,8 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.operations import (
-    BadConfig,
-    DirectoryGone,
-    DiskFull,
-    FlushFailed,
-    NoSuchPartition,
-    PartitionExists,
-    WrongStorage,
-)
+from waltzd.errors import BadArgument, NoSuchPartition, WaltzError
+from waltzd.errors.operations import BadConfig, DirectoryGone, DiskFull, FlushFailed, PartitionExists, WrongStorage
 from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,

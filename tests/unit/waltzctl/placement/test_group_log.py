@@ -12,8 +12,8 @@ from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership
-from waltzd.errors import CannotConnect
-from waltzd.errors.operations import GroupLogRefused, MetadataMissing, NoSuchPartition
+from waltzd.errors import CannotConnect, NoSuchPartition
+from waltzd.errors.operations import GroupLogRefused, MetadataMissing
 
 N = 4
 FRESH = held(N, promised_session=0, session=-1, committed=-1, last_id=-1)

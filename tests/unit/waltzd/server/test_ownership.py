@@ -17,8 +17,8 @@ from waltzd.cluster.cluster import ASSIGNMENT, CLIENT_IDS, IDS, ROOT, Cluster
 from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta, Unfinished
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import CannotConnect, NotReady
-from waltzd.errors.operations import MetadataUnfinished, NoSuchPartition, NotOwner
+from waltzd.errors import CannotConnect, NoSuchPartition, NotReady
+from waltzd.errors.operations import MetadataUnfinished, NotOwner
 from waltzd.protocol.batches import PartitionLocation
 from waltzd.protocol.document import encode
 from waltzd.server import reconcile

@@ -23,16 +23,8 @@ from tests.simulation.sample import (
 )
 from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import BadArgument, BeyondLog, ForeignCluster, TooLarge, WaltzError
-from waltzd.errors.operations import (
-    ControlDamaged,
-    Draining,
-    FlushFailed,
-    NoSuchPartition,
-    PartitionDamaged,
-    TooManyCallers,
-    Unsafe,
-)
+from waltzd.errors import BadArgument, BeyondLog, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
+from waltzd.errors.operations import ControlDamaged, Draining, FlushFailed, PartitionDamaged, TooManyCallers, Unsafe
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.finding import Finding
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_struct_offset, segment_name

@@ -9,8 +9,8 @@ import pytest
 from tests.simulation.sample import ROOT, begin, blank_disk, expected, open_directory, run_for
 from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BadArgument, BeyondLog, WaltzError
-from waltzd.errors.operations import NoSuchPartition, PartitionDamaged, TooManyCallers
+from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, WaltzError
+from waltzd.errors.operations import PartitionDamaged, TooManyCallers
 from waltzd.format.digest import Digest, Hashing
 from waltzd.format.layout import segment_name
 from waltzd.storage.calls import StorageCalls

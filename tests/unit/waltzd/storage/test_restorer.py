@@ -17,16 +17,8 @@ from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.sample import PARTITIONS, blank_disk, open_directory
 from tests.unit.keeping import CONFIG
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.operations import (
-    ArchiveDamaged,
-    DiskFull,
-    FlushFailed,
-    ForeignArchive,
-    NoSuchPartition,
-    TargetNotEmpty,
-    TooManyCallers,
-)
+from waltzd.errors import BadArgument, NoSuchPartition, WaltzError
+from waltzd.errors.operations import ArchiveDamaged, DiskFull, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
 from waltzd.protocol.descriptions import RestoreOrder, Restoring
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.restorer import Restorer

@@ -14,8 +14,8 @@ from waltzd.client.group_log import GroupLogClient
 from waltzd.client.view import Transaction
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment
-from waltzd.errors import BadArgument, Trimmed
-from waltzd.errors.operations import GroupLogClosed, NoSuchPartition
+from waltzd.errors import BadArgument, NoSuchPartition, Trimmed
+from waltzd.errors.operations import GroupLogClosed
 from waltzd.protocol.locks import Committed, Rejected
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import pipeline

@@ -9,8 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from waltzd.errors import NotPermitted, WaltzError
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import NoSuchPartition, NotPermitted, WaltzError
 from waltzd.protocol.audit import AuditRecord
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.audited import noted

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.batches import batches_of as encoded_batches
 from tests.simulation.loop import SimLoop
 from waltzd.disk.seam import Buffer
-from waltzd.errors import CannotConnect
-from waltzd.errors.operations import BadFrame, NoSuchPartition
+from waltzd.errors import CannotConnect, NoSuchPartition
+from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Contact

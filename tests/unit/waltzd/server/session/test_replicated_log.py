@@ -14,8 +14,8 @@ import pytest
 from tests.unit.mounting import FakeSession, piece_of
 from waltzd.client.mount import FINAL
 from waltzd.cluster.documents import PartitionMeta
-from waltzd.errors import CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
-from waltzd.errors.operations import BadFrame, NoSuchPartition, PartitionDamaged
+from waltzd.errors import CannotConnect, NeedsBatches, NoSuchPartition, NotReady, OnlyInArchive, Trimmed, WaltzError
+from waltzd.errors.operations import BadFrame, PartitionDamaged
 from waltzd.format.batch import End, Piece
 from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus

@@ -20,13 +20,14 @@ from waltzd.errors import (
     GroupLogAway,
     NoSuchChannel,
     NoSuchGroup,
+    NoSuchPartition,
     NotGranted,
     NotInGroup,
     NotReady,
     NotSent,
     WaltzError,
 )
-from waltzd.errors.operations import BadFrame, GroupStateDamaged, NoSuchPartition, SessionEnded
+from waltzd.errors.operations import BadFrame, GroupStateDamaged, SessionEnded
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction

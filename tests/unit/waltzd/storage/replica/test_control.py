@@ -26,13 +26,12 @@ from tests.simulation.sample import (
     served,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors import ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import (
     BadConfig,
     ControlDamaged,
     DirectoryHeld,
     MarkWentDown,
-    NoSuchPartition,
     PartitionDamaged,
     StaleSession,
     WrongStorage,

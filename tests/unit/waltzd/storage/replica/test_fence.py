@@ -14,8 +14,8 @@ from tests.simulation.sample import KEY, blank_disk, first_ids, open_directory, 
 from tests.unit.keeping import with_calls
 from waltzd.disk.seam import Buffer
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import NoSuchPartition, NotOpened, SessionTooFar, StaleSession
+from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
+from waltzd.errors.operations import NotOpened, SessionTooFar, StaleSession
 from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address

@@ -21,8 +21,8 @@ from tests.simulation.sample import (
     served,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import WaltzError
-from waltzd.errors.operations import ControlDamaged, NoSuchPartition
+from waltzd.errors import NoSuchPartition, WaltzError
+from waltzd.errors.operations import ControlDamaged
 from waltzd.format.layout import GROUPS_NAME, control_bytes
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.control import ControlFile, read_ledger
