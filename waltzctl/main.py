@@ -280,7 +280,7 @@ def run(arguments: Sequence[str]) -> int:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # an extra, such as spark, is not installed
             raise not_installed(error, "tools", "spark", "console") from error
-    except typer.TyperException as error:  # a usage error: each one that typer raises can show itself
+    except typer.TyperException as error:  # a usage error; those that typer raises have a method `show`
         error.show()  # type: ignore[attr-defined]
         return EXIT_USAGE
     except typer.Exit as ended:

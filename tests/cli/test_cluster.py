@@ -330,9 +330,9 @@ def test_the_two_addresses_the_wrong_way_round(world: World, waltzctl: Tool) -> 
 
 def test_a_cluster_that_is_there_is_not_changed(world: World, waltzctl: Tool) -> None:
     assert waltzctl(*world.usual).code == 0
-    refused(waltzctl(*world.usual, "--name", "other"), 4, "W2140", "the name of cluster trial: trial; asked for: other")
+    refused(waltzctl(*world.usual, "--name", "other"), 4, "W2140", "trial exists with another name: trial, not other")
     fewer = ["create-cluster", *world.place, "--name", "trial", "--partitions", str(PARTITIONS), "--replicas", "1"]
-    refused(waltzctl(*fewer, *world.storage("one")), 4, "W2140", "the storages of cluster trial")
+    refused(waltzctl(*fewer, *world.storage("one")), 4, "W2140", "cluster trial exists with another list of storages")
     refused(waltzctl(*fewer, *world.storage("one", "rack"), *world.storage("two"), *world.storage("three")), 4, ",rack")
 
 

@@ -26,7 +26,7 @@ PAYLOADS_BYTES = 4 << 20
 """Bytes of payloads that are made before a run."""
 SHOW_SECONDS = 0.25
 WAITING_MAX = 100_000
-"""Transactions that are due and not answered. Beyond that the rate is not kept, and what was due still counts as late."""
+"""Limit of transactions that are due and not answered. Above it the rate is not kept; the delay counts as latency."""
 T = TypeVar("T")
 
 
@@ -42,7 +42,7 @@ class Load:
     locks: int = 1
     """Locks of each transaction."""
     keys: int = 100_000
-    """Different locks; transactions take them in turn."""
+    """Number of different locks, which transactions use in turn."""
     rate: float | None = None
     """Transactions a second, whether or not earlier ones are answered. None: each producer waits for its answer."""
     seconds: float | None = 10.0

@@ -60,8 +60,8 @@ def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, lab
 
 
 def thinned(times: Sequence[float], values: Sequence[float | None], span: float) -> Iterator[tuple[float, float | None]]:
-    """One moment for each span, and each unknown one: a line has a hole there. The newest is drawn as it is. Spans stand
-    still while time goes on."""
+    """Yield the highest value of each span of time, every unknown value (a gap in the line), and the newest value.
+    Spans begin at multiples of their length, so a drawing does not change while it moves."""
     best: tuple[float, float] | None = None
     newest = times[-1] if times else 0.0
     for at, value in zip(times, values, strict=True):

@@ -43,7 +43,11 @@ def console(
         float, Option("--every", min=0.5, max=60, metavar="SECONDS", help="Seconds between two polls of the cluster.")
     ] = EVERY_SECONDS,
     until_eof: Annotated[
-        bool, Option("--until-eof", help="End when standard input does: for a program that starts it and may be killed.")
+        bool,
+        Option(
+            "--until-eof",
+            help="End when standard input is closed, so that the console does not outlive the program that started it.",
+        ),
     ] = False,
     target: CommandTarget,
     output: Output = "table",
@@ -84,7 +88,9 @@ async def _serve(
 
     class Server(uvicorn.Server):
         @contextmanager
-        def capture_signals(self) -> Iterator[None]:  # it would end the process by the same signal afterwards
+        def capture_signals(
+            self,
+        ) -> Iterator[None]:  # the one of uvicorn raises the signal again at the end, which kills the process
             yield
 
         async def main_loop(self) -> None:  # that of uvicorn wakes up ten times a second to check whether it should end

@@ -1,1 +1,1 @@
-"""How a cluster is: seen, judged, shown."""
+"""The health of a cluster: facts, rules that judge them, and the commands that show the result."""

@@ -33,7 +33,7 @@ from waltzd.protocol.quorum import majority
 
 LOOK_SECONDS = 1.0
 TOLD_MAX = 3
-"""Partitions that are named in an error."""
+"""Maximum number of partitions that an error names."""
 
 
 def wait(

@@ -199,7 +199,7 @@ class _Prober:
         )
         await link.send([request])
         if not isinstance(await self._next(link), Mounted):
-            raise BadFrame(f"{self._place.server} answered a mount with something else")
+            raise BadFrame(f"{self._place.server} answered the request to mount with an unexpected message")
 
     async def _commit(self, link: MountPort) -> int:
         loop = asyncio.get_running_loop()
@@ -223,7 +223,9 @@ class _Prober:
         runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
         read = [one for run in runs for one in transactions_of(run, self._partition, None)]
         if [(one.id, one.kind, one.payload) for one in read] != [(self._id, PROBE_KIND, PAYLOAD)]:
-            raise BadFrame(f"{self._place.server} gave something else back than the probe that it committed as {self._id}")
+            raise BadFrame(
+                f"{self._place.server} committed the probe as id {self._id}, and returned another transaction for that id"
+            )
 
     async def _next(self, link: MountPort) -> ServerFrame:
         frames = await link.receive()

@@ -130,7 +130,7 @@ class Belongings:
     directories: tuple[str, ...] = ()
     """Directories, each after those that it holds."""
     foreign: tuple[str, ...] = ()
-    """Paths that are not the cluster's; of a foreign directory only its own name."""
+    """Paths that do not belong to the cluster; a foreign directory is one path, without its content."""
     bytes: int = 0
     """Total size of the cluster's files."""
 

@@ -143,7 +143,7 @@ def up(
       waltzctl up trial --storages 3 --servers 1 --partitions 8 --detach
     """
     if console and detach:
-        raise Misused("--console ends with this command, which --detach ends at once: type `waltzctl console` afterwards.")
+        raise Misused("--console and --detach exclude each other: type `waltzctl console` after `waltzctl up --detach`.")
     if console and (missing := shown.missing_for_console()):
         raise NotInstalled(f"the package {missing} is not installed", not_done="nothing was started", extra="console")
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}

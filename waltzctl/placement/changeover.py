@@ -24,7 +24,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
 
 TOLD_MAX = 3
-"""Waiting partitions that are named in a timeout error."""
+"""Maximum number of waiting partitions that a timeout error names."""
 WAITS = (
     "Interrupted. If the new format was saved already, partitions change to it by themselves: `waltzctl partition list "
     "-o wide` shows the format of each."

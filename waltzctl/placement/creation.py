@@ -430,14 +430,14 @@ async def _read_documents(coordinator: Coordinator, spec: ClusterSpec, key: UUID
         ("number of partitions", meta.partitions, spec.partitions),
         ("format", meta.format, meta.format if spec.format is None else spec.format),
         (
-            "storages",
+            "list of storages",
             ", ".join(map(_format_storage, storages.values())),
             ", ".join(_format_storage(wanted[name]) for name in sorted(wanted)),
         ),
     ):
         if there != asked:
             raise AlreadyThere(
-                f"the {what} of cluster {meta.name}: {there}; asked for: {asked}",
+                f"cluster {meta.name} exists with another {what}: {there}, not {asked}",
                 not_done="the cluster was not changed",
                 next_step="look with `waltzctl cluster describe`; give the values that it has, or another root and key",
             )

@@ -36,7 +36,7 @@ from waltzd.wire.tls import Tls
 
 POLL_SECONDS = 0.2
 TOLD_MAX = 3
-"""Waiting partitions that are named in a timeout error."""
+"""Maximum number of waiting partitions that a timeout error names."""
 CHANGED = "its documents were changed meanwhile"
 
 
@@ -216,7 +216,7 @@ async def take_out(cluster: Cluster, name: str) -> None:
             return await cluster.remove_storage(name, moves=version)
         except ChangedMeanwhile:
             if name not in await cluster.storages():
-                return  # another operator was faster with the same
+                return  # another operator has removed it meanwhile
             if (await cluster.moves())[1] == version:
                 raise
 

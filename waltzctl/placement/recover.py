@@ -75,9 +75,9 @@ def recover(
 class State(enum.StrEnum):
     COUNTS = "counts"
     COMES = "comes"
-    """The owner is restoring it."""
+    """The owner is copying to the replica."""
     LOST = "lost"
-    """Damaged or refused beyond repair: restored only after it was set aside."""
+    """Damaged or refused beyond repair: the replica is restored only after its files were set aside."""
     OFFLINE = "offline"
 
 

@@ -301,7 +301,7 @@ def availability(
     *,
     on: AnyChange,
     numbers: Numbers,
-    online: Annotated[bool | None, Option("--online/--offline", help="New state; one of the two is required.")] = None,
+    online: Annotated[bool | None, Option("--online/--offline", help="New state. Give one of the two.")] = None,
 ) -> int:
     """Take replicas of PARTITIONS on a storage offline, or online again. A replica that is offline refuses every
     session. If the storage is given by name, the command is refused if a partition would lose its majority; if it is

@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 async def mark_for(client: Client, partition: int, last_id: int | None) -> int:
-    """Return the high-water mark. It is confirmed by a majority only if `last_id` is above it, or None: without a majority
-    lower ids can still be read."""
+    """Return the high-water mark. A majority is asked to confirm it only if `last_id` is None or above what the owner
+    knows; so lower ids can be read without a majority."""
     committed = await client.end_position(partition, confirmed=False)
     if last_id is None or last_id > committed:
         committed = await client.end_position(partition)

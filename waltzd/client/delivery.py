@@ -280,9 +280,9 @@ class PendingAck:
         """Acknowledgement of many deliveries, some of which were too late; this one asks for one of them. None for
         others."""
         self.parts = 0
-        """Number of acknowledgements, of those that ask for one delivery, that are not answered."""
+        """Number of partial acknowledgements, each for some of the deliveries, without an answer."""
         self.unkept = 0
-        """Number of these acknowledgements that are not durable."""
+        """Number of partial acknowledgements that are not durable."""
         self.deliveries: list[Delivery[Any]] = []
         self.number = 0
         """Number of the acknowledgement on the stream that carried it last."""

@@ -70,8 +70,9 @@ def contradiction(
 def _of_another_timeline(meta: PartitionMeta, name: str, status: ReplicaStatus, *, is_before: bool) -> WaltzError | None:
     """Check a replica of another timeline; return an error if it contradicts the document.
 
-    Its sessions and ids are no evidence about this log: the replica goes over to the timeline of the log, or is
-    quarantined. But the document was restored if it names this replica and not the timeline that the replica holds."""
+    Sessions and ids of another timeline say nothing about this log, so the replica is brought to the current timeline, or
+    set aside. Two findings show that the document is an older one that was restored: it records this replica and does not
+    have the replica's timeline, or the replica promised itself to a session that the document does not have."""
     state = meta.replicas.get(name)
     is_recorded = state is not None and state.incarnation == status.incarnation and not state.is_diverged
     if status.timeline not in meta.lineage and is_recorded:

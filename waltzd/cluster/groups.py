@@ -100,7 +100,7 @@ class GroupList:
 
 
 class GroupPort(ServerPort, Protocol):
-    """The calls of one server to its clients, with those for consumer groups."""
+    """The calls that one server answers, including those for consumer groups."""
 
     def attend(self) -> AttendPort: ...
     async def make_group(self, meta: GroupMeta) -> MadeGroup:

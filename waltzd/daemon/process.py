@@ -212,7 +212,7 @@ class Underway:
         """Time of the request for a heartbeat that is outstanding; None if there is none."""
 
     def watch(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """Watch a loop, by its `call_soon_threadsafe`."""
+        """Watch an event loop. `call_soon`: its `call_soon_threadsafe`."""
         self._ask = call_soon
 
     def _heard(self) -> None:

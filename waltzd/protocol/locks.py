@@ -203,10 +203,10 @@ _TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})(?:-([0-9a-f]{32}))?", re.ASCII
 
 @dataclass(frozen=True)
 class Committed:
-    """The outcome of a transaction that is on the disks of a majority, under this id, for ever; of a group, under this id
-    and those behind it.
+    """Outcome: the transaction is on the disks of a majority and keeps this id for ever. An atomic append has this id and
+    the following ones.
 
-    Two of them are equal when their ids are, whatever their partitions.
+    Two outcomes are equal if their ids are, also if their partitions differ.
 
     Example:
         ```python

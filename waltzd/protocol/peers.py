@@ -39,7 +39,7 @@ def runs_of(content: Content) -> list[Run]:
 
 
 def last_id_of(content: Content) -> int:
-    """Return the last id of records of which there is at least one."""
+    """Return the last id of `content`, which is not empty."""
     return content.last_id if isinstance(content, Run) else content[-1].last_id
 
 

@@ -109,7 +109,7 @@ def _moment(form: int, content: bytes) -> float:
 def _only(data: bytes, tag: int) -> bytes:
     found = list(_elements(data))
     if len(found) != 1 or found[0][0] != tag:
-        raise ValueError("not what a certificate has here")
+        raise ValueError("an element of a certificate has another type than expected")
     return found[0][1]
 
 

@@ -429,7 +429,7 @@ class SqlView(Generic[E_contra]):
                 limit_waiting(connection, self._lock_seconds)
                 if self._positions.raise_from(connection, partition, Kept(first - 1, lineage), last):
                     work(connection, part)
-                    transaction.commit()  # raises when the application has ended it all the same
+                    transaction.commit()  # raises if the application has committed or rolled back
                     return last
                 transaction.rollback()
             except Exception:

@@ -213,7 +213,7 @@ class StorageCalls:
         return self._queues.get(number)
 
     def _queue(self, number: int) -> AppendQueue:
-        self._directory.partition(number)  # says why there is none
+        self._directory.partition(number)  # raises with the reason if the replica is missing or refused
         queue = self._queues.get(number)
         if queue is None:
             raise NoSuchPartition(f"partition {number} is being created or removed on this storage")
@@ -620,13 +620,14 @@ class StorageCalls:
         async with self._changing:
             if number in self._queues:
                 await self._queues[number].call(lambda: self._directory.set_available(number, available))
-            else:  # its data is refused, its flags can be set
+            else:  # the replica is refused, and its flags can be set nevertheless
                 await self._write(self._directory.set_available, number, available)
 
     async def verify(self, number: int) -> AsyncIterator[Finding | PartitionReport]:
-        """Check one partition up to its last id while it is written on: findings, and the report at last.
+        """Check one partition up to its last id, while appends continue. Yield the findings, and the report at the end.
 
-        Each finding is examined in a turn of the queue: the replica learns of it, so that its owner heals it."""
+        The queue examines each finding between two appends: the replica adds it to its damage report, and the owner
+        repairs it."""
         queue = self._queue(number)
         partition = queue.partition
         cuts = partition.cuts

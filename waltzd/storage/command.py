@@ -47,7 +47,7 @@ log = logging.getLogger("waltz.storage")
 
 
 def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
-    """Serve until a signal. `is_renamed`: the directory may be that of another storage, and becomes this one's."""
+    """Serve until a signal. `is_renamed`: accept a directory of a storage with another name, and give it this name."""
     logs.configure(config.log_format, config.log_level)
     faulthandler.enable()
     allow_open_files()

@@ -36,7 +36,7 @@ class KeyIndexer:
         self._under_way: dict[tuple[int, int], None] = {}
         """Partition and first id of the segments whose index is being written."""
         self._tried: dict[tuple[int, int], None] = {}
-        """Segments that `step` has tried and that still have no index; a question tries them again."""
+        """Segments that `step` has tried and that still have no index; a request for their index tries again."""
 
     async def run(self) -> None:
         """Index sealed segments until cancelled."""

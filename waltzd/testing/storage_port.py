@@ -216,7 +216,7 @@ class _StorageLink:
         return False  # nothing arrives at once
 
     def post(self, durable_id: int) -> None:
-        raise AssertionError("it may not")
+        raise AssertionError("`post` was called although `may_post` is False")
 
     async def refuse(self, error: WaltzError) -> None:
         await self._door.passed()

@@ -178,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
             if length > SMALL_BYTES:
                 self._large, self._large_kind = bytearray(length), kind
                 self._large_view = memoryview(self._large)
-                here = self._filled - start  # never all of it: the frame is larger than the buffer
+                here = self._filled - start  # only the beginning: the frame is larger than the buffer
                 self._large_view[:here] = self._view[start : self._filled]
                 self._large_filled, self._filled = here, 0
                 return

@@ -70,7 +70,7 @@ def error_of(error: grpc.aio.AioRpcError, *, who: str = "", seconds: float | Non
 def options_for(message_bytes_max: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.max_send_message_length", -1),  # what is sent is bounded where it is made
+        ("grpc.max_send_message_length", -1),  # no limit: the sender bounds its messages
         ("grpc.max_metadata_size", 16 << 10),
         # Without the ping time-out a stopped peer is not noticed: the kernel still acknowledges for it.
         ("grpc.keepalive_time_ms", 10_000),

@@ -63,7 +63,7 @@ SLOW_MAX = 16
 
 
 class _FirstMessages:
-    """First messages of calls that have not arrived yet: a bound for the whole process on what callers can hold."""
+    """Reads the first message of each call, and bounds for the whole process how many calls wait for it."""
 
     def __init__(self) -> None:
         self._slow: dict[asyncio.Timeout, None] = {}

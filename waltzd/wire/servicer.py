@@ -34,9 +34,9 @@ class Origin:
     identity: Identity | None = None
     """Identity in the caller's certificate; None without one."""
     storage: str = ""
-    """Name of the storage that is meant; empty if the caller does not say."""
+    """Name of the storage that the call is for; empty if the call names none."""
     instance: UUID | None = None
-    """Process of the storage that is meant; None if the caller does not say."""
+    """Process of the storage that the call is for; None if the call names none."""
 
     @property
     def uri(self) -> str:

@@ -68,7 +68,7 @@ class Files(Protocol):
 
 
 def tls_for(files: Files, role: Role, cluster: UUID | None) -> Tls | None:
-    """Return the certificate of a daemon, or None if it listens without. Raise `BadConfig` if its files cannot be used:
+    """Return the certificate of a daemon, or None if it has no certificate. Raise `BadConfig` if its files cannot be used:
     they are missing, do not fit together, or name another role or cluster. `cluster` is None for a server that has not
     heard from the coordinator which cluster it is in."""
     if files.tls_certificate is None or files.tls_key is None or files.tls_ca is None:

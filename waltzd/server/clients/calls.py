@@ -368,7 +368,7 @@ class ServerCalls:
         except WaltzError as error:
             await refuse(link, error)
             raise
-        # nothing was waited for since it was asked for its rights
+        # No await since the rights were looked up, so no policy can have changed between.
         is_hidden = request.partition == self._owner.topology().group_log
         reviewing = nullcontext() if is_hidden else self._authorizer.reviewing(mount, link.identity)
         with reviewing, self._registry.connect(principal, request, link) as connected:
@@ -417,7 +417,7 @@ class ServerCalls:
         except WaltzError as error:
             await _dismiss(link, error)
             raise
-        # nothing was waited for since it was asked for its rights
+        # No await since the rights were looked up, so no policy can have changed between.
         with self._authorizer.reviewing(member, link.identity):
             await member.serve()
 

@@ -291,7 +291,7 @@ class Mount:
                 await self._take_batch(frame)
             case Credit():
                 if frame.bytes <= 0:
-                    raise BadFrame(f"a credit of {frame.bytes} bytes")
+                    raise BadFrame(f"a credit of {frame.bytes} bytes, which must be above 0")
                 self._cursor.credit += frame.bytes
                 self._handle.changed.set()
             case MountRequest():

@@ -70,7 +70,7 @@ LOCKS_BYTES = 128 << 10
 HISTORY_SECONDS = 2.0
 """Time after which the owner answers the start of a history, well within the deadline of one call."""
 LOCKS_READS_MAX = 4000
-"""Limit of these reads: a log with few locks is not read back to its beginning."""
+"""Limit of reads of `LOCKS_BYTES` for a new lock table: a log with few locks is not read back to its beginning."""
 
 
 def microseconds() -> int:
@@ -159,8 +159,8 @@ class MountHandle:
         return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
-        """Add an outcome: these transactions have the ids from `first_id` on. `cost` is what that answers. The caller
-        then calls `notify`, or sets `changed`."""
+        """Add an outcome: these transactions have the ids from `first_id` on. `cost`: cost of the requests that it
+        answers. The caller then calls `notify`, or sets `changed`."""
         self._committals.append((sequences, first_id, time))
         self._cost += cost
 
@@ -233,8 +233,8 @@ class Pipeline:
         on_fatal: Callable[[BaseException], None],
         counters: Counters | None = None,
     ) -> None:
-        """`on_fatal` gets an internal error: a pipeline that stands still must not look like one that works. `counters`:
-        of the sessions before, if there were any."""
+        """`on_fatal` is called with an internal error, because a pipeline that stands still must not look like one that
+        works. `counters`: counters of earlier sessions, which this session adds to; None if there are none."""
         self.counters = counters or Counters()
         self.session = session
         self.settings = settings
@@ -591,8 +591,8 @@ class Pipeline:
     async def read(
         self, first_id: int, last_id: int | None, *, with_locks: bool = False, usage: QuotaUsage | None = None
     ) -> AsyncGenerator[Run, None]:
-        """Yield committed records; without `last_id`, up to the high-water mark of this moment. `usage`: of the reader;
-        None for the server itself."""
+        """Yield committed records; without `last_id`, up to the high-water mark of this moment. `usage`: quotas that the
+        reader uses up; None if the server itself reads."""
         if self.ended is not None:
             raise self.ended
         committed = self.committed

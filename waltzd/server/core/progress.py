@@ -75,8 +75,8 @@ def print_of(end: End | None) -> object:
 
 
 def certain_of(status: ReplicaStatus, mark: int) -> int:
-    """Return the id up to which nothing is ever cut on this replica. It knows a committed mark above `mark` only from the
-    session that `mark` opened, whose begin it has then forgotten."""
+    """Return the id up to which nothing is ever cut on this replica: `mark`, at which the session opens, or the committed
+    mark of the replica. That is higher only if the replica was already in this session and lost the record of it."""
     return max(mark, status.committed)
 
 

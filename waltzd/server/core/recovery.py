@@ -447,8 +447,8 @@ class Recovery:
         )
 
     def _least(self, state: ReplicaState, status: ReplicaStatus) -> int:
-        """Return what a replica that joined must hold, or it has forgotten something: it joined with the low-water mark
-        of the session. Above the closing mark, once that is known, it forgets what it is told to."""
+        """Return the lowest id up to which a joined replica must hold the log; below that, it has lost records. It joined
+        with the session's low-water mark and acknowledged more since. What it cut above the closing mark is no loss."""
         mark = EVERYTHING if self.meta.decision is None else self.meta.decision.mark
         own = max(self.meta.low_mark, status.low_mark, status.local_low_mark, status.committed)
         return max(own, min(mark, state.acknowledged))
@@ -632,7 +632,7 @@ class Recovery:
         return tuple(other for other in self.sources(name, above) if self.is_faithful(other))
 
     def sources_for(self, name: str, above: int, mark: int) -> tuple[int, tuple[str, ...]]:
-        """Return up to which id the other replicas can give it the log, and which of them can."""
+        """Return the id up to which other replicas can give this replica the log, and the replicas that can."""
         sources = self.sources(name, above)
         last_id = min([mark, *(self.trusted(other) for other in sources[:1])])
         return last_id, tuple(other for other in sources if self.trusted(other) >= last_id)

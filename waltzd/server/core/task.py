@@ -43,7 +43,7 @@ class SetLowMark:
 
 @dataclass(frozen=True)
 class Trim:
-    """Begin at this floor: what it lacks or has damaged below the floor is in the archive, and on no other replica."""
+    """Remove what is below the floor: the replica lacks or has damaged ids there, which only the archive has."""
 
     floor: int
 

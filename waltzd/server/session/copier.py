@@ -94,7 +94,7 @@ class Copier:
                 try:
                     await self._install(first_id, size, self._file(source, first_id))
                 except (UnfitSegment, TooLarge, ForeignCluster):
-                    # Record by record the source looks at what it gives: if its file is damaged, it learns of it.
+                    # The source checks records that it reads one by one, so it notices that its file is damaged.
                     await self._append(self._records(source, first_id, last), last)
             else:
                 last = min([last_id, *(first - 1 for first in segments if first > first_id)])

@@ -657,7 +657,7 @@ class Replicator:
                 sending.cancel()
                 receiving.cancel()
                 ends = await asyncio.gather(sending, receiving, return_exceptions=True)
-            for end in ends[::-1]:  # the receiving end has the better cause
+            for end in ends[::-1]:  # the error of the receiving end names the cause
                 if isinstance(end, Exception):
                     raise end
         finally:

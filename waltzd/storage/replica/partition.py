@@ -567,7 +567,8 @@ class Partition:
         return self.status()
 
     def _loss_floor(self, session: int) -> int | None:
-        """Before the session begins its owner may cut, so a new file may be shorter, too; None afterwards."""
+        """Return the lowest id at which a new file may end below the old end: until its session begins, the owner may cut.
+        Return None once the session has begun."""
         return None if self._context.info.session == session else self._cut_floor
 
     # -- reading

@@ -1,4 +1,4 @@
-"""Appends to one replica: which records are new, and writing them after the end of a segment, with one flush (fdatasync)."""
+"""Appends to one replica: which records are new, and the write after the end of a segment, with one flush (fdatasync)."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
     assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [PROBE_KIND], 0)
     assert failed.stage == "read"
     assert failed.error is not None
-    assert "gave something else back than the probe" in failed.error.message
+    assert "and returned another transaction for that id" in failed.error.message
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
         ((CannotConnect("nobody listens"),), "mount", "nobody listens"),
         ((Refused(NotOwner("b owns it")),), "mount", "b owns it"),
         ((None,), "mount", "did not answer within 0.05 seconds"),
-        ((COMMITTED,), "mount", "answered a mount with something else"),
+        ((COMMITTED,), "mount", "answered the request to mount with an unexpected message"),
         ((MOUNTED, Refused(NotOwner("b owns it"))), "commit", "b owns it"),
         ((MOUNTED, None), "commit", "did not answer within 0.05 seconds"),
         (
