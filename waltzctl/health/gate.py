@@ -18,6 +18,7 @@ from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.status import page
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, known_storages, unknown
+from waltzctl.shell.numbers import first_few
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.shell.safety import without
@@ -32,8 +33,6 @@ from waltzd.errors.operations import Unsafe
 from waltzd.protocol.quorum import majority
 
 LOOK_SECONDS = 1.0
-TOLD_MAX = 3
-"""Maximum number of partitions that an error names."""
 
 
 def wait(
@@ -106,10 +105,9 @@ def _wait_without(name: str, timeout: float, progress: Shown, target: ClusterTar
             next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
         )
     if left := waits_for(found):
-        more = f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else ""
         hopeless = cannot_spare(found.snapshot, name)
         raise Unsafe(
-            f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
+            f"{name} should not be stopped now: {first_few(left)}",
             not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
             if hopeless
             else f"the other storages were not level after {timeout:g} seconds",
@@ -177,5 +175,5 @@ async def _until(
             left = waits_for(found)
             if not left or is_over or is_hopeless(found):
                 return found
-            report("; ".join(left[:TOLD_MAX]))
+            report(first_few(left))
     raise AssertionError("polls do not end")

@@ -15,7 +15,7 @@ from typing import Any
 from waltzctl.placement.creation import check_formats
 from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, ChangeCommand
-from waltzctl.shell.numbers import format_partitions
+from waltzctl.shell.numbers import first_few, format_partitions
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
@@ -23,8 +23,6 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
 
-TOLD_MAX = 3
-"""Maximum number of waiting partitions that a timeout error names."""
 WAITS = (
     "Interrupted. If the new format was saved already, partitions change to it by themselves: `waltzctl partition list "
     "-o wide` shows the format of each."
@@ -109,8 +107,5 @@ def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
 
 
 def _format_reasons(left: list[PartitionView]) -> str:
-    reasons = [
-        f"partition {view.partition}: {view.waiting or f'its session writes format {view.format}'}"
-        for view in left[:TOLD_MAX]
-    ]
-    return "; ".join(reasons) + (f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else "")
+    reasons = [(view.partition, view.waiting or f"its session writes format {view.format}") for view in left]
+    return first_few([f"partition {number}: {why}" for number, why in reasons])

@@ -18,6 +18,7 @@ from uuid import UUID
 from waltzctl.placement import replica_moves
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, change_option, current_user
+from waltzctl.shell.numbers import NAMED_MAX, first_few
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
@@ -35,8 +36,6 @@ from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 POLL_SECONDS = 0.2
-TOLD_MAX = 3
-"""Maximum number of waiting partitions that a timeout error names."""
 CHANGED = "its documents were changed meanwhile"
 
 
@@ -465,7 +464,5 @@ def _why(step: replica_moves.Step) -> str:
             return ""
 
 
-def _format_reasons(waiting: Mapping[int, str], most: int = TOLD_MAX) -> str:
-    reasons = [f"partition {number}: {why}" for number, why in list(waiting.items())[:most]]
-    more = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
-    return "; ".join(reasons) + more
+def _format_reasons(waiting: Mapping[int, str], most: int = NAMED_MAX) -> str:
+    return first_few([f"partition {number}: {why}" for number, why in waiting.items()], most)

@@ -15,20 +15,20 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, placement_state
+from waltzctl.placement.mover import POLL_SECONDS, MoveOptions, Moving, Throttle, admin_of, placement_state
 from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, known_storages
-from waltzctl.shell.numbers import chosen
+from waltzctl.shell.numbers import NAMED_MAX, chosen, first_few
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import CannotConnect
-from waltzd.errors.operations import NoSuchPartition, Unfinished, Unsafe
+from waltzd.errors import CannotConnect, NoSuchPartition
+from waltzd.errors.operations import Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 
 VERB = "storage recover"
@@ -238,7 +238,7 @@ async def _follow(
                         return replica_states
                     _check_hope(name, left, lost)
                     await throttle.share(len(left))
-                    waits = _format_reasons(left, found, TOLD_MAX)
+                    waits = _format_reasons(left, found)
                     counting = f"{len(chosen) - len(left)} of {len(chosen)} replicas count"
                     report(f"{counting}; {_format_reasons(left, found, 1)}", _copied(replica_states, found))
                 await asyncio.sleep(POLL_SECONDS)
@@ -268,15 +268,13 @@ def _check_hope(name: str, left: Mapping[int, ReplicaState], lost: list[int]) ->
             raise Unfinished(f"partition {number} on {name} cannot recover by itself: {one.why}")
 
 
-def _format_reasons(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int) -> str:
+def _format_reasons(left: Mapping[int, ReplicaState], found: ClusterSnapshot, most: int = NAMED_MAX) -> str:
     reasons = []
-    for number, one in list(left.items())[:most]:
+    for number, one in left.items():
         reported = found.partitions[number].reported
         ids = f"{one.held + 1:,} ids, " if one.held is not None else ""
-        if (
-            one.held is not None and reported is not None and reported.committed >= one.held
-        ):  # else its owner does not know yet
+        # an owner with a lower mark does not know the end of the log yet
+        if one.held is not None and reported is not None and reported.committed >= one.held:
             ids = f"{one.held + 1:,} of {reported.committed + 1:,} ids, "
         reasons.append(f"partition {number}: {ids}{one.why}")
-    more = f"; and {len(left) - most} more" if len(left) > most else ""
-    return "; ".join(reasons) + more
+    return first_few(reasons, most)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from waltzctl.shell.cluster_target import ClusterTarget, using
 from waltzd.cluster.assignment import format_numbers
-from waltzd.errors.operations import NoSuchPartition
+from waltzd.errors import NoSuchPartition
 from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
+
+NAMED_MAX = 3
+"""Maximum number of partitions that a message names, each with its reason."""
 
 
 def partitions_of(text: str) -> list[int]:
@@ -38,6 +41,12 @@ def check_partitions(
                 next_step="`waltzctl partition list` shows them",
                 partition=number,
             )
+
+
+def first_few(sentences: Sequence[str], most: int = NAMED_MAX) -> str:
+    """Format the first sentences and the number of the others: `a; b; c; and 2 more`."""
+    more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
+    return "; ".join(sentences[:most]) + more
 
 
 def format_partitions(numbers: Iterable[int], one: str = "", more: str = "") -> str:
