@@ -40,7 +40,6 @@ class Load:
     batch: int = 1
     """Transactions that a producer hands over at once and waits for."""
     locks: int = 1
-    """Locks of each transaction."""
     keys: int = 100_000
     """Number of different locks, which transactions use in turn."""
     rate: float | None = None

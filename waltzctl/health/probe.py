@@ -130,8 +130,6 @@ async def _locate(found: ClusterSnapshot, connect: Connect, *, is_writing: bool)
 
 
 class _Prober:
-    """Probe of one partition."""
-
     def __init__(self, partition: int, place: PartitionLocation, topology: Topology, waiting: str, seconds: float) -> None:
         self._partition, self._place, self._topology = partition, place, topology
         self._waiting, self._seconds = waiting, seconds

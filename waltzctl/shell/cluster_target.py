@@ -136,7 +136,6 @@ class ClusterTarget:
     directory: Path | None = None
     """Directory of a cluster on this machine; None for any other cluster."""
     access: ZooKeeperCredentials = NO_CREDENTIALS
-    """Credentials for ZooKeeper."""
 
     @property
     def where(self) -> str:

@@ -113,7 +113,6 @@ def _quotas(quotas: Mapping[str, int | None] | None) -> list[str]:
 
 
 def describe_grant(grant: Grant) -> str:
-    """Describe a grant in a sentence."""
     quotas = _quotas(None if grant.quotas is None else asdict(grant.quotas))
     parts = [
         f"{', '.join(grant.names)} may {', '.join(grant.may)}",

@@ -86,7 +86,8 @@ class Positions:
         self._refuse_older()
         create(self._engine, self._metadata)
         add_columns(self._engine, self._positions)
-        self._prove_transactions()
+        probe = -2 - secrets.randbelow(1 << 30)
+        prove_transactions(self._engine, self._positions, self._insert(probe), self._at(probe))
         self._claim(str(cluster), function[-FUNCTION_MAX:], accept_rename=accept_rename)
 
     def _refuse_older(self) -> None:
@@ -96,12 +97,11 @@ class Positions:
                 f"the database has a table {_OLDER}, in which an earlier version of Waltz kept the positions of views",
                 next_step=f"drop {_OLDER} and empty the application's tables: the view is rebuilt from the log",
             )
-        if self._dead is None or not inspector.has_table(self._dead.name):
-            return
-        if "kind" not in {column["name"] for column in inspector.get_columns(self._dead.name)}:
+        name = "" if self._dead is None else self._dead.name
+        if name and inspector.has_table(name) and all(one["name"] != "kind" for one in inspector.get_columns(name)):
             raise OtherView(
-                f"the table {self._dead.name} of an earlier version of Waltz has the column `header` in place of `kind`",
-                next_step=f"ALTER TABLE {self._dead.name} RENAME COLUMN header TO kind",
+                f"the table {name} of an earlier version of Waltz has the column `header` in place of `kind`",
+                next_step=f"ALTER TABLE {name} RENAME COLUMN header TO kind",
             )
 
     def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
@@ -125,10 +125,6 @@ class Positions:
         with self._engine.begin() as connection:
             is_ours = self._views.c.view_name == self._view
             connection.execute(sa.update(self._views).where(is_ours).values(function_name=function))
-
-    def _prove_transactions(self) -> None:
-        probe = -2 - secrets.randbelow(1 << 30)
-        prove_transactions(self._engine, self._positions, self._insert(probe), self._at(probe))
 
     # -- positions
 
@@ -224,7 +220,6 @@ def prove_transactions(
     raise BadArgument(
         f"a row of {table.name} exists after its insert was rolled back: this {engine.dialect.name} engine "
         "commits every statement, or the storage engine of the table has no transactions",
-        not_done="no transaction was applied",
         next_step="give an engine that does not commit by itself, and tables of a transactional kind",
     )
 

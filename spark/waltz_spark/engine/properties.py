@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 PREFIX = "spark."
-"""Prefix of all settings of Spark."""
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SPECIAL = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f", "=": "\\=", ":": "\\:", " ": "\\ "}

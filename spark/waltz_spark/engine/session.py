@@ -89,7 +89,6 @@ def default_master() -> str:
 
 
 def check_master(master: str) -> None:
-    """Raise `BadArgument` if the text is not a master."""
     if not master.startswith(_MASTERS):
         raise BadArgument(
             f"--master {master}: that is no master", next_step="say local[N], spark://HOST:PORT, yarn or k8s://…"
@@ -394,7 +393,6 @@ def cause_in(said: str) -> str:
 
 
 def spark_error(error: Exception, log: Path | str) -> WaltzError:
-    """Convert an error of Spark to a `WaltzError`."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if _NO_PYTHON in lines[:-1]:

@@ -247,9 +247,7 @@ def _said(doing: str) -> Iterator[None]:
         yield
     except (deltalake_errors.DeltaError, OSError, ValueError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        said = [
-            line.strip() for line in lines if not line.strip()[:1].isdecimal()
-        ]  # without the stack frames in the text of the error
+        said = [line.strip() for line in lines if not line.strip()[:1].isdecimal()]  # without stack frames
         raise TableFailed(f"{doing}: {' '.join(said)[:500]}") from error
 
 

@@ -65,9 +65,7 @@ class Piece:
     crc: int
     """CRC-32 of these bytes."""
     size: int
-    """Size of the file."""
     sha256: str
-    """SHA-256 of the file."""
     times: tuple[int, int] | None = None
     """First and last time, in µs since 1970; None if no record has a time, as in format 0."""
     beside: int | None = None

@@ -119,7 +119,6 @@ class Beside:
         self._crcs = [0] * 5
 
     def add(self, run: Run) -> None:
-        """Add the next records, with their locks."""
         count = len(run)
         times = np.full(count, NO_TIME, np.int64) if run.times is None else run.times
         follows = np.zeros(count, np.bool_) if run.follows is None else run.follows

@@ -142,7 +142,6 @@ class Segment:
         return None if self._batches is None else self._batches.first_at(time, BATCH_BYTES)
 
     def _check_header(self) -> int:
-        """Check the header and return its version."""
         path = self._file.path
         found = FileHeader.decode(self._file.read(0, HEADER_BYTES), path)
         key = self._place.key or found.key
