@@ -106,6 +106,8 @@ class Outbox:
         self.next_ticket = 0
         self._waiting_bytes = 0
         self._messages = 0
+        self._last_rows = 0
+        """Number of transactions in the newest message."""
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._worth_bytes = worth_bytes
@@ -162,10 +164,12 @@ class Outbox:
             return []
         self._messages += 1
         frames: list[AppendBatch] = []
-        room = limits.frame_bytes_max
+        room, first_sequence = limits.frame_bytes_max, self.next_sequence
         while (frame := self._next(limits, format, room, floor, seen_time, is_first=not frames)) is not None:
             frames.append(frame)
             room = min(room, TOGETHER_BYTES) - self.sent[-1].bytes - FRAME_BYTES
+        if frames:
+            self._last_rows = self.next_sequence - first_sequence
         return frames
 
     def _next(
@@ -187,6 +191,12 @@ class Outbox:
             else:
                 return self._take_requests(limits, room, floor, seen_time)
         return None
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether one request waits, nothing is in flight, and the message before carried one transaction: then no
+        other request is expected to come in this turn of the event loop and travel with it."""
+        return len(self.waiting) == 1 and self._last_rows == 1 and not self.sent and not self.undecided
 
     def _may_go_beside(self) -> bool:
         """Return whether another message may be sent beside those in flight."""

@@ -348,7 +348,10 @@ class PartitionClient:
         request.late = late
         request.timeline = position.timeline if isinstance(position, Position) else self.mount.timeline
         self.outbox.add(request)
-        self._schedule_send()
+        if self.outbox.is_alone and self._connection is not None:
+            self._connection.send_now()
+        else:
+            self._schedule_send()
         if self._alarm is not None and request.deadline < self._alarm.when():
             self._alarm.cancel()
             self._alarm = None
@@ -662,7 +665,8 @@ class PartitionClient:
                 done.set_result(None)
         self._flushes = [(ticket, done) for ticket, done in self._flushes if not done.done()]
         self._budget.admit()
-        self._schedule_send()
+        if self.outbox.waiting or self.mount.state is MountState.ASKING:  # else there is nothing to send
+            self._schedule_send()
 
     def fed(self, size: int, content: Run | HeadFeed) -> None:
         """Take records or heads that were fed, checked, and follow exactly what was fed before."""

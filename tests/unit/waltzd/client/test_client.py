@@ -16,6 +16,7 @@ from tests.unit.timeless import run
 from tests.unit.told import told
 from waltzd.client import reader
 from waltzd.client.client import Client
+from waltzd.client.mount_connection import MountConnection
 from waltzd.client.outbox import Outbox
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Decision, Transaction, partition_by_hash
@@ -141,6 +142,26 @@ async def test_many_at_once_share_frames_and_one_alone_does_not_wait(client: Cli
     await client.append(b"alone", partition=0)
     await asyncio.gather(*[client.append(b"x", partition=0) for _ in range(40)])
     assert fake.partitions[0].taken <= 4
+
+
+def test_behind_one_alone_the_next_one_leaves_in_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[int] = []
+    send_now = MountConnection.send_now
+
+    def noting(connection: MountConnection) -> None:
+        waiting.append(connection._mount.outbox.rows)
+        send_now(connection)
+
+    monkeypatch.setattr(MountConnection, "send_now", noting)
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await client.append(b"alone", partition=0)
+        for first in (1, 40):  # behind one alone, behind one with company
+            waiting.clear()
+            await asyncio.gather(*[client.append(b"x", partition=0) for _ in range(40)])
+            assert waiting[0] == first
+
+    with_client(test)
 
 
 @told(with_client, given=2)

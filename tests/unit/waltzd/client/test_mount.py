@@ -464,6 +464,30 @@ def test_little_waits_for_the_frame_before_and_much_does_not() -> None:
     assert box.take(LIMITS, -1)
 
 
+def test_a_request_is_alone_when_the_message_before_had_one_and_nothing_is_in_flight() -> None:
+    box = outbox(worth_bytes=300)
+    box.add(request(b"a"))
+    assert not box.is_alone, "whether others come with the first one is not known"
+    box.take(LIMITS, -1)
+    box.add(request(b"b"))
+    assert not box.is_alone, "one is in flight"
+    box.committed(committals((0, 7)))
+    assert box.is_alone
+    box.add(request(b"c"))
+    assert not box.is_alone, "two travel together"
+    box.take(LIMITS, -1)
+    box.committed(committals((1, 8), (2, 9)))
+    assert not box.take(LIMITS, -1)
+    box.add(request(b"d"))
+    assert not box.is_alone, "the message before had two"
+    box.take(LIMITS, -1)
+    box.link_lost()
+    box.add(request(b"e"))
+    assert not box.is_alone, "one is undecided"
+    box.lost()
+    assert box.is_alone
+
+
 def test_callers_that_have_gone_are_left_out() -> None:
     box = outbox()
     entries: list[Request | BatchRequest] = [request(), request(), bundle(3), request()]
