@@ -12,8 +12,8 @@ from uuid import UUID
 from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
-from waltzd.errors import BadArgument
-from waltzd.errors.operations import BadFrame, CannotConnect
+from waltzd.errors import BadArgument, CannotConnect
+from waltzd.errors.operations import BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart, Lock
 from waltzd.protocol.peers import ServerPort
