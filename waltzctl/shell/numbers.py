@@ -44,7 +44,7 @@ def check_partitions(
 
 
 def first_few(sentences: Sequence[str], most: int = NAMED_MAX) -> str:
-    """Format the first sentences and the number of the others: `a; b; c; and 2 more`."""
+    """Format the first sentences, and count the rest: `a; b; c; and 2 more`."""
     more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
     return "; ".join(sentences[:most]) + more
 
