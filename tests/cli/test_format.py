@@ -68,7 +68,7 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     assert (old["time"], old["time_us"], old["group"], old["locks"]) == (None, None, 0, None)
     assert told("txn", "get", 0, 0).out.splitlines()[0].split() == ["id", "kind", "client", "size", "payload"]
     refused(told("txn", "get", 0, "--since", "1h"), 5, "W2029", "writes format 0, which has no times")
-    refused(told("txn", "append", 0, "--group", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
+    refused(told("txn", "append", 0, "--atomic", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
     marks = ("txn", "history", "account:1", "--partition", 0)
     refused(told(*marks), 5, "W2029", "writes format 0, which keeps no locks", "waltzctl cluster set --format 1")
     assert told.json("cluster", "describe")["format"] == 0
@@ -128,7 +128,7 @@ def _times(told: Told) -> None:
 
 
 def _groups_and_locks(told: Told) -> None:
-    done = told.append(0, "--group", "debit", "credit", "note", "--lock", "write:account:17", "--lock", "read:limit:1")
+    done = told.append(0, "--atomic", "debit", "credit", "note", "--lock", "write:account:17", "--lock", "read:limit:1")
     first = done["id"]
     assert (done["result"], done["count"]) == ("committed", 3)
     rows = told.rows("get", 0, f"{first}-{first + 2}")
@@ -140,10 +140,10 @@ def _groups_and_locks(told: Told) -> None:
     assert [line.split()[0] for line in table[2:]] == ["write", "read"]
     sheet = list(csv.DictReader(io.StringIO(told("txn", "get", 0, first, "--locks", "-o", "csv").out)))
     assert sheet[0]["locks"].split()[0] == f"write:{rows[0]['locks'][0]['lock']}"
-    said = told("txn", "append", 0, "--group", "debit", "credit", "--lock", "write:account:17", "--mark", first - 1)
+    said = told("txn", "append", 0, "--atomic", "debit", "credit", "--lock", "write:account:17", "--mark", first - 1)
     assert (said.code, said.out) == (4, "")
     assert told.rows("tail", 0, "-n", 1)[0]["id"] == first + 2, "nothing of it is in the log"
-    refused(told("txn", "append", 0, "a", "b"), 2, "W1001", "--group")
+    refused(told("txn", "append", 0, "a", "b"), 2, "W1001", "--atomic")
 
 
 def _search(told: Told) -> None:

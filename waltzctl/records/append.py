@@ -1,7 +1,7 @@
-"""Append one transaction, or one group, from the command line: parse payloads and locks, append, report the outcome.
+"""Append one or more transactions from the command line: parse payloads and locks, append, report the outcome.
 
 It is appended once, without retry. The outcome is an id, a refusal (the transaction is certainly not in the log), or
-unknown because no answer came in time. A group has one outcome."""
+unknown because no answer came in time. An atomic append has one outcome."""
 
 from __future__ import annotations
 
@@ -130,20 +130,20 @@ def format_lock(lock: Lock) -> str:
     return f"{lock.mode.name.lower()}:{lock.name}:{lock.id}"
 
 
-def payloads_of(texts: Sequence[str], file: str | None, *, is_group: bool) -> list[bytes]:
-    """Return the payloads: one, or for a group one for each text or line of the file."""
+def payloads_of(texts: Sequence[str], file: str | None, *, is_atomic: bool) -> list[bytes]:
+    """Return the payloads: one, or for an atomic append one for each text or line of the file."""
     if bool(texts) == (file is not None):
         raise BadArgument("give a text, or --file FILE; `--file -` reads standard input")
-    if len(texts) > 1 and not is_group:
+    if len(texts) > 1 and not is_atomic:
         raise BadArgument(
             f"{len(texts)} texts are {len(texts)} transactions",
             not_done="nothing was appended",
-            next_step="quote a text that has blanks; or use --group to append all of them or none",
+            next_step="quote a text that has blanks; or use --atomic to append all of them or none",
         )
     if file is None:
         return [text.encode(errors="surrogateescape") for text in texts]
     payload = _content(file)
-    if not is_group:
+    if not is_atomic:
         return [payload]
     if not payload:
         raise BadArgument(f"{file} has no line", not_done="nothing was appended")
@@ -172,9 +172,9 @@ async def submit(
     kind: int,
     locks: Sequence[Lock],
     mark: int | None,
-    is_group: bool,
+    is_atomic: bool,
 ) -> Submitted:
-    """Append, and return the outcome. A group is decided as a whole: its locks are sent with its first transaction."""
+    """Append, and return the outcome. An atomic append is decided as a whole: the first transaction carries its locks."""
     clock = asyncio.get_running_loop().time
     committed = await client.end_position(partition, confirmed=False)  # an old position can only cause a refusal
     if mark is not None and mark > committed:
@@ -186,7 +186,7 @@ async def submit(
         )
     seen = committed if mark is None else mark
     began = clock()
-    if is_group:
+    if is_atomic:
         each = [locks, *[()] * (len(payloads) - 1)]
         kinds = [kind] * len(payloads)
         outcome = await client.append_atomic(payloads, partition=partition, kinds=kinds, locks=each, position=seen)

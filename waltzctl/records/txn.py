@@ -360,12 +360,11 @@ def append(
     file: Annotated[
         str | None, Option("--file", metavar="FILE", help="Read the payload from a file; `-` is standard input.")
     ] = None,
-    is_group: Annotated[
+    is_atomic: Annotated[
         bool,
         Option(
-            "--group",
-            help="Append each TEXT, or each line of the file, as one transaction of a group: all together, or none. Needs "
-            "format 1.",
+            "--atomic",
+            help="Append each TEXT, or each line of the file, as a transaction: all in a row, or none. Needs format 1.",
         ),
     ] = False,
     kind: Annotated[
@@ -400,8 +399,8 @@ def append(
     target: CommandTarget,
     output: Output = "table",
 ) -> int:
-    """Append a transaction, or a group of transactions, to PARTITION, and show its id. It cannot be deleted: applications
-    that read the partition will receive it.
+    """Append a transaction to PARTITION, or several in one atomic append, and show the id. What is appended cannot be
+    deleted: applications that read the partition will receive it.
 
     If a lock fails, nothing is appended, and the exit code is 4; the error names the lock, the reason and the conflicting
     id. If the outcome is not known in time, the exit code is 6.
@@ -417,9 +416,9 @@ def append(
     from waltzctl.shell.safety import Danger, Plan
 
     wanted = [appending.lock_of(lock) for lock in locks]
-    payloads = appending.payloads_of(texts, file, is_group=is_group)
+    payloads = appending.payloads_of(texts, file, is_atomic=is_atomic)
     # No question: the command line says it all. Only a protected context needs its name.
-    what = f"{len(payloads):,} transactions as one group, " if is_group else ""
+    what = f"{len(payloads):,} transactions in one atomic append, " if is_atomic else ""
     step = f"append {what}{sum(map(len, payloads)):,} bytes of kind {kind} to partition {partition}, permanently"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = ConfirmOptions(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
@@ -427,7 +426,9 @@ def append(
         return EXIT_OK
     done = with_client(
         target,
-        lambda client: appending.submit(client, partition, payloads, kind=kind, locks=wanted, mark=mark, is_group=is_group),
+        lambda client: appending.submit(
+            client, partition, payloads, kind=kind, locks=wanted, mark=mark, is_atomic=is_atomic
+        ),
         seconds=seconds,
         typed=partition,
         is_appending=True,

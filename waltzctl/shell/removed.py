@@ -105,6 +105,7 @@ REMOVED: dict[str, str] = {
     "storage remove-partition": "use `waltzctl partition assign PARTITIONS --off STORAGE`; for forgotten replicas "
     "`waltzctl storage recover STORAGE --clean`",
     "storage replace": "use `waltzctl storage remove OLD --replacement NEW`",
+    "txn append --group": "use `--atomic`",
     "txn append --header": _KIND,
     "txn get --until": _BEFORE,
     "txn grep --from": _AFTER,

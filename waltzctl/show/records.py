@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Lock, LockExplanation
 
 Sink: TypeAlias = "Callable[[Transaction, int], None]"
-"""Function that takes a transaction and the first id of its group."""
+"""Function that takes a transaction and the first id of its atomic append."""
 Form = Literal["table", "json", "csv", "raw"]
 TRANSACTIONS: Columns[dict[str, Any]] = attributes(
     "partition id time time_us group kind client generation sequence size payload_encoding payload"
@@ -151,7 +151,7 @@ class LogSearch:
     marker: Transaction | None = None
     """Transaction that marked the lock last; None if it was not found."""
     group: int | None = None
-    """First id of the group of that transaction."""
+    """First id of the atomic append of the transaction."""
     first_id: int = 0
     """First id of the range that was searched, up to `last_id`; above `last_id` if none was."""
     last_id: int = -1
