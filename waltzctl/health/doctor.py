@@ -151,7 +151,7 @@ def own_days(certificate: str, key: str, ca: str) -> float | None:
         answering.verify_mode = ssl.CERT_REQUIRED
         here = calling.wrap_bio(server, client)
         there = answering.wrap_bio(client, server, server_side=True)
-        for side in (here, there, here, there):  # a handshake takes four turns
+        for side in (here, there, here, there):  # each side answers twice in a TLS handshake
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         return _days(there.getpeercert())

@@ -470,7 +470,7 @@ def status_json(found: HealthReport) -> dict[str, Any]:
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 GRADES = {Grade.FAIL: "bold red", Grade.WARN: "yellow", Grade.UNKNOWN: "yellow", Grade.PASS: "green"}
-"""The worst first."""
+"""Colors of grades, the worst grade first."""
 CHECKS: Columns[Check] = (Column("name"), Column("grade"), Column("finding"), Column("fix"))
 PASSED: Columns[Check] = (Column("passed", "name"), Column("found", "finding"))
 

@@ -441,7 +441,7 @@ class PartitionClient:
                 self.check_timeline(id, "the transaction that is waited for")
                 while self.position < id:
                     assert self._follower is not None
-                    await self._follower.reached(id)  # or until the partition is mounted again
+                    await self._follower.reached(id)  # returns also when the partition is mounted again
                     self._check()
                     self.check_timeline(id, "the transaction that is waited for")
         except TimeoutError:

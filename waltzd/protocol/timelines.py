@@ -41,9 +41,9 @@ class Timeline:
     number: int
     """Number of the timeline: 2 for the first fork, and rising."""
     parent: int
-    """Number of the timeline from which it forked; 1 is the first timeline."""
+    """Number of the parent, from which the timeline forked; 1 is the first timeline."""
     fork: Fork
-    """Last id that it shares with its parent."""
+    """Last id that the timeline shares with its parent."""
     session: int
     """Session that the operator's command took to end the parent. No session of this timeline is older."""
     cause: str | None = None

@@ -197,7 +197,7 @@ class Archiver:
     async def check(
         self, number: int, session: int, known: Archived, first_id: int, *, contact: Contact = NOBODY
     ) -> ArchiveCheck:
-        """For the owner: whether the store still has some of the objects that `known` leads to, from an id on."""
+        """Check for the owner, from an id on, that the store still has objects that `known` leads to; some at a time."""
         queue = self._replicas.readable(number, session, contact)
         if self._store is None:
             raise NoArchive("this storage has no `archive` in its configuration")

@@ -204,7 +204,7 @@ class _StorageLink:
         return frame
 
     def hear(self, taker: Callable[[RecordsFrame], bool]) -> None:
-        """Ignore the taker: the storage receives the frames."""
+        """Do nothing: in this transport the storage fetches each frame itself."""
 
     async def send(self, durable_id: int) -> None:
         await self._door.passed()

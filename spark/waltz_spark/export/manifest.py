@@ -93,7 +93,7 @@ class Shape:
     decoder: str
     """Argument of `--decode`; empty without a decoder."""
     decoder_fingerprint: str
-    """Changes when the same decoder would make other rows; empty without one."""
+    """Fingerprint of the decoder, which differs if the decoder would make other rows; empty without a decoder."""
     schema: Sequence[tuple[str, str]]
     """Names and types of all columns."""
 

@@ -315,7 +315,7 @@ class DirectoryOrigin:
         for number in sorted(
             ledger.structs.keys() | {found for name in there if (found := partition_of(name)) is not None}
         ):
-            if number == ledger.group_log:  # it has no transactions of applications
+            if number == ledger.group_log:  # the group log has no transactions of applications
                 continue
             struct = ledger.structs.get(number)
             if (partitions is not None and number not in partitions) or (struct is not None and not struct.is_assigned):

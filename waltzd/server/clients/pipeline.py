@@ -422,7 +422,7 @@ class Pipeline:
             return
         self._queue.append(QueuedBatch(mount, batch, cost, arrived))
         if len(self._mounts) == 1 and not self._flights and self._turn is None and not self._is_held:
-            self._take_turn()  # nothing is there that could travel with it
+            self._take_turn()  # no other request could share the batch, so there is no reason to wait
         else:
             self._schedule_step()
 

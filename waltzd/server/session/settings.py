@@ -40,8 +40,8 @@ RECOVERY_SECONDS_MAX = 1.0
 
 
 class RenewalTurns:
-    """Turns of partitions at beginning a planned new session. A partition without a turn is notified when it may get
-    one."""
+    """Limits how many partitions begin a planned new session at a time. A partition that has to wait is notified when it
+    may try again."""
 
     def __init__(self, most: int = RENEWALS_MAX) -> None:
         self._free = most

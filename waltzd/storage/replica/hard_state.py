@@ -136,8 +136,8 @@ class HardStateFile:
         self.value = new
 
     def note(self, *, committed: int) -> None:
-        """Without a flush: it outlives this process, not the machine. It is written into the slot of the next change, so
-        that the current one stays whole."""
+        """Write the committed mark without a flush: it survives an end of the process, not of the machine. The slot of the
+        next change takes it, so the current slot stays whole."""
         new = replace(self.value, sequence=self.value.sequence + 1, committed=committed)
         with contextlib.suppress(DiskFull):
             self._file.write(new.slot_offset, new.encode())

@@ -498,8 +498,8 @@ class Partition:
         damaged: Sequence[int] = (),
         why: str = "",
     ) -> ReplicaStatus:
-        """Let the log begin at this floor, or at the segment that holds it: what is below is in the archive. Files go by
-        `unlink_next`. `proven`, `damaged` and `why`: as `Archiver.proven` returns them."""
+        """Let the log begin at this floor, or at the segment that holds it: what is below is in the archive. `unlink_next`
+        removes the files. `proven`, `damaged` and `why`: results of `Archiver.proven`."""
         self.check_session(session, contact)
         info = self._context.info
         if info.session == session and floor - 1 > info.low_mark:
@@ -743,8 +743,8 @@ class Partition:
         return max(self.committed, min(self._context.info.low_mark, self.last_id))
 
     def decided_to(self, session: int, committed: int) -> int:
-        """Return the last committed id here, given up to which id the owner of this session has committed. Before its
-        session begins, what this replica holds may still be cut."""
+        """Return the last id here that is certainly committed. `committed`: the committed mark of the owner. Before its
+        session begins, records of this replica above the low-water mark may still be cut."""
         return min(committed, self.readable_to(session if self._context.info.session == session else None))
 
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:

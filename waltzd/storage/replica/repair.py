@@ -177,7 +177,7 @@ class Installation:
             raise self._unfit("has a footer that names another one in front of it")
         if before is None and came is not None:
             before = came.before
-        if before is not None:  # else it is written once the footer before is known
+        if before is not None:  # else the footer is written when the footer of the segment before is known
             self._data.write(self._size, self._builder.footer(before).encode())
             self._data.flush()
             self._has_footer = True

@@ -28,7 +28,7 @@ from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.segment_list import SegmentList
 
 UNLINKED_AT_ONCE = 16
-"""Segments in one turn of the queue: appends come between."""
+"""Maximum number of segments that are removed between two appends."""
 
 
 def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
