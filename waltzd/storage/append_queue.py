@@ -405,7 +405,7 @@ class AppendQueue:
             self.partition.write(appender.session, sound, committed, appender.contact)
         except FlushFailed:
             raise
-        except DiskFull as full:  # a segment that was sealed before the disk was full keeps its part
+        except DiskFull as full:  # what went to a segment that was sealed meanwhile stays there
             kept = min(self.partition.last_id, sound[-1].last_id)
             return kept if kept >= sound[0].first_id else None, full
         except WaltzError as refused:

@@ -299,10 +299,10 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
         return False
 
     def post(self, frames: Sequence[ClientFrame]) -> None:
-        raise AssertionError("it takes nothing without waiting")
+        raise AssertionError("`post` was called although `may_post` is False")
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """Ignore the taker: the client receives all frames."""
+        """Do nothing: in this transport the client fetches each frame itself."""
 
     @property
     def _is_suspended(self) -> bool:

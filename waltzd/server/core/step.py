@@ -48,7 +48,7 @@ def slices(batch: AppendBatch, rows_max: int, bytes_max: int) -> Iterator[Append
     view = memoryview(batch.payloads)
     size_at = payload_at + np.arange(count + 1) * OVERHEAD_BYTES
     cuts = np.arange(1, count + 1) if batch.follows is None else np.append(np.flatnonzero(~batch.follows)[1:], count)
-    # `cuts`: the row behind each row or group.
+    # `cuts`: rows before which the batch may be cut: after each row, but not within a group.
     start = 0
     while start < count:
         most = min(start + rows_max, int(size_at.searchsorted(size_at[start] + bytes_max, "right")) - 1)

@@ -213,7 +213,7 @@ class Copier:
         batches: list[Batch] = []
         size = 0
         async for piece in self._pieces(source, first_id, last_id):
-            if isinstance(piece, Run):  # behind batches there is none
+            if isinstance(piece, Run):  # runs of format 0 come before all batches
                 yield piece
                 continue
             size += piece.size
