@@ -21,7 +21,7 @@ APPLICATIONS = [ROOT / "tests/examples" / f"{name}.py" for name in ("events", "b
 BANK = (ROOT / "tests/examples/typed_bank.py").read_text(encoding="utf-8")
 MISTAKES = {
     "an outcome without a case": (
-        '        case Declined():\n            return "there is not enough money"\n',
+        "        case Declined(reason):\n            return reason\n",
         "",
         "assert_never(outcome)",
     ),

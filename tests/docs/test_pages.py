@@ -63,10 +63,10 @@ def test_keys_and_locks() -> None:
                 outcomes = await asyncio.gather(*[client.submit(shown.Sell(sold, "Hamlet", 12)) for _ in range(3)])
                 assert sum(isinstance(one, Committed) for one in outcomes) >= 1
                 sold.add(("Hamlet", 12))
-                assert await client.submit(shown.Sell(sold, "Hamlet", 12)) == Declined()
+                assert await client.submit(shown.Sell(sold, "Hamlet", 12)) == Declined("the seat is sold")
                 balances = {1: 30}
                 assert isinstance(await client.submit(shown.Pay(balances, "bank", 1, 2, 30)), Committed)
-                assert await client.submit(shown.Pay(balances, "bank", 2, 1, 30)) == Declined()
+                assert await client.submit(shown.Pay(balances, "bank", 2, 1, 30)) == Declined("not enough money")
                 assert all(isinstance(one, Committed) for one in await shown.write(client))
                 assert (await client.read(1, await client.end_position(1))).partition == 1
 
@@ -94,7 +94,7 @@ def test_groups() -> None:
                 assert outcome.count == 2
                 records = await cluster.log(client.partition_of(7))
                 assert [record.payload for record in records] == [b"7 -30", b"7 -1"]
-                assert await shown.withdraw_with_fee(client, {7: 3}, 7) == Declined()
+                assert await shown.withdraw_with_fee(client, {7: 3}, 7) == Declined("not enough money")
 
     LocalCluster().run(story)
 
@@ -389,7 +389,7 @@ def test_a_transfer_over_two_partitions_is_done_once_also_two_hours_later(
                 assert isinstance(await debit(second), Committed)
                 await until(lambda: {("refund", "t2"), ("arrival", "t1")} <= bank.decided or clearing.done())
                 assert bank.balances == {payer: 70, payee: 30}
-                assert await debit(transfer("t3", payee, 71)) == Declined()
+                assert await debit(transfer("t3", payee, 71)) == Declined("not enough money")
                 clearing.cancel()
                 await asyncio.gather(clearing, return_exceptions=True)
 
@@ -400,7 +400,7 @@ def test_a_transfer_over_two_partitions_is_done_once_also_two_hours_later(
                 async with cluster.client(view=late) as other:
                     for delivery in again:
                         await shown.follow_up(other, late, delivery)
-                    assert await debit(first) == Declined()
+                    assert await debit(first) == Declined("done before")
                 assert bank.balances == {payer: 70, payee: 30, "nobody": 0}
 
     LocalCluster().run(story)

@@ -116,7 +116,7 @@ class Transfer(Command):
         else:
             balance = await asyncio.to_thread(self._bank.balance, self._branch, self._payer)
             if balance < self._amount:
-                return False
+                return builder.decline("there is not enough money")
             builder.locks = [write_lock("account", self._payer), append_lock("account", self._receiver)]
         self.attempts += 1
         movement = Movement(payer=self._payer, receiver=self._receiver, amount=self._amount)

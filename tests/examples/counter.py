@@ -77,7 +77,7 @@ class Change(Command):
 
     def build(self, builder: Builder) -> bool:
         if self._view.value + self._amount < 0:
-            return False
+            return builder.decline("the counter would fall below zero")
         self.attempts += 1
         builder.locks = [write_lock("counter")]
         builder.payload = json.dumps({"add": self._amount, "by": f"{self._name}, attempt {self.attempts}"}).encode()

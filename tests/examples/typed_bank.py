@@ -85,7 +85,7 @@ class Withdraw(Command[Event]):
 
     async def build(self, builder: Builder[Event]) -> bool:
         if await asyncio.to_thread(balance, self._engine, self._event.account) < self._event.cents:
-            return False
+            return builder.decline("there is not enough money")
         builder.payload = self._event
         return True
 
@@ -102,8 +102,8 @@ def told(outcome: Outcome) -> str:
             return f"it is transaction {id}"
         case Rejected(reason):
             return f"rejected: {reason.name}"
-        case Declined():
-            return "there is not enough money"
+        case Declined(reason):
+            return reason
         case Unknown():
             return "look for it before trying again"
         case _:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from waltzd import Client, Lock
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, WaltzError
-from waltzd.errors.operations import TransactionRefused
+from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
 from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected
 
 PAYLOAD_BYTES_MAX = 1 << 30

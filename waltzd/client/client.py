@@ -391,9 +391,10 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         Args:
             command: What to write; see `Command`.
             fresh: True: before the build, the view applies everything that any client had committed when `submit` was
-                called. This asks the owner, which asks a majority. False: build on the view as it is. The default is
-                True until the view of the partition has caught up once, because a view that was just opened is empty,
-                and False after that. It is False in a call of the view itself, which would wait for itself.
+                called. This asks the owner, which asks a majority. False: build on the view as it is, also to decline.
+                By default the view of the partition must have caught up once, because a view that was just opened is
+                empty; after that, `build` sees the view as it is, and only an answer "no" is confirmed on a view that
+                contains everything. A call of the view itself never waits for the view, which would wait for itself.
             wait: `"applied"`: return when this client's view has applied the transaction; then `is_applied` of the
                 outcome is True. If that takes longer than `timeout`, the outcome is returned with `is_applied` False:
                 it is committed.
@@ -404,7 +405,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
                 reads the log of the partition, beside the feed.
 
         Returns:
-            The outcome of the last attempt, or `Declined` if `build` returned False.
+            The outcome of the last attempt, or `Declined` if `build` declined.
 
         Raises:
             NotSent: The partition took nothing in time: its owner is away, too much is undecided, or the view did not
@@ -445,7 +446,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         Returns:
             One outcome for all of them: `Committed` with the first id and the number of transactions, `Rejected`,
                 `Unknown`,
-            or `Declined` if `build` of one returned False. `on_outcome` of every command is called with it.
+            or `Declined` if `build` of one declined. `on_outcome` of every command is called with it.
 
         Raises:
             BadArgument: There is no command, the commands have different partitions, or see `submit`.

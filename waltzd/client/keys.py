@@ -160,16 +160,16 @@ class Keys:
             except NotSent:
                 if attempt == 0:
                     raise
-                return Unknown()  # the cause is above what was read, and may have the key
+                return Unknown(self._partition)  # the cause is above what was read, and may have the key
             if not isinstance(outcome, Rejected) or outcome.reason is Reason.NOT_IN_LOG:
                 return outcome
             try:
                 id_ = await self.explain(key, outcome, deadline - clock())
             except CannotConnect:
-                return Unknown()
+                return Unknown(self._partition)
             except BeyondLog:
                 if clock() >= deadline:
-                    return Unknown()
+                    return Unknown(self._partition)
                 await asyncio.sleep(pause_seconds(attempt, self._partition))
                 continue
             if id_ is not None:

@@ -276,7 +276,7 @@ class Outbox:
                 continue
             columns = zip(rows.tolist(), reasons.tolist(), conflicts.tolist(), locks.tolist(), strict=True)
             for row, reason, conflict_id, lock in columns:
-                sent.requests[row].settle(Rejected(_REASONS[reason], conflict_id, lock or None))
+                sent.requests[row].settle(Rejected(_REASONS[reason], conflict_id, lock or None, self.partition))
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
     def untaken(self, first_sequence: int) -> None:
@@ -347,7 +347,7 @@ class Outbox:
                 sent.batch.lost(rows + sent.start)
                 continue
             for row in rows.tolist():
-                sent.requests[row].settle(Rejected(Reason.NOT_IN_LOG))
+                sent.requests[row].settle(Rejected(Reason.NOT_IN_LOG, partition=self.partition))
         self.undecided = []
 
     def adopt(self, lineage: Lineage) -> None:
@@ -362,7 +362,7 @@ class Outbox:
                 if isinstance(entry, BatchRequest):
                     entry.lost(slice(entry.taken, None))
                 else:
-                    entry.settle(Rejected(Reason.NOT_IN_LOG))
+                    entry.settle(Rejected(Reason.NOT_IN_LOG, partition=self.partition))
 
     def _forked(self, shared: int) -> None:
         for sent in self.undecided:
@@ -446,7 +446,7 @@ class Outbox:
             elif self.waiting and entry.ticket >= self.waiting[0].ticket:
                 entry.refuse(error)
             else:
-                entry.settle(Unknown())
+                entry.settle(Unknown(self.partition))
         while self.waiting and self.waiting[0].waiter.done():
             self._drop_head()
 
@@ -470,7 +470,7 @@ class Outbox:
             if isinstance(entry, BatchRequest):
                 entry.settle_as_it_is()
             else:
-                entry.settle(Unknown())
+                entry.settle(Unknown(self.partition))
         self.sent, self.undecided = [], []
         self.rows = self.bytes = 0
 

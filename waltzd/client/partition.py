@@ -411,7 +411,12 @@ class PartitionClient:
     @property
     def is_cold(self) -> bool:
         """Return whether the view may be far behind and the caller may wait for it."""
-        return self._follower is not None and not self._is_warm and not self._follower.is_called_from_here
+        return not self._is_warm and self.may_wait_for_view
+
+    @property
+    def may_wait_for_view(self) -> bool:
+        """Return whether there is a view, and the caller is not a call of the view, which would wait for itself."""
+        return self._follower is not None and not self._follower.is_called_from_here
 
     def check_view(self) -> None:
         self._check()

@@ -90,8 +90,8 @@ class Outcomes:
         if reason == IS_COMMITTED:
             return Committed(int(self.ids[row]), partition=self.partition, timeline=self.timeline)
         if reason == IS_UNKNOWN:
-            return Unknown()
-        return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
+            return Unknown(self.partition)
+        return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None, self.partition)
 
     def copy(self) -> Outcomes:
         """Return a copy with its own columns."""
@@ -300,7 +300,7 @@ class AtomicRequest(BatchRequest):
     def _result(self) -> AppendOutcome:
         first = self._outcomes[0]
         if not isinstance(first, Committed):
-            return first
+            return replace(first, partition=self.partition)
         return Committed(first.id, self.rows, self.partition, timeline=self.outcome_timeline)
 
     def _decided(self, count: int) -> None:
@@ -310,9 +310,9 @@ class AtomicRequest(BatchRequest):
 
     def settle_as_it_is(self) -> None:
         if not self.waiter.done():
-            self.waiter.set_result(Unknown())
+            self.waiter.set_result(Unknown(self.partition))
         elif self.taken:
-            self._tell_late(Unknown())
+            self._tell_late(Unknown(self.partition))
 
     def _tell_late(self, outcome: AppendOutcome) -> None:
         if self.late is not None and self.waiter.cancelled():

@@ -21,8 +21,20 @@ from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
-from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
-from waltzd.protocol.positions import Position
+from waltzd.protocol.locks import (
+    AppendOutcome,
+    Committed,
+    Declined,
+    Lock,
+    Mode,
+    Outcome,
+    Reason,
+    Rejected,
+    Token,
+    Unknown,
+)
+from waltzd.protocol.positions import Position, timeline_of
+from waltzd.protocol.quorum import EMPTY
 
 Wait: TypeAlias = Literal["committed", "applied"]
 
@@ -76,13 +88,15 @@ class Submits:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.under_way[done] = None
         try:
-            if fresh or (fresh is None and client.is_cold):
-                try:
-                    await client.wait_caught_up(self._settings.submit_seconds if timeout is None else timeout)
-                except (CannotConnect, NotApplied) as error:
-                    why = f"the view of partition {client.partition} did not become fresh in time: {error.message}"
-                    raise NotSent(why, partition=client.partition) from None
+            is_fresh = fresh or (fresh is None and client.is_cold)
+            if is_fresh:
+                await self._catch_up(client, deadline)
             outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
+            if isinstance(outcome, Declined) and not is_fresh and fresh is None and client.may_wait_for_view:
+                # Confirm the answer: the view must contain what was committed before the call of `submit`.
+                await self._catch_up(client, deadline)
+                if _token(client, client.position) != outcome.token:
+                    outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
             if once is not None:
                 outcome = await self._looked_up(client, once, outcome, len(commands), deadline)
         finally:
@@ -97,6 +111,15 @@ class Submits:
                 return outcome
             return replace(outcome, is_applied=True)
         return outcome
+
+    async def _catch_up(self, client: PartitionClient, deadline: float | None) -> None:
+        """Wait until the view has applied everything that is committed now."""
+        left = self._left(deadline)
+        try:
+            await client.wait_caught_up(self._settings.submit_seconds if left is None else max(0.0, left))
+        except (CannotConnect, NotApplied) as error:
+            why = f"the view of partition {client.partition} did not become fresh in time: {error.message}"
+            raise NotSent(why, partition=client.partition) from None
 
     async def _attempt(
         self,
@@ -152,7 +175,8 @@ class Submits:
             for command in commands:
                 builder = builder_of(command, client.position, self._serializer, self._partitions())
                 if not _wants(command, await call(command.build, builder)):
-                    return Declined()
+                    token = _token(client, builder.position) if client.has_view else None
+                    return Declined(builder._reason, token, client.partition)
                 positions.append(mark_of(client, builder.position if client.has_view else None, builder.locks))
                 builders.append(builder)
             if (highest := max(positions)) > client.mount.known:
@@ -193,7 +217,7 @@ class Submits:
             else:
                 return outcome
         except (BeyondLog, CannotConnect):
-            return Unknown()
+            return Unknown(client.partition)
         return outcome if id_ is None else once.keys().committed(id_, count)
 
     # -- functions of commands
@@ -260,6 +284,10 @@ def _wants(command: Command[Any], answer: object) -> bool:
             next_step="end `build` with `return True`",
         )
     return bool(answer)
+
+
+def _token(client: PartitionClient, position: int) -> Token | None:
+    return None if position == EMPTY else Token(client.partition, int(position), timeline_of(position))
 
 
 def own_position(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int | None:

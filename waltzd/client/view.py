@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import islice, repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 from waltzd.errors import BadArgument
@@ -466,7 +466,7 @@ class View(Protocol[E_contra]):
 class Builder(Generic[E_contra]):
     """Transaction that `Command.build` fills in. `payload` must be set. A `Builder[E]` takes values of the type E."""
 
-    __slots__ = ("_home", "_kind", "_kind_of_payload", "_locks", "_payload", "_serializer", "position")
+    __slots__ = ("_home", "_kind", "_kind_of_payload", "_locks", "_payload", "_reason", "_serializer", "position")
 
     def __init__(
         self,
@@ -483,7 +483,23 @@ class Builder(Generic[E_contra]):
         self._locks = tuple(locks)
         self._home = home
         self._payload: bytes | None = None
+        self._reason = ""
         self._serializer = serializer
+
+    def decline(self, reason: str = "") -> Literal[False]:
+        """Decline to build a transaction; end `build` with `return builder.decline("…")`. `submit` returns `Declined` with
+        this reason when it has confirmed the answer: before, `build` is called again if the view was behind.
+
+        Returns:
+            False.
+
+        Raises:
+            BadArgument: The reason is no text.
+        """
+        if not isinstance(reason, str):
+            raise BadArgument(f"the reason of a declined command is a text, not {reason!r}")
+        self._reason = reason
+        return False
 
     @property
     def kind(self) -> int:
@@ -543,7 +559,7 @@ class Command(ABC, Generic[E_co]):
 
             def build(self, builder):
                 if self.accounts[self.name] < self.amount:
-                    return False
+                    return builder.decline("not enough money")
                 builder.payload = b"%s %d" % (self.name, self.amount)
                 return True
         ```
@@ -566,7 +582,7 @@ class Command(ABC, Generic[E_co]):
         It is called again for each attempt, so it must change nothing but the builder.
 
         Returns:
-            True to send the transaction, False if there is nothing to do.
+            True to send the transaction, False if there is nothing to do; see `Builder.decline`.
         """
 
     def on_lock_failure(self, rejected: Rejected) -> object:  # optional

@@ -66,6 +66,8 @@ __all__ = [
     "Superseded",
     "TlsMismatch",
     "TooLarge",
+    "TransactionDeclined",
+    "TransactionRefused",
     "Trimmed",
     "ViewBehind",
     "ViewStopped",
@@ -372,6 +374,21 @@ class OutcomeUnknown(WaltzError, code="W2131", exit_code=EXIT_TIMEOUT):
     """A transaction was sent, and no outcome arrived in time. It may be in the log, get into it while its owner stays
     the owner, or never. Not done: whether the transaction is in the log is not known. Next: look for it in the log
     before you append it again."""
+
+
+class TransactionRefused(WaltzError, code="W2130", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
+    """A transaction was refused, because of a lock or because a fail-over lost it. It is certainly not in the log. The
+    message names the lock, the reason and the id that stands against it: CONFLICT, a committed transaction marked the
+    lock; IN_FLIGHT, one that is not decided yet; TOO_FAR_BEHIND, the owner no longer knows; OWNER_CHANGED, the owner is
+    new and does not know yet; NOT_IN_LOG, it never reached the log. `waltzctl lock explain` tells more. Not done: the
+    transaction is not in the log. Next: read what was written meanwhile, then append it with a higher position (--mark)
+    if it still holds."""
+
+
+class TransactionDeclined(WaltzError, code="W2134", exit_code=EXIT_CONFLICT):
+    """The application's command declined to build a transaction (`Builder.decline`), and its caller asked for an error
+    (`outcome.or_raise()`). The message is the reason that the command gave. Not done: nothing was sent. Next: show the
+    reason to the user."""
 
 
 class AppendConditionFailed(WaltzError, code="W2133", exit_code=EXIT_CONFLICT):

@@ -369,15 +369,6 @@ class NotTakenOver(WaltzError, code="W2111", exit_code=EXIT_TIMEOUT, retry=Retry
     status`, and bring back what is missing."""
 
 
-class TransactionRefused(WaltzError, code="W2130", exit_code=EXIT_CONFLICT, retry=Retry.LATER):
-    """A transaction that an operator typed was refused, because of a lock or because a fail-over lost it. It is certainly
-    not in the log. The message names the lock, the reason and the id that stands against it: CONFLICT, a committed
-    transaction marked the lock; IN_FLIGHT, one that is not decided yet; TOO_FAR_BEHIND, the owner no longer knows;
-    OWNER_CHANGED, the owner is new and does not know yet; NOT_IN_LOG, it never reached the log. `waltzctl lock explain`
-    tells more. Not done: the transaction is not in the log. Next: look at what was written meanwhile, then append it with a
-    higher --mark if it still holds."""
-
-
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
     """The cluster has no running server, so its partitions have no owner: nothing can be read or appended. Committed
     transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from hashlib import blake2b
 from operator import index
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 from uuid import UUID
 
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, OutcomeUnknown, TransactionDeclined, TransactionRefused
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
@@ -201,12 +201,66 @@ class Token:
 _TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})(?:-([0-9a-f]{32}))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Committed:
+class _AnyOutcome:
+    """Methods of all outcomes.
+
+    Two outcomes of one class are equal if their contents are, and their partitions. The partition is not compared if one
+    of them has none, because a program made it itself: `assert outcome == Committed(0)`."""
+
+    partition: int | None
+    timeline: UUID = FIRST
+
+    @property
+    def ok(self) -> bool:
+        """True for `Committed`, False for any other outcome."""
+        return isinstance(self, Committed)
+
+    def or_raise(self) -> Committed:
+        """Return the outcome if it is `Committed`; raise an error that contains the cause otherwise.
+
+        Raises:
+            TransactionRefused: The transaction was rejected.
+            TransactionDeclined: `Command.build` declined; the message is its reason.
+            OutcomeUnknown: The transaction was sent, and its outcome is unknown: it may be in the log.
+
+        Example:
+            ```python
+            committed = (await client.append(b"hello", key="alice")).or_raise()
+            ```
+        """
+        where = "the partition" if self.partition is None else f"partition {self.partition}"
+        match self:
+            case Committed():
+                return self
+            case Rejected(reason, conflict_id, lock):
+                name = "" if lock is None else f", lock {lock:016x}"
+                conflict = "" if conflict_id == EMPTY else f", transaction {conflict_id}"
+                raise TransactionRefused(f"{where} rejected the transaction: {reason.name}{name}{conflict}")
+            case Declined(reason):
+                raise TransactionDeclined(reason or "the command declined, and gave no reason")
+        raise OutcomeUnknown(f"{where} did not report the outcome of the transaction in time")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"an outcome is neither true nor false ({self!r}): use `outcome.ok`, or `match` its class")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _AnyOutcome) or type(other) is not type(self):
+            return NotImplemented
+        is_placed = self.partition is not None and other.partition is not None
+        places = (self.partition, self.timeline), (other.partition, other.timeline)
+        return self._content() == other._content() and (not is_placed or places[0] == places[1])
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._content()))
+
+    def _content(self) -> tuple[object, ...]:
+        return tuple(getattr(self, one.name) for one in fields(cast(Any, self)) if one.compare)
+
+
+@dataclass(frozen=True, eq=False)
+class Committed(_AnyOutcome):
     """Outcome: the transaction is on the disks of a majority and keeps this id for ever. An atomic append has this id and
     the following ones.
-
-    Two outcomes are equal if their ids are, also if their partitions differ.
 
     Example:
         ```python
@@ -225,9 +279,10 @@ class Committed:
     count: int = 1
     """Number of transactions: 1, or the size of the group."""
     partition: int | None = field(default=None, compare=False)
-    """The partition that holds it; what a client returns always says so."""
+    """Partition of the transaction; None only in an outcome that a program made itself."""
     is_applied: bool = field(default=False, compare=False)
-    """The client's view had it when the call returned: only `submit` with `wait="applied"` says so."""
+    """Whether the client's view had the transaction when the call returned. True only after `submit` with
+    `wait="applied"`."""
     timeline: UUID = field(default=FIRST, compare=False)
     """The timeline of the log in which it has this id; another one after an operator has ended the log below it."""
 
@@ -257,8 +312,8 @@ def token_of(given: Token | Committed) -> Token:
     raise BadArgument(f"only what is committed comes into a view: wait for a `Committed` or its token, not for {given!r}")
 
 
-@dataclass(frozen=True)
-class Rejected:
+@dataclass(frozen=True, eq=False)
+class Rejected(_AnyOutcome):
     """The outcome of a transaction, or a group, that is not in the log and never will be."""
 
     reason: Reason
@@ -267,17 +322,34 @@ class Rejected:
     """The view must hold this id before another attempt can succeed."""
     lock: int | None = None
     """The hash of the lock that failed."""
+    partition: int | None = field(default=None, compare=False)
+    """Partition of the transaction; None only in an outcome that a program made itself."""
 
 
-@dataclass(frozen=True)
-class Unknown:
+@dataclass(frozen=True, eq=False)
+class Unknown(_AnyOutcome):
     """The outcome of a transaction, or a group, that was sent and not decided before the deadline: it may be in the log or
     not, and the client did not send it again. A group is in the log as a whole, or not at all."""
 
+    partition: int | None = field(default=None, compare=False)
+    """Partition of the transaction; None only in an outcome that a program made itself."""
 
-@dataclass(frozen=True)
-class Declined:
-    """The result of `submit` if `Command.build` returned False: there was nothing to do, and nothing was sent."""
+
+@dataclass(frozen=True, eq=False)
+class Declined(_AnyOutcome):
+    """The result of `submit` if `Command.build` declined: it called `Builder.decline`, or returned False. Nothing was
+    sent.
+
+    The answer is confirmed: the view had applied everything that any client had committed when `submit` was called.
+    It is not confirmed with `fresh=False`, in a call of the view itself, or by a client without a view."""
+
+    reason: str = ""
+    """Reason that `build` gave to `Builder.decline`; empty if it gave none."""
+    token: Token | None = field(default=None, compare=False)
+    """Place of the last transaction that the view contained, to show the same state elsewhere (`Client.wait_applied`).
+    None if the view was empty, or the client has no view."""
+    partition: int | None = field(default=None, compare=False)
+    """Partition of the command; None only in an outcome that a program made itself."""
 
 
 AppendOutcome: TypeAlias = Committed | Rejected | Unknown

@@ -617,7 +617,7 @@ def test_a_view_that_waits_for_its_own_outcome_survives_a_fail_over() -> None:
         partition.commit(0)
         await until(lambda: len(partition.log) == 101)
         partition.end_session(keep=100)
-        await until(lambda: view.outcome)
+        await until(lambda: view.outcome is not None)
         assert view.outcome == Committed(100)
         await until(lambda: len(view.payloads()) == 101)
 

@@ -88,7 +88,7 @@ def test_a_group_is_committed_in_a_row_under_one_outcome() -> None:
         await client.append(b"before", partition=0)
         outcome = await client.append_atomic([b"a", b"b", b"c"], partition=0, kinds=[1, 2, 3])
         assert outcome == Committed(1, count=3)
-        assert outcome.ids == range(1, 4)
+        assert outcome.or_raise().ids == range(1, 4)
         assert Committed(4).ids == range(4, 5)
         assert await client.append_atomic([b"one"], key=b"k") == Committed(4, count=1)
 

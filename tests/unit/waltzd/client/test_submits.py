@@ -55,7 +55,7 @@ async def test_a_later_one_sees_it_where_that_is_asked_for(client: Client, fake:
     assert await client.submit(Withdraw(view)) == Declined()
     view.hold = asyncio.Event()
     fake.partitions[0].write(b"deposit")
-    assert await client.submit(Withdraw(view)) == Declined()
+    assert await client.submit(Withdraw(view), fresh=False) == Declined()
     submitting = asyncio.create_task(client.submit(Withdraw(view), fresh=True))
     await asyncio.sleep(1)
     assert not submitting.done()
@@ -121,6 +121,102 @@ def test_without_a_view_there_is_nothing_to_wait_for() -> None:
                 await wait
 
     with_client(test)
+
+
+# -- a confirmed no ----------------------------------------------------------------------------------------------------
+
+
+class Book(Command):
+    """Book a seat, if `open` is the last thing that the view contains."""
+
+    key = "seat"
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.builds: list[int] = []
+
+    def build(self, builder: Builder) -> bool:
+        self.builds.append(builder.position)
+        if self.view.payloads()[-1:] != [b"open"]:
+            return builder.decline("there is no seat")
+        builder.payload = b"booked"
+        return True
+
+
+@told(with_view, given=3)
+async def test_a_no_of_a_view_that_is_behind_is_not_the_answer(client: Client, fake: FakeCluster, view: View) -> None:
+    await client.wait_caught_up()
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"open")
+    command = Book(view)
+    booking = asyncio.create_task(client.submit(command))
+    await asyncio.sleep(1)
+    assert command.builds == [-1]
+    assert not booking.done(), "the view is behind, so a no may be wrong"
+    view.hold.set()
+    assert await booking == Committed(1, partition=0)
+    assert command.builds == [-1, 0]
+
+
+@told(with_view, given=3)
+async def test_a_no_is_built_twice_only_if_the_view_has_moved_on(client: Client, fake: FakeCluster, view: View) -> None:
+    fake.partitions[0].write(b"full")
+    await client.wait_caught_up()
+    command = Book(view)
+    outcome = await client.submit(command)
+    assert (outcome, command.builds) == (Declined("there is no seat"), [0])
+    assert isinstance(outcome, Declined)
+    assert (outcome.token, outcome.partition) == (Token(0, 0), 0)
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"still full")
+    booking = asyncio.create_task(client.submit_atomic([again := Book(view)]))
+    await asyncio.sleep(1)
+    view.hold.set()
+    outcome = await booking
+    assert isinstance(outcome, Declined)
+    assert (outcome.token, again.builds) == (Token(0, 1), [0, 1])
+
+
+@told(with_view, given=3)
+async def test_without_an_answer_of_the_owner_there_is_no_no(client: Client, fake: FakeCluster, view: View) -> None:
+    await client.wait_caught_up()
+
+    async def silent() -> int:
+        raise CannotConnect("the owner is away")
+
+    client._clients[0]._end._ask = silent
+    with pytest.raises(NotSent, match="did not become fresh in time: the owner is away"):
+        await client.submit(Book(view))
+    assert await client.submit(Book(view), fresh=False) == Declined("there is no seat")
+
+
+def test_a_no_in_a_call_of_the_view_is_not_confirmed() -> None:
+    class Asks(View):
+        client: Client
+
+        async def apply(self, transaction: Transaction) -> None:
+            await super().apply(transaction)
+            self.outcome = await asyncio.wait_for(self.client.submit(Book(self)), 10)
+
+    view = Asks()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        view.client = client
+        fake.partitions[0].write(b"full", b"full")
+        await until(lambda: view.payloads() == [b"full", b"full"])
+        await until(lambda: view.outcome == Declined("there is no seat"))
+
+    with_client(test, view=view)
+
+
+@told(with_view, given=3)
+async def test_a_reason_is_a_text(client: Client, fake: FakeCluster, view: View) -> None:
+    class Wrong(Book):
+        def build(self, builder: Builder) -> bool:
+            return builder.decline(409)  # type: ignore[arg-type]
+
+    with pytest.raises(BadArgument, match="reason of a declined command is a text, not 409"):
+        await client.submit(Wrong(view))
 
 
 # -- caught up, applied ------------------------------------------------------------------------------------------------
