@@ -385,6 +385,9 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
         conflicting transaction, and calls `build` again; also if a fail-over lost the transaction. A client without a
         view has nothing to wait for: a failed lock is the outcome.
 
+        Commands that declare the same write lock (`Command.locks`) wait for each other in the order of their calls: the
+        functions of a command must not wait for the `submit` of another one with the same lock.
+
         If the caller is cancelled, a transaction that was not sent is withdrawn. One that was sent is decided, and the
         functions of the command are called as if the caller had stayed.
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from waltzd.client.follower import Call, notify
 from waltzd.client.keys import Keys, hashes_of
+from waltzd.client.lock_queue import LockQueue, Turn, leave
 from waltzd.client.partition import PartitionClient
 from waltzd.client.pending import atomic_request, request
 from waltzd.client.routes import pause_seconds
@@ -61,6 +63,7 @@ class Submits:
         self._serializer = serializer
         self.under_way: dict[asyncio.Future[None], None] = {}
         """Submits without an outcome, also between two attempts; `flush` waits for them."""
+        self._queues: dict[int, LockQueue] = {}
         self._notifying: dict[asyncio.Task[None], None] = {}
         self._count = 0
 
@@ -91,12 +94,10 @@ class Submits:
             is_fresh = fresh or (fresh is None and client.is_cold)
             if is_fresh:
                 await self._catch_up(client, deadline)
-            outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
-            if isinstance(outcome, Declined) and not is_fresh and fresh is None and client.may_wait_for_view:
-                # Confirm the answer: the view must contain what was committed before the call of `submit`.
-                await self._catch_up(client, deadline)
-                if _token(client, client.position) != outcome.token:
-                    outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
+            attempt = partial(self._attempt, client, commands, call, later, is_atomic, deadline, once)
+            must_confirm = fresh is None and not is_fresh and client.may_wait_for_view
+            decide = partial(self._confirmed, client, attempt, must_confirm, deadline)
+            outcome = await self._in_turn(client, commands, deadline, decide)
             if once is not None:
                 outcome = await self._looked_up(client, once, outcome, len(commands), deadline)
         finally:
@@ -110,6 +111,64 @@ class Submits:
             except WaltzError:  # the transaction is committed; `is_applied` of the outcome is False
                 return outcome
             return replace(outcome, is_applied=True)
+        return outcome
+
+    async def _in_turn(
+        self,
+        client: PartitionClient,
+        commands: Sequence[Command[Any]],
+        deadline: float | None,
+        decide: Callable[[], Awaitable[Outcome]],
+    ) -> Outcome:
+        """Call `decide` when the view contains the earlier commands of this client that declared to write a lock of these
+        commands."""
+        locks = [lock for command in commands for lock in command.locks]
+        if not locks or not client.may_wait_for_view:
+            return await decide()
+        turn, before = self._queues.setdefault(client.partition, LockQueue()).join(locks, Position(client.position))
+        try:
+            if before:
+                await self._wait_for(client, before, deadline)
+        except BaseException:
+            leave(turn, before)
+            raise
+        end = Position(EMPTY)
+        try:
+            outcome = await decide()
+            if isinstance(outcome, Committed):
+                end = Position(outcome.ids[-1], outcome.timeline)
+            return outcome
+        finally:
+            turn.set_result(end)
+
+    async def _wait_for(self, client: PartitionClient, turns: Sequence[Turn], deadline: float | None) -> None:
+        left = self._left(deadline)
+        _, pending = await asyncio.wait(turns, timeout=self._settings.submit_seconds if left is None else max(0.0, left))
+        if pending:
+            raise NotSent(
+                f"partition {client.partition} did not decide earlier commands of this client with the same lock in time",
+                partition=client.partition,
+            )
+        epoch = await client.ready_epoch(deadline)
+        ends = [turn.result() for turn in turns]
+        needed = max([end for end in ends if end.timeline == client.mount.timeline], default=EMPTY)
+        with suppress(TimeoutError):  # a view that is slow: then the lock decides
+            await client.seen(needed, epoch, deadline)
+
+    async def _confirmed(
+        self,
+        client: PartitionClient,
+        attempt: Callable[[], Awaitable[Outcome]],
+        must_confirm: bool,
+        deadline: float | None,
+    ) -> Outcome:
+        """Return the outcome of `attempt`. If it declined on a view that may be behind (`must_confirm`), catch up and try
+        again."""
+        outcome = await attempt()
+        if must_confirm and isinstance(outcome, Declined):
+            await self._catch_up(client, deadline)
+            if _token(client, client.position) != outcome.token:
+                return await attempt()
         return outcome
 
     async def _catch_up(self, client: PartitionClient, deadline: float | None) -> None:

@@ -569,7 +569,10 @@ class Command(ABC, Generic[E_co]):
     """Key from which the client's partitioner chooses the partition; the name of `locks` if it is None."""
     locks: Sequence[Lock] = ()
     """Locks of every attempt, unless `build` sets others. **They hold within one partition**, so transactions with a
-    lock in common need the same key; locks with the same name have the same key by default."""
+    lock in common need the same key; locks with the same name have the same key by default.
+
+    Commands of one client that declare the same write lock here are built one after another, each when the view contains
+    the one before. So they do not conflict with each other, and each is built once."""
 
     def partition(self, count: int) -> int | None:
         """Return the partition, given the number of partitions; None to choose it by `key` or `locks`."""

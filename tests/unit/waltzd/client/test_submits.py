@@ -13,9 +13,11 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
+from waltzd.client.lock_queue import PRUNE_AT, LockQueue
 from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, ViewStopped
-from waltzd.protocol.locks import Committed, Declined, Rejected, Token, write_lock
+from waltzd.protocol.locks import Committed, Declined, Lock, Rejected, Token, append_lock, read_lock, write_lock
+from waltzd.protocol.positions import Position
 
 
 class Withdraw(Command):
@@ -217,6 +219,102 @@ async def test_a_reason_is_a_text(client: Client, fake: FakeCluster, view: View)
 
     with pytest.raises(BadArgument, match="reason of a declined command is a text, not 409"):
         await client.submit(Wrong(view))
+
+
+# -- a queue for each lock ---------------------------------------------------------------------------------------------
+
+
+class Add(Command):
+    """Count what the view contains, under locks that it declares."""
+
+    key = "sum"
+
+    def __init__(self, view: View, *locks: Lock) -> None:
+        self.view = view
+        self.locks = locks or [write_lock("sum")]
+        self.builds = 0
+
+    def build(self, builder: Builder) -> bool:
+        self.builds += 1
+        builder.payload = b"%d" % len(self.view.payloads())
+        return True
+
+
+@told(with_view, given=3)
+async def test_commands_with_one_write_lock_are_built_once_each(client: Client, fake: FakeCluster, view: View) -> None:
+    commands = [Add(view) for _ in range(100)]
+    outcomes = await asyncio.gather(*[client.submit(command) for command in commands])
+    assert outcomes == [Committed(number) for number in range(100)], "first come, first served"
+    assert [command.builds for command in commands] == [1] * 100
+    assert fake.partitions[0].payloads == [b"%d" % number for number in range(100)]
+
+
+@told(with_view, given=3)
+async def test_a_command_waits_until_the_view_has_the_one_before(client: Client, fake: FakeCluster, view: View) -> None:
+    await client.wait_caught_up()
+    view.hold = asyncio.Event()
+    assert await client.submit(Add(view)) == Committed(0)
+    second, other, blind = Add(view), Add(view, write_lock("another")), Add(view, append_lock("sum"))
+    waiting = asyncio.create_task(client.submit(second))
+    assert await client.submit(other) == Committed(1), "it has another lock"
+    assert await client.submit(blind) == Committed(2), "its lock is not checked"
+    reader = asyncio.create_task(client.submit(Add(view, read_lock("sum"))))
+    await asyncio.sleep(1)
+    assert (second.builds, waiting.done(), reader.done()) == (0, False, False)
+    view.hold.set()
+    assert {await waiting, await reader} == {Committed(3), Committed(4)}
+
+
+@told(with_view, given=3)
+async def test_whatever_becomes_of_a_command_the_next_one_goes_on(client: Client, fake: FakeCluster, view: View) -> None:
+    await client.wait_caught_up()
+    gate = asyncio.Event()
+
+    class Slow(Add):
+        async def build(self, builder: Builder) -> bool:  # type: ignore[override]
+            await gate.wait()
+            return builder.decline("too late")
+
+    class Broken(Add):
+        def build(self, builder: Builder) -> bool:
+            raise ValueError("broken")
+
+    slow = asyncio.create_task(client.submit(Slow(view)))
+    await asyncio.sleep(0.1)
+    hasty = asyncio.create_task(client.submit(Add(view), timeout=1))
+    gone, broken = asyncio.create_task(client.submit(Add(view))), asyncio.create_task(client.submit(Broken(view)))
+    last = asyncio.create_task(client.submit(Add(view)))
+    with pytest.raises(NotSent, match="did not decide earlier commands of this client with the same lock in time"):
+        await hasty
+    gone.cancel()
+    await asyncio.sleep(0.1)
+    assert not last.done()
+    gate.set()
+    assert await slow == Declined("too late")
+    with pytest.raises(ValueError, match="broken"):
+        await broken
+    assert await last == Committed(0)
+
+
+@told(with_view, given=3)
+async def test_locks_in_any_order_hold_nobody_up_for_ever(client: Client, fake: FakeCluster, view: View) -> None:
+    a, b = write_lock("a"), write_lock("b")
+    commands = [Add(view, *locks) for locks in ([a, b], [b, a], [a], [b]) * 10]
+    outcomes = await asyncio.gather(*[client.submit_atomic([command]) for command in commands])
+    assert {type(outcome) for outcome in outcomes} == {Committed}
+    assert {command.builds for command in commands} == {1}
+
+
+def test_a_queue_forgets_what_the_view_contains() -> None:
+    async def work() -> None:
+        queue = LockQueue()
+        for number in range(10 * PRUNE_AT):
+            turn, before = queue.join([write_lock("order", number)], Position(number - 1))
+            assert before == []
+            turn.set_result(Position(number))
+        assert len(queue._last) <= 2 * PRUNE_AT
+
+    asyncio.run(work())
 
 
 # -- caught up, applied ------------------------------------------------------------------------------------------------
