@@ -107,6 +107,17 @@ class Twin:
         pause = delay if delay is not None else pauses[min(item.failures, len(pauses)) - 1] if pauses else 0.0
         self.returned(id, now + pause)
 
+    def refused(self, id: int, now: float, *, delay: float | None) -> None:
+        item = self.items[id]
+        if item.has_begun:
+            self.failed(id, now, delay=delay)
+            return
+        member = item.member
+        assert member is not None
+        self.returned(id, now + (delay or 0.0))
+        if self.is_ordered and not self.held():
+            self.members[member] = self.members.pop(member)
+
     def returned(self, id: int, at: float) -> None:
         self.items[id].not_before = at
         for other in [id, *self._behind(id)]:

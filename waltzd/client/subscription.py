@@ -1,7 +1,8 @@
 """A subscription: one member of a consumer group, in all of its partitions, as an application iterates over it.
 
 Each partition has a `PartitionConsumer`, which holds at most the deliveries that the member asked for. Deliveries are
-handed out round-robin over the partitions. A delivery that cannot be decoded is rejected here, with the reason.
+handed out round-robin over the partitions. A delivery that cannot be decoded is rejected here, with the reason. An event
+of a newer version (`EventUnknown`) is refused before it is begun: the owner gives it to another member, and counts no try.
 
 The `ack_wait` of a delivery starts when it arrives. So queued deliveries are extended while the application takes
 deliveries or waits for one. If the application hangs, they go to other members."""
@@ -23,12 +24,14 @@ from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import E, Serializer
 from waltzd.cluster.groups import MadeGroup
-from waltzd.errors import BadArgument, ClientClosed, NotInGroup, WaltzError
+from waltzd.errors import BadArgument, ClientClosed, EventUnknown, NotInGroup, WaltzError
 from waltzd.protocol.channels import EVERYTHING, named_in
 from waltzd.protocol.groups import AckKind, Mode
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks which partitions the channels of a group contain."""
+HAND_BACK_SECONDS = 5.0
+"""Seconds before an event of a newer version is delivered again."""
 _log = logging.getLogger("waltz.client")
 
 
@@ -252,6 +255,12 @@ class Subscription(Generic[E]):
             return True
         try:
             one.value  # noqa: B018  # it is kept
+        except EventUnknown as error:
+            _log.warning("%r is handed back, for a member of a newer version: %s", one, error.message)
+            self._aside(one.nack(delay=HAND_BACK_SECONDS, reason=error.message))
+            if isinstance(one._source, PartitionConsumer) and one._source.is_ordered:
+                one._source.drop()  # the owner delivers them again after this one
+            return False
         except Exception as error:  # noqa: BLE001  # the application's code
             _log.warning("%r cannot be decoded and is rejected: %r", one, error)
             self._aside(one.reject(f"it cannot be decoded: {error!r}"))

@@ -71,7 +71,7 @@ class JoinRequest:
 class AckKind(enum.IntEnum):
     ACKNOWLEDGE = 1
     REFUSE = 2
-    """Processing failed and may be retried."""
+    """Processing failed and may be retried. A delivery that was not begun is handed back, and no try is counted."""
     REJECT = 3
     """Processing can never succeed: the transaction is parked at once."""
     EXTEND = 4

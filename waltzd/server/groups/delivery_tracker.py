@@ -96,6 +96,8 @@ class DeliveryTracker:
         """Heap of deadline, id and tag: at most one for each delivery. An entry may be earlier than the deadline."""
         self.work = 0
         """Ranges of ids, deliveries and intervals that acknowledgements made it examine. The number only rises."""
+        self.handed_back = 0
+        """Number of deliveries that members refused before they began them. The number only rises."""
         self._tag = 0
         self._timed = 0
         """Tag of the first delivery in flight in an ordered group, whose deadline is the one that counts."""
@@ -314,11 +316,19 @@ class DeliveryTracker:
     def refuse(
         self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str, delay: float | None = None
     ) -> AckResult:
-        """Fail deliveries. They are retried after `delay`, or after the pause of the group."""
+        """Fail deliveries. They are retried after `delay`, or after the pause of the group. One that the member had not
+        begun is handed back: no try is counted, and in an ordered group the next member gets the partition."""
         mine, result = self._match(name, epoch, tag, first, last)
         for id in mine:
-            if id in self._flights:  # else it was released with an earlier one
+            if (flight := self._flights.get(id)) is None:  # it was released with an earlier one
+                continue
+            if flight.has_begun:
                 self._fail(id, reason, now, delay)
+                continue
+            self._return(id, now + (delay or 0.0))
+            self.handed_back += 1
+            if self.settings.mode is Mode.ORDERED and not self._flights:
+                self._members[name] = self._members.pop(name)
         return result
 
     def reject(self, name: str, epoch: int, tag: int, first: int, last: int, now: float, *, reason: str) -> AckResult:

@@ -498,7 +498,7 @@ class GroupPartition:
         answer has to wait for that."""
         tracker, now, result, before = self._tracker, self._now(), AckResult(ack.number), self._aside()
         delay = None if ack.delay_ms is None else ack.delay_ms / 1000
-        name, epoch, tag = member.name, ack.epoch, ack.tag
+        name, epoch, tag, handed_back = member.name, ack.epoch, ack.tag, tracker.handed_back
         for first, last in zip(ack.firsts.tolist(), ack.lasts.tolist(), strict=True):
             match ack.verb:
                 case AckKind.ACKNOWLEDGE:
@@ -523,7 +523,7 @@ class GroupPartition:
         if ack.verb is AckKind.ACKNOWLEDGE:
             self.acknowledged += result.taken
         elif ack.verb is not AckKind.EXTEND:
-            self.failed += result.taken
+            self.failed += result.taken - (tracker.handed_back - handed_back)
         self.touch()
         return result, number, is_aside
 

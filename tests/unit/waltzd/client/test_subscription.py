@@ -13,11 +13,12 @@ import pytest
 
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
+from tests.unit.waltzd.client.test_client import until
 from waltzd.client.blocking import BlockingDelivery
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.subscription import Subscription
-from waltzd.errors import BadArgument, DeliveryLate, GroupExists, NoSuchGroup
+from waltzd.errors import BadArgument, DeliveryLate, EventUnknown, GroupExists, NoSuchGroup
 from waltzd.testing import BlockingCluster, LocalCluster
 
 SECONDS = 30.0
@@ -276,6 +277,47 @@ def test_what_cannot_be_decoded_is_put_aside_with_the_reason() -> None:
         assert "cannot be decoded" in reason
 
     with_cluster(test, serializer=Numbers())
+
+
+@pytest.mark.parametrize("mode", ["queue", "ordered"])
+def test_an_event_of_a_newer_version_goes_to_a_newer_member_and_uses_up_no_try(mode: Any) -> None:
+    class Words:
+        def __init__(self, version: int) -> None:
+            self.version = version
+
+        def encode(self, value: str) -> bytes:
+            return value.encode()
+
+        def decode(self, payload: bytes) -> str:
+            if payload.startswith(b"new") and self.version < 2:
+                raise EventUnknown("this program does not know version 2")
+            return payload.decode()
+
+    async def test(cluster: LocalCluster, client: Client[Any]) -> None:
+        await client.create_group("mailer", mode=mode, tries=1)
+        await client.append_many(["old", "new", "old"], partition=0)
+        found: list[tuple[str, str, int]] = []
+
+        async def work(name: str, member: Client[Any]) -> None:
+            async for delivery in member.subscribe("mailer"):
+                found.append((name, delivery.value, delivery.attempt))
+                await delivery.ack()
+
+        async with cluster.client(serializer=Words(2)) as newer:
+            working = [asyncio.create_task(work("old", client))]
+            await until(lambda: ("old", "old", 1) in found)
+            await asyncio.sleep(12)
+            assert ("old", "new", 1) not in found
+            working.append(asyncio.create_task(work("new", newer)))
+            await until(lambda: len(found) == 3)
+            for one in working:
+                one.cancel()
+            ended = await asyncio.gather(*working, return_exceptions=True)
+        assert {type(one) for one in ended} == {asyncio.CancelledError}
+        assert mode == "queue" or [value for _, value, _ in found] == ["old", "new", "old"]
+        assert ("new", "new", 1) in found, "no try was counted, although there is only one"
+
+    with_cluster(test, serializer=Words(1))
 
 
 def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() -> None:

@@ -126,7 +126,7 @@ class Story:
         elif what == 2:
             delay = chance.choice([None, 0.0, 2.0])
             result = self.tracker.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
-            self._each(mine, lambda id: self.twin.failed(id, self.now, delay=delay))
+            self._each(mine, lambda id: self.twin.refused(id, self.now, delay=delay))
         elif what == 3 and chance.random() < 0.5:
             result = self.tracker.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
             self._each(mine, lambda id: self.twin.failed(id, self.now, is_final=True))
@@ -311,6 +311,35 @@ def test_what_was_only_prefetched_goes_to_others_when_its_time_is_over_and_uses_
     found.join("b", tells_begun=True)
     assert found.expire(10) == 1
     assert {one.id: one.attempt for one in found.deliver(10)} == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_a_member_hands_back_before_it_begins_uses_up_no_try(mode: Mode) -> None:
+    found = tracker(mode, 1, members=(), deliver_max=2)
+    for name in ("old", "new"):
+        found.join(name, tells_begun=True)
+    given = []
+    for number in range(6):
+        (one,) = found.deliver(5.0 * number)
+        given.append((one.member, one.attempt))
+        assert found.refuse(one.member, 1, one.tag, 0, 0, 5.0 * number, reason="too new", delay=5.0).taken == 1
+        assert found.deliver(5.0 * number + 4.9) == []
+    assert given == [("old", 1), ("new", 1)] * 3
+    (last,) = found.deliver(30)
+    found.begin(last.member, 1, last.tag, 0, 0)
+    found.refuse(last.member, 1, last.tag, 0, 0, 30, reason="it failed", delay=0.0)
+    assert [one.attempt for one in found.deliver(30)] == [2]
+    assert found.handed_back == 6
+
+
+def test_an_ordered_group_stays_where_something_is_under_way() -> None:
+    found = tracker(Mode.ORDERED, 2, members=())
+    for name in ("old", "new"):
+        found.join(name, tells_begun=True)
+    first, second = found.deliver(0)
+    found.begin("old", 1, first.tag, 0, 0)
+    found.refuse("old", 1, second.tag, 1, 1, 0, reason="too new", delay=1.0)
+    assert [one.member for one in found.deliver(1)] == ["old"], "no two members may have the partition"
 
 
 def test_all_that_a_member_of_an_older_version_was_given_counts_as_begun() -> None:
