@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import warnings
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.testing.server import LIMITS, LocalServer
-from waltzd.testing.server_port import InjectedFaults, ServerEndpoint, ServerPort
+from waltzd.testing.server_port import InjectedFaults, ServerEndpoint, ServerPort, WrittenLocks
 from waltzd.testing.storage_port import StorageEndpoint, StoragePort
 
 T = TypeVar("T")
@@ -166,7 +167,8 @@ class LocalCluster:
         await self.wait_until_ready()
 
     async def close(self) -> None:
-        """Close in order. Raise a bug of Waltz itself that showed up meanwhile."""
+        """Close in order. Raise a bug of Waltz itself that showed up meanwhile. Warn of each lock that was written in two
+        partitions (`RuntimeWarning`): locks hold within one partition, so it protects nothing."""
         for door in self._storages.values():
             door.resume()
         await asyncio.gather(*self._under_way)
@@ -179,6 +181,9 @@ class LocalCluster:
         self._storages.clear()
         if self.mistakes:
             raise self.mistakes[0]
+        written, self.luck.written = self.luck.written, WrittenLocks()
+        for sentence in written.in_several():
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
     async def __aenter__(self) -> Self:
         try:

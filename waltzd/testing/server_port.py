@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
+from waltzd.dcb import NAME as EVENTS
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import (
     AppendBatch,
@@ -26,7 +27,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
 )
 from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
-from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.locks import NAMESPACE_BITS, Mode, Reason, namespace_of
 from waltzd.protocol.role import Identity
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
@@ -40,8 +41,40 @@ from waltzd.wire.tasks import on_loop
 R = TypeVar("R")
 Up = TypeVar("Up")
 Down = TypeVar("Down")
+EXCERPT_BYTES = 60
+"""Bytes of a payload that a warning shows."""
 MESSAGES_MAX = 4
 """Limit of messages in flight in each direction; above it the sender waits."""
+
+
+class WrittenLocks:
+    """Partitions to which clients sent each WRITE lock. A lock holds within one partition, so a lock that was sent to two
+    protects nothing."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[int, dict[int, bytes]] = {}
+        """Payload of the first transaction, by lock and partition."""
+
+    def note(self, partition: int, batch: AppendBatch) -> None:
+        writes = np.flatnonzero(batch.lock_modes == int(Mode.WRITE))
+        row_of = np.repeat(np.arange(len(batch)), batch.lock_counts)
+        ends = np.cumsum(batch.lengths)
+        for at in writes.tolist():
+            places = self._payloads.setdefault(int(batch.lock_ids[at]), {})
+            if partition not in places:
+                row = int(row_of[at])
+                payload = memoryview(batch.payloads)[int(ends[row] - batch.lengths[row]) : int(ends[row])]
+                places[partition] = bytes(payload[:EXCERPT_BYTES])
+
+    def in_several(self) -> list[str]:
+        """Return a sentence for each lock that was sent to several partitions; locks of event stores (`waltzd.dcb`) are
+        left out, because a store for each tenant has the same ones."""
+        return [
+            f"the lock {lock:016x} was written in several partitions, and locks hold within one partition only: "
+            + ", ".join(f"in partition {partition} by {payload!r}" for partition, payload in sorted(places.items()))
+            for lock, places in self._payloads.items()
+            if len(places) > 1 and lock >> 64 - NAMESPACE_BITS != namespace_of(EVENTS)
+        ]
 
 
 @dataclass
@@ -51,6 +84,7 @@ class InjectedFaults:
     lock_failures: dict[int, int] = field(default_factory=dict)
     lost_answers: dict[int, int] = field(default_factory=dict)
     is_feed_suspended: bool = False
+    written: WrittenLocks = field(default_factory=WrittenLocks)
 
     @staticmethod
     def strikes(bad: dict[int, int], partition: int) -> bool:
@@ -329,6 +363,8 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
         assert self._door is not None
         luck = self._door.luck
         for number, frame in enumerate(frames):
+            if isinstance(frame, AppendBatch):
+                luck.written.note(self.partition, frame)
             row = first_checked(frame) if isinstance(frame, AppendBatch) else None
             if row is None or not luck.strikes(luck.lock_failures, self.partition):
                 continue

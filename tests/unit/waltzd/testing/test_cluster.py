@@ -20,7 +20,7 @@ from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, View
 from waltzd.errors import BadArgument, BeyondLog, NoSuchChannel, NotGranted
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, write_lock
+from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, append_lock, write_lock
 from waltzd.sql import sqlite
 from waltzd.testing import LocalCluster
 
@@ -415,3 +415,23 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
                 cluster.set_policy(cast(Any, wrong))
 
     LocalCluster(partitions=2).run(story)
+
+
+def test_the_end_names_a_lock_that_was_written_in_two_partitions() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as client:
+            for partition in (0, 2):
+                for name in ("seat", "other"):
+                    lock = write_lock(name, partition if name == "other" else 7)
+                    await client.append(
+                        b"%d %s" % (partition, name.encode()), partition=partition, locks=[lock], position=-1
+                    )
+                await client.append(b"x", partition=partition, locks=[append_lock("log")])
+                await client.append(b"x", partition=partition, locks=[write_lock("dcb", "type")], position=-1)
+
+    with pytest.warns(RuntimeWarning) as told:
+        LocalCluster().run(story)
+    assert [str(one.message) for one in told] == [
+        f"the lock {write_lock('seat', 7).hash:016x} was written in several partitions, and locks hold within one "
+        "partition only: in partition 0 by b'0 seat', in partition 2 by b'2 seat'"
+    ]
