@@ -58,7 +58,7 @@ API = {
         *("waltzd.Delivery", "waltzd.Subscription", "waltzd.Handling", "waltzd.Reject"),
         *("waltzd.BlockingDelivery", "waltzd.BlockingSubscription", "waltzd.BlockingHandling", "waltzd.sql.SqlInbox"),
     ),
-    "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
+    "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.SqlCommand", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),
     "Testing": ("waltzd.testing.LocalCluster", "waltzd.testing.BlockingCluster", "waltzd.testing.plugin"),
     "Errors": ("waltzd.errors",),

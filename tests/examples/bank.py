@@ -24,9 +24,9 @@ from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Command, Transaction, View
+from waltzd.client.view import Builder, Transaction, View
 from waltzd.protocol.locks import Committed, Declined, Outcome, Rejected, append_lock, write_lock
-from waltzd.sql import SqlView, sqlite
+from waltzd.sql import SqlCommand, SqlView, sqlite
 
 MINT = 0
 FROM_THE_MINT = 4
@@ -84,10 +84,10 @@ class Bank:
         if changed.rowcount == 0:
             connection.execute(sa.insert(ACCOUNTS).values(branch=branch, number=number, balance=amount))
 
-    def balance(self, branch: int, number: int) -> int:
+    @staticmethod
+    def balance(connection: Connection, branch: int, number: int) -> int:
         account = (ACCOUNTS.c.branch == branch) & (ACCOUNTS.c.number == number)
-        with self.engine.connect() as connection:
-            return connection.scalar(sa.select(ACCOUNTS.c.balance).where(account)) or 0
+        return connection.scalar(sa.select(ACCOUNTS.c.balance).where(account)) or 0
 
     def accounts(self) -> dict[tuple[int, int], int]:
         """All balances, by branch and number."""
@@ -96,10 +96,10 @@ class Bank:
         return {(branch, number): balance for branch, number, balance in rows}
 
 
-class Transfer(Command):
+class Transfer(SqlCommand):
     def __init__(self, bank: Bank, branch: int, payer: int, receiver: int, amount: int, name: str) -> None:
         assert payer != receiver
-        self._bank = bank
+        self.engine = bank.engine
         self._branch = branch
         self._payer = payer
         self._receiver = receiver
@@ -110,12 +110,11 @@ class Transfer(Command):
     def partition(self, count: int) -> int:
         return self._branch
 
-    async def build(self, builder: Builder) -> bool:
+    def decide(self, builder: Builder, connection: Connection) -> bool:
         if self._payer == MINT:
             builder.locks = [append_lock("account", MINT), append_lock("account", self._receiver)]
         else:
-            balance = await asyncio.to_thread(self._bank.balance, self._branch, self._payer)
-            if balance < self._amount:
+            if Bank.balance(connection, self._branch, self._payer) < self._amount:
                 return builder.decline("there is not enough money")
             builder.locks = [write_lock("account", self._payer), append_lock("account", self._receiver)]
         self.attempts += 1

@@ -17,7 +17,6 @@ from sqlalchemy.engine import Connection
 from waltzd import (
     Builder,
     Client,
-    Command,
     Committed,
     Declined,
     Outcome,
@@ -28,7 +27,7 @@ from waltzd import (
     write_lock,
 )
 from waltzd.serializers import EventType, JsonEvents
-from waltzd.sql import SqlView, sqlite
+from waltzd.sql import SqlCommand, SqlView, sqlite
 from waltzd.testing import LocalCluster
 
 
@@ -77,23 +76,22 @@ def apply(connection: Connection, transaction: Transaction[Event]) -> None:
         connection.execute(sa.insert(ACCOUNTS).values(name=account, cents=change))
 
 
-class Withdraw(Command[Event]):
+class Withdraw(SqlCommand[Event]):
     def __init__(self, engine: sa.Engine, account: str, cents: int, purpose: str) -> None:
-        self._engine = engine
+        self.engine = engine
         self._event = Withdrawn(account, cents, purpose)
         self.locks = [write_lock("account", account)]
 
-    async def build(self, builder: Builder[Event]) -> bool:
-        if await asyncio.to_thread(balance, self._engine, self._event.account) < self._event.cents:
+    def decide(self, builder: Builder[Event], connection: Connection) -> bool:
+        if balance(connection, self._event.account) < self._event.cents:
             return builder.decline("there is not enough money")
         builder.payload = self._event
         return True
 
 
-def balance(engine: sa.Engine, account: str) -> int:
-    with engine.connect() as connection:
-        cents: int | None = connection.scalar(sa.select(ACCOUNTS.c.cents).where(ACCOUNTS.c.name == account))
-        return cents or 0
+def balance(connection: Connection, account: str) -> int:
+    cents: int | None = connection.scalar(sa.select(ACCOUNTS.c.cents).where(ACCOUNTS.c.name == account))
+    return cents or 0
 
 
 def told(outcome: Outcome) -> str:

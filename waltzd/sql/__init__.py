@@ -14,8 +14,9 @@ except ModuleNotFoundError as error:
         name="sqlalchemy",
     ) from None
 
+from waltzd.sql.command import SqlCommand
 from waltzd.sql.engine import sqlite
 from waltzd.sql.inbox import SqlInbox
 from waltzd.sql.view import Poison, SqlView
 
-__all__ = ["Poison", "SqlInbox", "SqlView", "sqlite"]
+__all__ = ["Poison", "SqlCommand", "SqlInbox", "SqlView", "sqlite"]
