@@ -63,7 +63,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path, key: Path) ->
             **reads,
         },
     }
-    made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
+    made = LocalCluster.make(
+        tmp_path_factory.mktemp("cluster") / "cluster",
+        partitions=2, storages=1, servers=1, replication=1, settings=settings,
+    )  # fmt: skip
     try:
         made.start()
         with BlockingClient(made.server_addresses) as client:

@@ -40,7 +40,9 @@ def figures(waltzctl: Tool, *arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("bench") / "c", partitions=2, servers=1, settings=LASTING)
+    local = LocalCluster.make(
+        tmp_path_factory.mktemp("bench") / "c", partitions=2, storages=1, servers=1, replication=1, settings=LASTING
+    )
     try:
         local.start()
         yield local

@@ -30,13 +30,16 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Partition 0 holds so many records. On the second storage one of them is another one, with right checksums: it is of
     format 0, where no checksum is about more than a record."""
     settings = {"storage": dict[str, object](segment_bytes_max=20_000), **LASTING}
-    cluster = LocalCluster.make(tmp_path_factory.mktemp("broken") / "cluster", partitions=3, format=0, settings=settings)
+    cluster = LocalCluster.make(
+        tmp_path_factory.mktemp("broken") / "cluster", partitions=3, servers=1, format=0, settings=settings
+    )
     try:
         cluster.start()
         with BlockingClient(cluster.server_addresses) as client:
             payloads = [b"record %d of this log" % number for number in range(RECORDS)]
             assert client.append_many(payloads, partition=0).committed == RECORDS
-        assert cluster.stop() == []
+        cluster.daemons["storage-2"].ask_to_end()
+        assert cluster.daemons["storage-2"].wait_end(PATIENCE_SECONDS)
         forge(cluster, "storage-2", BAD)
         cluster.start()
         yield cluster

@@ -5,60 +5,59 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from waltzctl import main
 from waltzctl.local_cluster.local import LocalCluster
+from waltzctl.main import COMPLETE
+from waltzctl.shell import cluster_target
 
-SHELL = [str(Path(sys.executable).with_name("waltzctl"))]
-PATIENT = [
-    sys.executable,
-    "-c",
-    "from waltzctl.shell import cluster_target; cluster_target.COMPLETION_SECONDS = 60; "
-    "from waltzctl.main import main; main()",
-]
-"""The same for somebody who waits for what a slow machine says."""
+Shell = Callable[..., str]
+Offered = Callable[..., list[str]]
 
 
-def offered(*typed: str, program: Sequence[str] = SHELL, **environment: str) -> list[str]:
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """What the tool prints for a shell that asks with these environment variables, and with no other name of ours."""
+
+    def ask(asked: str, **environment: str) -> str:
+        with monkeypatch.context() as shells:
+            for name in [name for name in os.environ if name.startswith("WALTZ_")]:
+                shells.delenv(name)
+            for name, value in {COMPLETE: asked, **environment}.items():
+                shells.setenv(name, value)
+            with pytest.raises(SystemExit):
+                main.main()
+        told = capsys.readouterr()
+        assert told.err == ""
+        return told.out
+
+    return ask
+
+
+@pytest.fixture
+def offered(shell: Shell) -> Offered:
     """The last word is the one that is not finished."""
-    told = subprocess.run(
-        program,
-        env={
-            **{name: value for name, value in os.environ.items() if not name.startswith("WALTZ_")},
-            "COMP_WORDS": " ".join(("waltzctl", *typed)),
-            "COMP_CWORD": str(len(typed)),
-            "_WALTZCTL_COMPLETE": "bash_complete",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stderr == ""
-    return told.stdout.split()
+
+    def ask(*typed: str, **environment: str) -> list[str]:
+        words = {"COMP_WORDS": " ".join(("waltzctl", *typed)), "COMP_CWORD": str(len(typed))}
+        return shell("bash_complete", **words, **environment).split()
+
+    return ask
 
 
-def test_commands_and_options() -> None:
+def test_commands_and_options(offered: Offered) -> None:
     assert offered("sto") == ["storage"]
     assert {"remove", "recover"} <= set(offered("storage", "re"))
     assert "--dry-run" in offered("storage", "remove", "--d")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_is_told_how(shell: str) -> None:
-    told = subprocess.run(
-        [str(Path(sys.executable).with_name("waltzctl"))],
-        env={**os.environ, "_WALTZCTL_COMPLETE": f"{shell}_source"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"_WALTZCTL_COMPLETE=complete_{shell}" in told.stdout
-    assert "Traceback" not in told.stderr
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_each_shell_is_told_how(name: str, shell: Shell) -> None:
+    assert f"_WALTZCTL_COMPLETE=complete_{name}" in shell(f"{name}_source")
 
 
 def test_bash_goes_by_what_it_was_told() -> None:
@@ -74,31 +73,29 @@ def test_bash_goes_by_what_it_was_told() -> None:
     assert told.stdout.splitlines() == ["remove", "--watch"]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_others_ask_in_their_way(shell: str) -> None:
-    environment = {
-        **os.environ, "_WALTZCTL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "waltzctl txn ta",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-    }  # fmt: skip
-    told = subprocess.run(SHELL, env=environment, capture_output=True, text=True, check=True)
-    assert "tail" in told.stdout
-    assert "grep" not in told.stdout
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_others_ask_in_their_way(name: str, shell: Shell) -> None:
+    asked = {"_TYPER_COMPLETE_ARGS": "waltzctl txn ta", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    told = shell(f"complete_{name}", **asked)
+    assert "tail" in told
+    assert "grep" not in told
 
 
-def test_names_that_the_cluster_has_now(live: LocalCluster) -> None:
-    there, names = str(live.directory), partial(offered, program=PATIENT)
-    assert names("storage", "remove", "sto", WALTZ_DIRECTORY=there) == live.blueprint.storage_names
-    assert names("storage", "remove", "--directory", there, "") == live.blueprint.storage_names
-    assert names("server", "drain", "server-", WALTZ_DIRECTORY=there) == live.blueprint.server_names
+def test_names_that_the_cluster_has_now(live: LocalCluster, offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_target, "COMPLETION_SECONDS", 60)  # for a slow machine
+    there = str(live.directory)
+    assert offered("storage", "remove", "sto", WALTZ_DIRECTORY=there) == live.blueprint.storage_names
+    assert offered("storage", "remove", "--directory", there, "") == live.blueprint.storage_names
+    assert offered("server", "drain", "server-", WALTZ_DIRECTORY=there) == live.blueprint.server_names
 
 
-def test_names_of_contexts(tmp_path: Path) -> None:
+def test_names_of_contexts(tmp_path: Path, offered: Offered) -> None:
     path = tmp_path / "contexts.yml"
     path.write_text("contexts:\n  blue: {directory: b}\n  green: {directory: g}\n")
     assert offered("context", "use", "", WALTZ_CONTEXTS=str(path)) == ["blue", "green"]
     assert offered("status", "--context", "g", WALTZ_CONTEXTS=str(path)) == ["green"]
 
 
-def test_nothing_is_said_when_nobody_answers(tmp_path: Path) -> None:
+def test_nothing_is_said_when_nobody_answers(tmp_path: Path, offered: Offered) -> None:
     nobody = {"WALTZ_COORDINATOR": "127.0.0.1:1", "WALTZ_CONTEXTS": str(tmp_path / "none.yml")}
     assert offered("storage", "remove", "sto", **nobody) == []

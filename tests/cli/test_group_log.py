@@ -27,7 +27,7 @@ GROUP_LOG = 1
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, servers=2)
+    local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, servers=1)
 
     def without_group_log(logs: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
         return assign_replicas(logs - 1, storages, replication)
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         with pytest.MonkeyPatch.context() as older:
             older.setattr(creation, "assign_replicas", without_group_log)
             local.start()
-        local.grow(storages=4, servers=2)
+        local.grow(storages=4, servers=1)
         local.start()
         yield local
     finally:
