@@ -105,6 +105,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Delete the documents of a cluster from ZooKeeper."),
         "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
+        "finalize": ("waltzctl.placement.cluster:finalize", "End an upgrade; older versions are refused from then on."),
         "load-metadata": ("waltzctl.placement.metadata:load", "Load saved documents of a cluster into ZooKeeper."),
         "rebuild-metadata": (
             "waltzctl.placement.metadata:rebuild",

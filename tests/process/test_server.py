@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,11 +16,13 @@ import pytest
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzd.client import loop
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import ROOT, Cluster
+from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect, ForeignCluster
 from waltzd.errors.exit_codes import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE
+from waltzd.errors.operations import LevelUnknown
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.wire.servers import ServerAdminClient
 
@@ -265,3 +268,27 @@ def test_it_goes_on_while_zookeeper_is_silent(world: World, zookeeper: LocalZooK
 
     run(work())
     assert server.stop() == 0
+
+
+def test_a_server_takes_no_part_in_a_cluster_of_a_newer_level(world: World) -> None:
+    """Nothing is written: it is in neither of the two lists of servers."""
+
+    async def raise_level() -> None:
+        async with world.cluster() as cluster:
+            root = await cluster.coordinator.get(ROOT)
+            assert root is not None
+            future = json.dumps({**json.loads(root.data), "level": 9, "colour": "blue"}).encode()
+            await cluster.coordinator.commit([Set(ROOT, future, root.version)])
+
+    async def untouched() -> None:
+        async with world.cluster() as cluster:
+            assert await cluster.servers() == await cluster.expected_servers() == {}
+            with pytest.raises(LevelUnknown, match="the cluster has level 9"):
+                await cluster.meta()
+
+    run(raise_level())
+    server = world.server("one")
+    server.spawn()
+    assert server.wait() == EXIT_CONFLICT
+    assert f"{LevelUnknown.code} /: the cluster has level 9" in server.log
+    run(untouched())

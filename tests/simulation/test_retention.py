@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.cell import SETTINGS, Appender, Cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving, document, reached, written
-from waltzd.cluster.archives import archived, save_keep_local
+from waltzd.cluster.archives import archived
 from waltzd.cluster.coordinator import Delete
 from waltzd.errors import Trimmed
 from waltzd.errors.operations import ChangedMeanwhile
@@ -27,7 +27,8 @@ KEPT = 20_000
 
 
 async def keeping(c: Cell, keep_local: str) -> None:
-    await save_keep_local(c.cluster.coordinator, keep_local, before=await c.cluster.meta())
+    before = await c.cluster.meta()
+    await c.cluster.change_root(before, replace(before, keep_local=keep_local))
 
 
 def firsts(c: Cell, name: str) -> list[int]:

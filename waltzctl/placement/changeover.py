@@ -1,4 +1,6 @@
-"""Change of a cluster from format 0 to format 1, and waiting until every partition writes it.
+"""Changes of a cluster that cannot be undone: from format 0 to format 1, and to the newest level.
+
+A level is raised at once (`waltzd.protocol.level`), when no process of an older version is left. A format takes its time:
 
 The document of the cluster has the format of new sessions. Owners see the change, and begin a planned new session of
 each partition; clients continue. A partition cannot go back: what it has written since, no reader of the older format
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from waltzctl.placement.creation import check_formats
@@ -17,12 +20,14 @@ from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.numbers import first_few, format_partitions
 from waltzctl.shell.progress import Amount, Report
-from waltzctl.shell.safety import Plan
+from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
+from waltzd.protocol.level import LEVEL, level_of
 
+FINALIZE = "cluster finalize"
 WAITS = (
     "Interrupted. If the new format was saved already, partitions change to it by themselves: `waltzctl partition list "
     "-o wide` shows the format of each."
@@ -88,6 +93,49 @@ def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
             else "a partition that has changed cannot go back"
         )
     return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps))
+
+
+def finalize_level(command: ChangeCommand) -> int:
+    async def prepare(cluster: Cluster) -> Change:
+        found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
+
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
+            await cluster.change_root(found.meta, replace(found.meta, level=LEVEL))
+            return {"level": LEVEL}
+
+        return Change(plan=finalize_plan(found), do=do, is_planned_again=True)
+
+    return command.perform(prepare)
+
+
+def finalize_plan(found: ClusterSnapshot) -> Plan:
+    """Plan to raise the level; raise `Unsafe` while a process is too old for it, or its version is not known."""
+    name, before = found.meta.name, found.meta.level
+    if before == LEVEL:
+        return Plan(verb=FINALIZE, subject=name, steps=())
+    silent = [view.meta.name for view in found.storages if view.reported is None]
+    if silent:
+        raise Unsafe(
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old for level {LEVEL}",
+            next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
+        )
+    versions = {f"server {one.name}": one.version for one in [*(view.meta for view in found.servers), *found.missing]}
+    versions |= {f"storage {view.meta.name}": view.reported.version for view in found.storages if view.reported is not None}
+    old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if level_of(version) < LEVEL]
+    if old:
+        raise Unsafe(
+            f"{', '.join(old)} {'does' if len(old) == 1 else 'do'} not support level {LEVEL}",
+            next_step="upgrade it and start it, or remove it with `waltzctl server remove` or `waltzctl storage remove`",
+        )
+    return Plan(
+        verb=FINALIZE,
+        subject=name,
+        danger=Danger.TYPED,
+        steps=(
+            f"raise the level of the cluster {name} from {before} to {LEVEL}",
+            f"versions that do not support level {LEVEL} are refused from then on: there is no way back to them",
+        ),
+    )
 
 
 def waiting(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:

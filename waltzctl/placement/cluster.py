@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from waltzctl.placement.changeover import change_format
+from waltzctl.placement.changeover import change_format, finalize_level
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
@@ -149,6 +149,19 @@ def _secure(command: ChangeCommand) -> int:
         return Change(plan=plan, do=do, is_change=bool(nodes or above))
 
     return command.perform(prepare)
+
+
+def finalize(*, command: ChangeCommand) -> int:
+    """End an upgrade: raise the level of the cluster to the newest that this version supports. Until then every process can
+    go back to the version before; from then on, older versions are refused. The command is refused while a server or a
+    storage of an older version is part of the cluster, or does not answer. docs/upgrade.md has the steps.
+
+    \b
+    Examples:
+      waltzctl cluster finalize --dry-run
+      waltzctl cluster finalize --confirm local
+    """
+    return finalize_level(command)
 
 
 def delete(

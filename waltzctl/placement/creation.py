@@ -47,6 +47,7 @@ from waltzd.errors.operations import (
 from waltzd.format.layout import PARTITIONS_MAX, VERSIONS
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
+from waltzd.protocol.level import LEVEL, level_of
 from waltzd.wire.storages import AdminClient, ReplicaClient
 from waltzd.wire.tls import Tls
 
@@ -213,7 +214,10 @@ async def create_cluster(
         written = FORMAT if spec.format is None else spec.format
         check_formats(descriptions, written)
         _check_group_log(descriptions)
-        meta = ClusterMeta(name=spec.name, key=key, partitions=spec.partitions, created=created, format=written)
+        level = newest_level(descriptions)
+        meta = ClusterMeta(
+            name=spec.name, key=key, partitions=spec.partitions, created=created, format=written, level=level
+        )
         there = meta, {storage.name: storage for storage in spec.storages}, planned
         if not is_dry:
             sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
@@ -380,6 +384,11 @@ def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -
             f"{'its version is' if len(too_old) == 1 else 'their versions are'} "
             f"{', '.join(sorted({descriptions[name].version for name in too_old}))}"
         )
+
+
+def newest_level(descriptions: Mapping[str, StorageDescription]) -> int:
+    """Return the newest level that every storage supports, for a cluster that begins."""
+    return min((level_of(reported.version) for reported in descriptions.values()), default=LEVEL)
 
 
 def _check_group_log(descriptions: Mapping[str, StorageDescription]) -> None:

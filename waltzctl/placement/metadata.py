@@ -251,9 +251,13 @@ async def _from_file(
         replicas_path(one.partition): saved.replicas(one.partition) for one in verdicts if isinstance(one, Unproven)
     }
     documents |= _counter(saved, target)
-    formats = [_format(reports), saved.meta.format, target.meta.format if target.meta is not None else 0]
+    metas = [saved.meta, *([target.meta] if target.meta is not None else [])]
     wanted = Restoration(
-        meta=replace(saved.meta, format=max(formats)),
+        meta=replace(
+            saved.meta,
+            format=max(_format(reports), *(meta.format for meta in metas)),
+            level=max(meta.level for meta in metas),
+        ),
         verdicts=verdicts,
         generations=generations,
         counted_by_clock=clock_generation(time.time()),
@@ -402,7 +406,8 @@ def rebuild(
                 for one, reported in descriptions.items()
             )
             raise ForeignCluster(f"these are storages of different clusters: {text}", not_done="nothing was changed")
-        meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
+        level = creation.newest_level(descriptions)
+        meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now(), level=level)
         return await rebuilding(
             cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=current_user(tls)
         )

@@ -7,6 +7,7 @@ time is refused for a log without times.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from waltzctl.shell.change import Change, ChangeCommand
@@ -15,7 +16,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.cluster.archives import all_archived, save_keep_local
+from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import Unsafe
@@ -37,7 +38,7 @@ def change_keep_local(wanted: str, command: ChangeCommand) -> int:
         made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-            await save_keep_local(cluster.coordinator, wanted, before=found.meta)
+            await cluster.change_root(found.meta, replace(found.meta, keep_local=wanted))
             return {"keep_local": wanted}
 
         return Change(plan=made, do=do, is_change=found.meta.keep_local != wanted)

@@ -242,7 +242,7 @@ def snapshot(found: ClusterSnapshot, *, where: str) -> Listing[PartitionView]:
 
 def _picture(found: ClusterSnapshot, where: str) -> Iterator[Part]:
     yield verdict(sentence(found), is_good=found.is_healthy)
-    yield f"cluster {found.meta.name}, {_format(found)}, key {found.meta.key}, {where}"
+    yield f"cluster {found.meta.name}, {_format(found)}, level {found.meta.level}, key {found.meta.key}, {where}"
     yield Table(pick(server_columns(found), "server", "address", "admin", "partitions", "state"), all_servers(found))
     yield Table(pick(STORAGES, "storage", "listen", "admin", "replicas", "group", "state"), found.storages)
     wanting = {view.partition for view in (*found.closed, *found.short)}
@@ -271,6 +271,7 @@ def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
         "cluster_key": str(found.meta.key),
         "created": found.meta.created,
         "format": found.meta.format,
+        "level": found.meta.level,
         "leader": found.leader,
         "servers": [
             {
@@ -354,6 +355,7 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Listing[
         "partitions": made.meta.partitions,
         "created": made.meta.created,
         "format": made.meta.format,
+        "level": made.meta.level,
         "storages": objects(columns, names),
         "replicas": {number: names for number, names in sorted(made.replicas.items()) if number < made.meta.partitions},
         "group_log": list(made.group_log),

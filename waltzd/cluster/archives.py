@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, ROOT, put
-from waltzd.cluster.coordinator import Change, Coordinator, Create, Set
-from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, decode_root
+from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, put
+from waltzd.cluster.coordinator import Change, Coordinator, Create
+from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.document import decode, encode
@@ -96,11 +96,3 @@ async def save_archived(
             return newest
         raise
     return version + 1
-
-
-async def save_keep_local(coordinator: Coordinator, keep_local: str, *, before: ClusterMeta) -> None:
-    """Set how much of the archived log storages keep; raise `ChangedMeanwhile` if the document is not `before` any more."""
-    node = await coordinator.get(ROOT)
-    if node is None or decode_root(node.data) != before:
-        raise ChangedMeanwhile("the document of the cluster was changed by another process meanwhile")
-    await coordinator.commit([Set(ROOT, encode(replace(before, keep_local=keep_local)), node.version)])

@@ -222,10 +222,15 @@ class Cluster:
         """
         if format < before.format:
             raise Unsafe(f"the cluster writes format {before.format}, and there is no way back to format {format}")
+        await self.change_root(before, replace(before, format=format))
+
+    async def change_root(self, before: ClusterMeta, wanted: ClusterMeta) -> None:
+        """Replace the document of the cluster; raise `ChangedMeanwhile` if it is not `before` any more."""
+        assert wanted.level >= before.level, "a level only rises"
         version = await self._version_of(ROOT)  # first, so that it notices a change after this look
         if await self.meta() != before:
             raise ChangedMeanwhile("the document of the cluster was changed by another process meanwhile")
-        await self.coordinator.commit([Set(ROOT, encode(replace(before, format=format)), version)])
+        await self.coordinator.commit([Set(ROOT, encode(wanted), version)])
 
     # -- servers -------------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,11 @@ from waltzd.protocol.document import (
     Rule,
     Sha256,
     decode,
+    parse,
     whole,
     with_defaults,
 )
+from waltzd.protocol.level import LEVEL_MAX, check_level
 from waltzd.protocol.policy import Grant, Quotas
 from waltzd.protocol.retention import keep_of
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
@@ -64,6 +66,9 @@ class ClusterMeta(Document):
     """Format of the segments that the next session of each partition writes. It only rises."""
     keep_local: KeepLocal = field(default="all", metadata={ADDED: True})
     """How much of the archived log storages keep: all, a time as in 7d, or a size as in 500GB."""
+    level: Annotated[int, whole(0, LEVEL_MAX)] = field(default=0, metadata={ADDED: True})
+    """Level of the cluster (`waltzd.protocol.level`): processes that support only lower levels are refused. It only
+    rises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +389,9 @@ def whole_grant(found: Any) -> Any:
 
 
 def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
-    """Return the cluster at a root; raise `MetadataUnfinished` if a tool is restoring it, or was killed while it did."""
+    """Return the cluster at a root; raise `LevelUnknown` if it was finalized for a newer version, `MetadataUnfinished` if a
+    tool is restoring it, or was killed while it did."""
+    check_level(_level(data), path)  # first: a newer version may also have added fields
     try:
         return decode(ClusterMeta, data, path)
     except BadMetadata:
@@ -396,6 +403,16 @@ def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
         "and did not end",
         path=path,
     )
+
+
+def _level(data: bytes) -> int:
+    """Return the level in a root document that may be of a newer version; 0 if it has none."""
+    try:
+        found = parse(data)
+    except ValueError:
+        return 0
+    level = found.get("level") if isinstance(found, dict) else None
+    return level if type(level) is int else 0
 
 
 def unfinished(data: bytes) -> Unfinished | None:

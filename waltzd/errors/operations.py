@@ -203,6 +203,19 @@ class MetadataUnfinished(BadMetadata, code="W2045", exit_code=EXIT_CONFLICT, ret
     that the message names, or run it again: it completes what it began."""
 
 
+class LevelUnknown(BadMetadata, code="W2047", exit_code=EXIT_CONFLICT):
+    """The cluster has a higher level than this version of Waltz supports: `waltzctl cluster finalize` of a newer version
+    ended the time in which this one could come back. Not done: nothing was started, read or written. Next: use the
+    version of Waltz that the servers of the cluster run, or a newer one; docs/compatibility.md explains levels."""
+
+
+class IncompatibleVersion(WaltzError, code="W2053", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
+    """Two versions of Waltz that do not work together meet: servers, or a server and a storage, that are more than one
+    minor version apart; a storage that is older than the level of the cluster; or a client library of another major
+    version. Not done: the process that the message names takes no part, and nothing was written. Next: upgrade one minor
+    version at a time; docs/compatibility.md has the table, docs/upgrade.md the steps."""
+
+
 class MetadataFileDamaged(WaltzError, code="W2046", exit_code=EXIT_FINDINGS):
     """A file with the documents of a cluster is not as `waltzctl cluster save-metadata` wrote it: a line is missing or
     changed, the file is cut off, or it is another kind of file. Such a file is never used in part, because a missing or

@@ -93,6 +93,8 @@ class ReplicaStatus:
     """Reason why it keeps segments below the floor that its owner set last; empty if it keeps none."""
     time: int = 0
     """Time at which it was opened, in microseconds since 1970 by the clock of the storage; 0 from older versions."""
+    version: str = ""
+    """Version of the storage; empty from versions before 0.1."""
 
     @property
     def timeline(self) -> UUID:

@@ -70,6 +70,7 @@ from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
+from waltzd.server.version_check import VersionCheck
 from waltzd.wire.calls import roles_at
 from waltzd.wire.grpc import Server
 from waltzd.wire.limits import REQUEST_BYTES_MAX
@@ -126,6 +127,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         ends.push_async_callback(coordinator.close)
         cluster = Cluster(coordinator)
         meta = await cluster.meta()
+        await VersionCheck(cluster, config.name, meta.level).check_servers()
         await check_closed(cluster, config)
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
@@ -308,6 +310,7 @@ class _Daemon:
             is_alive=self._is_alive,
         )
         self.election = Election(cluster, config.name, meta.partitions, self._detector)
+        self._versions = VersionCheck(cluster, config.name, meta.level)
         self.owner: PartitionOwner = PartitionOwner(
             cluster,
             meta,
@@ -347,8 +350,14 @@ class _Daemon:
         await self._policy.read()
         await self.registration.announce()
         try:
+            await self._versions.check_servers()
+        except WaltzError:
+            await self.registration.withdraw()
+            raise
+        try:
             async with asyncio.TaskGroup() as tasks:
                 following = [
+                    tasks.create_task(self._versions.reconciler.run(), name="level"),
                     tasks.create_task(self.registration.reconciler.run(), name="registration"),
                     tasks.create_task(self.election.reconciler.run(), name="election"),
                     tasks.create_task(self._detector.run(), name="failure detector"),
@@ -470,6 +479,7 @@ class _Daemon:
                 tls=self._tls,
                 name=storage.name,
                 owner_key=self._owner_key,
+                check_version=lambda version: self._versions.check_storage(storage.name, version),
             )
         return self._storages[place]
 

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from contextlib import closing
+from importlib.metadata import version
 from typing import NoReturn
 
 import uvloop
@@ -73,6 +74,7 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
                 free_bytes_min=config.free_bytes_min,
                 record_bytes_max=config.record_bytes_max,
                 archives=config.archive is not None,
+                version=version("waltzd"),
                 say=log.info,
                 complain=log.error,
             ),

@@ -62,9 +62,18 @@ TRIM_SECONDS = 120.0
 class Replicas(Transport):
     """The replicas on one storage as owners of partitions and readers use them, over any transport."""
 
-    def __init__(self, key: UUID, owner_key: bytes = b"", *, number: int | None = None) -> None:
+    def __init__(
+        self,
+        key: UUID,
+        owner_key: bytes = b"",
+        *,
+        number: int | None = None,
+        check_version: Callable[[str], None] = lambda version: None,
+    ) -> None:
         """Prepare calls. `owner_key` belongs to the process and gives the secrets of its sessions; two names of one
-        storage share it. It is drawn if empty, and so is `number`, by which a storage tells callers apart."""
+        storage share it. It is drawn if empty, and so is `number`, by which a storage tells callers apart.
+        `check_version` raises if a storage of this version must not be used; it is called with each status."""
+        self._check_version = check_version
         self._key = key
         self._number = secrets.randbits(62) if number is None else number
         self._owner_key = owner_key or secrets.token_bytes(SECRET_BYTES)
@@ -91,6 +100,7 @@ class Replicas(Transport):
     async def status(self, partition: int) -> ReplicaStatus:
         """Return the status of a replica. `Open` without a session binds the replica to nothing."""
         status, _ = await self._ask(calls.OPEN, wire.OpenRequest(target=self._target(partition, None)))
+        self._check_version(status.version)
         return status
 
     async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
@@ -104,6 +114,7 @@ class Replicas(Transport):
         target = self._target(partition, session)
         request = wire.OpenRequest(target=target, partitions=partitions, create=create, caller=self._number)
         status, self._stream_port = await self._ask(calls.OPEN, request, seconds)
+        self._check_version(status.version)
         self._contacts[partition] = status.contact
         return status
 
@@ -232,10 +243,11 @@ class ReplicaClient(Caller, Replicas):
         stream_port: int = 0,
         instance: UUID | None = None,
         owner_key: bytes = b"",
+        check_version: Callable[[str], None] = lambda version: None,
     ) -> None:
         """Prepare calls. `stream_port` is where append streams connect; the answer to `open` gives it, too."""
         Caller.__init__(self, address, seconds=seconds, tls=tls, name=name, instance=instance)
-        Replicas.__init__(self, key, owner_key)
+        Replicas.__init__(self, key, owner_key, check_version=check_version)
         self._tls = tls
         self._name = name
         self._host = parse_address(address).host

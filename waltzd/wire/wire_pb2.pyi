@@ -690,6 +690,7 @@ class ReplicaStatus(_message.Message):
     TIMELINES_FIELD_NUMBER: _builtins.int
     UNTRIMMED_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -716,6 +717,8 @@ class ReplicaStatus(_message.Message):
     """Why it keeps records below the floor that its owner named last; empty if it keeps none."""
     time: _builtins.int
     """Clock of the storage in microseconds since 1970; 0 if not given. Used by `Open` only."""
+    version: _builtins.str
+    """Version of the storage; empty before 0.1."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty if the replica does not vouch for its records."""
@@ -757,10 +760,11 @@ class ReplicaStatus(_message.Message):
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
         untrimmed: _builtins.str = ...,
         time: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "time", b"time", "timelines", b"timelines", "untrimmed", b"untrimmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "time", b"time", "timelines", b"timelines", "untrimmed", b"untrimmed", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -167,6 +167,7 @@ class Partition:
             floor=self.first_id,
             timelines=self.lineage.later,
             untrimmed=self._untrimmed,
+            version=self._context.settings.version,
         )
 
     def _look_at_tail(self) -> None:

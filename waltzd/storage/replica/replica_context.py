@@ -20,6 +20,8 @@ class PartitionSettings:
     record_bytes_max: int = 16 << 20
     archives: bool = False
     """True if the storage can upload sealed segments. Each status reports it to the owner."""
+    version: str = ""
+    """Version of the storage. Each status reports it to the owner."""
     say: Callable[[str], None] = lambda sentence: None
     """Callback for each sentence that an operator should read."""
     complain: Callable[[str], None] | None = None

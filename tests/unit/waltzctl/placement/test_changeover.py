@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit import snapshots
-from waltzctl.placement.changeover import plan_of, waiting
+from waltzctl.placement.changeover import finalize_plan, plan_of, waiting
+from waltzctl.shell.safety import Danger
 from waltzctl.show.cluster import picture_json
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import FormatUnknown, Unsafe
+from waltzd.protocol.level import LEVEL
 
 
 def partition(number: int, format: int, **changes: Any) -> PartitionView:
@@ -74,3 +76,38 @@ def test_there_is_no_way_back() -> None:
 def test_a_picture_says_what_each_partition_writes() -> None:
     found = picture_json(cluster(1, 0, told=1))
     assert (found["format"], [one["format"] for one in found["partitions"]]) == (1, [1, 0])
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
+
+
+def of_versions(servers: str = "0.1.0", storages: str = "0.1.0", **changes: Any) -> ClusterSnapshot:
+    found = snapshots.well(storages=tuple(snapshots.storage(name, version=storages) for name in snapshots.STORAGES))
+    views = tuple(replace(view, meta=replace(view.meta, version=servers)) for view in found.servers)
+    return replace(found, servers=views, **changes)
+
+
+def test_a_level_is_raised_when_every_process_supports_it() -> None:
+    plan = finalize_plan(of_versions())
+    assert (plan.verb, plan.subject, plan.danger) == ("cluster finalize", "trial", Danger.TYPED)
+    assert plan.steps == (
+        f"raise the level of the cluster trial from 0 to {LEVEL}",
+        f"versions that do not support level {LEVEL} are refused from then on: there is no way back to them",
+    )
+    found = of_versions()
+    assert finalize_plan(replace(found, meta=replace(found.meta, level=LEVEL))).steps == ()
+
+
+def test_a_level_is_not_raised_over_a_process_of_an_older_version() -> None:
+    with pytest.raises(Unsafe, match=r"server a \(version 0\.0\.0\), server b .* do not support level 1") as refused:
+        finalize_plan(of_versions(servers="0.0.0"))
+    assert refused.value.detail_not_done == "nothing was changed"
+    with pytest.raises(Unsafe, match=r"^storage s1 \(version 0\.0\.0\), storage s2"):
+        finalize_plan(of_versions(storages="0.0.0"))
+    away = replace(snapshots.server("away").meta, version="0.0.0")
+    with pytest.raises(Unsafe, match=r"^server away \(version 0\.0\.0\) does not support level 1"):
+        finalize_plan(of_versions(missing=(away,)))
+    found = of_versions()
+    silent = replace(found.storages[0], reported=None, error=CannotConnect("no answer"))
+    with pytest.raises(Unsafe, match="s1 does not answer, and may be too old for level 1"):
+        finalize_plan(replace(found, storages=(silent, *found.storages[1:])))

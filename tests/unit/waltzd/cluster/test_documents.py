@@ -33,8 +33,9 @@ from waltzd.cluster.documents import (
     ReplicaState,
     ServerMeta,
     StorageMeta,
+    decode_root,
 )
-from waltzd.errors.operations import BadMetadata
+from waltzd.errors.operations import BadMetadata, LevelUnknown
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol import document as room
 from waltzd.protocol.address import is_name
@@ -364,3 +365,24 @@ def test_names(text: str) -> None:
 @pytest.mark.parametrize("text", ["", ".", "..", "-a", "a/b", "a b", "ä", "a\n", "x" * 65])
 def test_no_names(text: str) -> None:
     assert not is_name(text)
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_a_level_has_level_0_and_its_document_is_as_before() -> None:
+    meta = ClusterMeta(name="payments", key=KEY, partitions=4, created="2026-01-31T12:00:00Z")
+    assert decode_root(room.encode(meta)).level == 0
+    assert b"level" not in room.encode(meta), "the version before can read it"
+    raised = replace(meta, level=1)
+    assert decode_root(room.encode(raised)) == raised
+
+
+def test_a_cluster_of_a_newer_version_is_refused_by_its_level_and_not_by_its_fields() -> None:
+    found = json.loads(room.encode(ClusterMeta(name="payments", key=KEY, partitions=4, created="2026")))
+    for future in ({"level": 2}, {"level": 2, "colour": "blue"}, {"level": 2, "schema": 2}):
+        with pytest.raises(LevelUnknown, match="/there: the cluster has level 2"):
+            decode_root(json.dumps(found | future).encode(), "/there")
+    for damaged in ({"level": "2"}, {"level": -1}, {"level": 1.5}, {"level": True}):
+        with pytest.raises(BadMetadata, match="level must be a whole number"):
+            decode_root(json.dumps(found | damaged).encode())

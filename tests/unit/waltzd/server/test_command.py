@@ -14,7 +14,7 @@ import pytest
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Settings, Supervisor
-from waltzd.errors.operations import BadMetadata, NameInUse
+from waltzd.errors.operations import BadMetadata, IncompatibleVersion, NameInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command
@@ -114,6 +114,8 @@ class Part:
 
     async def read(self) -> None: ...
     async def announce(self) -> None: ...
+    async def withdraw(self) -> None: ...
+    async def check_servers(self) -> None: ...
     async def drain(self, seconds: float) -> None: ...
     async def close(self) -> None: ...
 
@@ -129,6 +131,7 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon._server = type("Server", (), {"listen": "a:1", "streams": "", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.owner = registration, election, host
     daemon._copy_rate, daemon._detector, daemon._policy, daemon._name_recorder = Part(), Part(), Part(), Part()
+    daemon._versions = Part()
     daemon._saver = daemon.groups = Part()
     result: command._Daemon = daemon
     return result
@@ -170,6 +173,27 @@ def test_a_name_that_was_lost_ends_it_with_that_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(command, "end_at_once", end)
     with pytest.raises(NameInUse, match="taken"):
         asyncio.run(daemon_of(Part(failing(NameInUse("taken"))), Part(), Part()).live(Supervisor(Settings())))
+
+
+def test_a_server_of_a_version_that_does_not_fit_leaves_the_list_again() -> None:
+    told: list[str] = []
+
+    class Registration(Part):
+        async def announce(self) -> None:
+            told.append("announced")
+
+        async def withdraw(self) -> None:
+            told.append("withdrawn")
+
+    class Versions(Part):
+        async def check_servers(self) -> None:
+            raise IncompatibleVersion("server two runs version 0.9")
+
+    daemon: Any = daemon_of(Registration(), Part(), Part())
+    daemon._versions = Versions()
+    with pytest.raises(IncompatibleVersion):
+        asyncio.run(daemon.live(Supervisor(Settings())))
+    assert told == ["announced", "withdrawn"]
 
 
 def test_a_mistake_weighs_more_than_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

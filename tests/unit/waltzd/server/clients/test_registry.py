@@ -13,7 +13,7 @@ import pytest
 from tests.unit.mounting import FakeSession, Reader, Room, batch_of, mount_request
 from tests.unit.timeless import run
 from waltzd.errors import CannotConnect, NotPermitted, NotReady, Superseded
-from waltzd.errors.operations import BadFrame, Disconnected, TooManyCallers
+from waltzd.errors.operations import BadFrame, Disconnected, IncompatibleVersion, TooManyCallers
 from waltzd.protocol.batches import FeedMode, Introduction, Registration
 from waltzd.protocol.descriptions import ClientInstance, ClientUse
 from waltzd.protocol.locks import Mode
@@ -593,5 +593,15 @@ def test_names_of_which_nothing_would_be_seen_are_forgotten_and_their_numbers_ar
         assert len(found) <= GONE_MAX
         assert "ann" not in {usage.name for usage in found}
         assert room.registry.totals().slowed_ms == 1000
+
+    timeless(test)
+
+
+def test_a_client_of_another_major_version_gets_no_id() -> None:
+    async def test(room: Room) -> None:
+        assert (await room.calls.register(KEY, ANN, Introduction(version="0.99.0"))).client == 1
+        with pytest.raises(IncompatibleVersion, match="client library has version 1"):
+            await room.calls.register(KEY, ANN, Introduction(version="1.0.0"))
+        assert (await room.calls.register(KEY, ANN, Introduction(version=""))).client == 2
 
     timeless(test)
