@@ -13,10 +13,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.release.packages import build_sdist, build_wheel_of_sdist
 from tests.sbom import ROOT, locked
 from tests.unit.test_extras import APPLICATION
 
-BUILD = "import sys; from setuptools.build_meta import build_{0} as build; print(build(sys.argv[1]))"
+SECONDS = 1_800_000_000
+"""Date of what is built here, in place of that of a commit."""
 LITTER = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 OUT_OF_REACH = re.compile("NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError")
 VERSION = 'import sys, venv; print("%d.%d" % sys.version_info[:2])'
@@ -34,20 +36,13 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     project = folder / "project"
     shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LITTER))
-    run([sys.executable, "-c", BUILD.format("sdist"), folder], project)
-    (built,) = folder.glob("waltzd-*.tar.gz")
-    return built
+    return build_sdist(project, folder, SECONDS)
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path) -> Path:
     """The wheel that is built from the unpacked sdist, as an index does it."""
-    folder = sdist.parent
-    run([sys.executable, "-m", "tarfile", "--extract", sdist, folder / "sdist"], folder)
-    (source,) = (folder / "sdist").iterdir()
-    run([sys.executable, "-c", BUILD.format("wheel"), folder], source)
-    (built,) = folder.glob("waltzd-*.whl")
-    return built
+    return build_wheel_of_sdist(sdist, sdist.parent, SECONDS)
 
 
 def test_the_sdist_has_what_the_wheel_is_built_of_and_no_more(sdist: Path) -> None:
@@ -63,7 +58,7 @@ def test_the_sdist_has_what_the_wheel_is_built_of_and_no_more(sdist: Path) -> No
     assert {name.suffix for name in ours - console} == {".py", ".pyi", ".proto", ".typed"}
     assert {name.suffix for name in console} == {".py", ".html", ".css", ".js", ".svg"}
     assert {str(name) for name in names if name.parts[0] == "configs"} == {
-        f"configs/{path.name}" for path in (ROOT / "configs").iterdir()
+        f"configs/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()
     }
 
 
@@ -74,7 +69,7 @@ def test_the_wheel_has_every_module_and_what_stands_beside_them(wheel: Path) -> 
     modules = {str(path.relative_to(top)) for top, package in sources for path in (top / package).rglob("*.py")}
     assert modules - names == set()
     ends = {name.split(".data/data/", 1)[-1] for name in names}
-    assert {f"share/waltz/{path.name}" for path in (ROOT / "configs").iterdir()} <= ends
+    assert {f"share/waltz/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()} <= ends
     assert {"waltzd/py.typed", "waltzd/wire/wire.proto"} <= names
     folders = [ROOT / "waltzctl/console" / name for name in ("templates", "static")]
     assert {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()} <= names

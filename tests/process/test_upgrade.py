@@ -1,0 +1,145 @@
+"""Two versions on one cluster: a rolling upgrade in each order and back, under load, and versions that must be refused.
+
+The version before and one of the future are wheels in environments of their own (`tests/process/versions.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.cluster import Cluster
+from tests.process.race import Race
+from tests.process.versions import BEFORE, environment
+from waltzctl import main
+from waltzctl.placement.changeover import finalize_plan
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzd.client import loop
+from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors.operations import IncompatibleVersion, Unsafe
+from waltzd.protocol.level import LEVEL
+
+RACED = (0, 1)
+OTHER = 3
+"""Partition of the client of the version before: the checker knows nothing of what it writes."""
+PATIENCE_SECONDS = 600
+APPEND = f"""
+import sys
+from waltzd import BlockingClient, Committed
+from waltzd.client.settings import ClientSettings
+with BlockingClient(servers=sys.argv[1], partitions=[{OTHER}]) as client:
+    assert isinstance(client.append(b"of before", partition={OTHER}), Committed)
+"""
+FUTURE = (
+    ("waltzd/protocol/level.py", "RELEASE: Release = 0, 1\n", "RELEASE: Release = 0, 3\n"),
+    ("waltzd/protocol/level.py", "(0, 1): 1}", "(0, 1): 1, (0, 3): 2}"),
+)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    loop.run(asyncio.wait_for(work, PATIENCE_SECONDS))
+
+
+def begin(cluster: Cluster, name: str, python: str) -> None:
+    """Start a daemon that does not run, with the version of this interpreter."""
+    cluster.local.daemons[name].command[0] = python
+    cluster.spawn(name)
+
+
+def end(cluster: Cluster, name: str) -> None:
+    cluster.local.daemons[name].ask_to_end()
+    assert cluster.local.daemons[name].wait_end(60)
+
+
+def versions(found: ClusterSnapshot) -> set[str]:
+    reported = [view.reported for view in (*found.servers, *found.storages)]
+    return {one.version for one in reported if one is not None}
+
+
+def finalize(cluster: Cluster, *options: str) -> int:
+    arguments = ["cluster", "finalize", "--confirm", "local", *options]
+    return main.run([*arguments, "--directory", str(cluster.local.directory)])
+
+
+async def roll(cluster: Cluster, race: Race, names: Iterable[str], python: str) -> None:
+    for name in names:
+        end(cluster, name)
+        begin(cluster, name, python)
+        await race.more(20)
+        await cluster.settled()
+
+
+def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_path: Path) -> None:
+    before, now = str(environment(BEFORE, "0.0.0")), sys.executable
+    cluster = Cluster.make(tmp_path / "cluster", partitions=4, session_seconds=2)
+    for daemon in cluster.local.daemons.values():
+        if daemon.command[0] == now:  # not ZooKeeper
+            daemon.command[0] = before
+    (tmp_path / "history").mkdir()
+
+    async def upgrade() -> None:
+        storages, servers = cluster.storage_names, cluster.server_names
+        assert (await cluster.local.snapshot()).meta.level == 0
+        assert versions(await cluster.local.snapshot()) == {"0.0.0"}
+        race = Race(tmp_path / "history", cluster.server_addresses, tag="upgrade", partitions=RACED)
+        async with race.running():
+            for python, order in (
+                (now, (*storages, *servers)),
+                (before, (*storages, *servers)),
+                (now, (*servers, *storages)),
+            ):
+                await roll(cluster, race, order, python)
+                append = [before, "-P", "-c", APPEND, cluster.servers]
+                await asyncio.to_thread(subprocess.run, append, check=True, cwd=tmp_path)
+                if python == before:
+                    with pytest.raises(Unsafe, match=rf"version 0\.0\.0\).* not support level {LEVEL}"):
+                        finalize_plan(await cluster.local.snapshot())
+        verdict = await race.verdict(cluster.storage_addresses, cluster.key)
+        assert verdict.is_sound, str(verdict)
+        assert race.failures == []
+        assert "0.0.0" not in versions(await cluster.local.snapshot())
+
+    async def refused() -> None:
+        assert (await cluster.local.snapshot()).meta.level == LEVEL
+        storage, server = cluster.storage_names[0], cluster.server_names[0]
+        end(cluster, storage)
+        begin(cluster, storage, before)
+        await cluster.until("the storage of before is out", lambda found: is_out(found, storage))
+        await ends(cluster, server, before, "level is not known to this version of Waltz")
+        future = str(environment("HEAD", "0.3.0", *FUTURE))
+        await ends(cluster, server, future, f"{IncompatibleVersion.code} server {cluster.server_names[1]} runs version 0.1")
+        end(cluster, storage)
+        for name in (storage, server):
+            begin(cluster, name, now)
+        await cluster.settled()
+
+    try:
+        cluster.start()
+        run(upgrade())
+        assert finalize(cluster, "--dry-run") == EXIT_OK
+        assert finalize(cluster, "--reason", "it is the last test") == EXIT_OK
+        assert finalize(cluster) == EXIT_OK, "there is nothing to do a second time"
+        run(refused())
+    finally:
+        cluster.close()
+
+
+def is_out(found: ClusterSnapshot, storage: str) -> bool:
+    """Return whether the owners say that the storage is too old for the cluster."""
+    reported = [view.reported for view in found.partitions]
+    stories = [one.story for owned in reported if owned is not None for one in owned.replicas if one.storage == storage]
+    return bool(stories) and all(f"finalized at level {LEVEL}" in story for story in stories)
+
+
+async def ends(cluster: Cluster, server: str, python: str, why: str) -> None:
+    """A server of this version ends at its start, and was never in the list of servers."""
+    end(cluster, server)
+    begin(cluster, server, python)
+    await cluster.gone(server)
+    assert why in cluster.local.daemons[server].words()
+    assert server not in [view.meta.name for view in (await cluster.local.snapshot()).servers]
