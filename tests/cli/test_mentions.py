@@ -69,7 +69,7 @@ def sources() -> Iterator[Path]:
     for folder in FOLDERS:
         yield from (ROOT / folder).rglob("*.py")
     yield from (ROOT / "docs").rglob("*.md")
-    yield from (ROOT / "configs").iterdir()
+    yield from (path for path in (ROOT / "configs").rglob("*") if path.is_file())
     yield from (ROOT / "README.md", ROOT / "ARCHITECTURE.md")
 
 
