@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.process.versions import environment
+from tests.release.packages import project_version
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell import blueprint
 from waltzd.errors.operations import NoLocalCluster
@@ -36,9 +38,9 @@ def steps() -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def typed(block: str, ports: dict[str, int]) -> str:
-    """A block of commands, with the programs of this environment and with free ports."""
-    script = block.replace(".venv/bin", str(Path(sys.executable).parent))
+def typed(block: str, ports: dict[str, int], programs: Path) -> str:
+    """A block of commands, with the programs in this folder and with free ports."""
+    script = block.replace(".venv/bin", str(programs))
     script = script.replace(" --port 25000", "")
     for name, number in {"25000": "port server-1", "25002": "port server-2", "PID_1": "pid server-1"}.items():
         script = script.replace(name, f"$(theatre {number})")
@@ -68,6 +70,7 @@ def followed(script: str, folder: Path) -> tuple[int, str, str]:
 
 
 def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
+    programs = environment("HEAD", project_version()).parent  # of the built wheel, as the page says
     somewhere = random.randrange(len(blueprint.PORTS))
     ports = dict(zip(("8001", "8002", "8003"), blueprint.free_ports(somewhere), strict=False))
     (tmp_path / "theatre.py").write_text(LOOK)
@@ -78,7 +81,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
             assert re.fullmatch(r"\w+\.py", name), "the first line says what the file is called"
             (tmp_path / name).write_text(block, encoding="utf-8")
         elif "pip install" not in block:
-            script.append(f'echo "== $SECONDS s"\n{typed(block, ports)}')
+            script.append(f'echo "== $SECONDS s"\n{typed(block, ports, programs)}')
     code, said, complained = followed("\n".join([*script, "wait"]), tmp_path)
     assert (code, "Traceback" in complained) == (0, False), f"{said}\n{complained}"
     expected = [
