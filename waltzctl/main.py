@@ -122,8 +122,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "context": {
         "add": ("waltzctl.shell.context:add", "Name a cluster."),
         "list": ("waltzctl.shell.context:list_", "List named clusters."),
-        "remove": ("waltzctl.shell.context:remove", "Delete a name; the cluster is not touched."),
-        "use": ("waltzctl.shell.context:use", "Select a cluster, or show the selected one."),
+        "use": ("waltzctl.shell.context:use", "Select or delete a name, or show the selected cluster."),
     },
     "errors": {
         "lookup": ("waltzctl.shell.error:lookup", "Explain an error code, or list all codes."),

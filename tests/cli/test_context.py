@@ -51,11 +51,15 @@ def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
     assert used.out == "payments is selected: zk1:2181,zk2:2181/waltz/p, protected.\n"
     shown = as_json(waltzctl("context", "use", "-o", "json"))
     assert (shown["cluster"], shown["where"], shown["is_protected"]) == ("payments", "zk1:2181,zk2:2181/waltz/p", True)
-    assert waltzctl("context", "remove", "payments").out == (
+    assert waltzctl("context", "use", "payments", "--remove").out == (
         "payments is deleted; the cluster is unchanged. No cluster is selected now.\n"
     )
     refused(waltzctl("context", "use"), 2, "W2103")
-    for words, is_current in ((("use", "trial"), True), (("remove", "trial"), False), (("add", "trial", *TRIAL), False)):
+    for words, is_current in (
+        (("use", "trial"), True),
+        (("use", "trial", "--remove"), False),
+        (("add", "trial", *TRIAL), False),
+    ):
         told = as_json(waltzctl("context", *words, "-o", "json"))
         assert (told["context"], told["is_current"], told["file"]) == ("trial", is_current, str(contexts_path()))
     assert yaml.safe_load(contexts_path().read_text()) == {
@@ -69,7 +73,9 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
     assert waltzctl(*add, "zk1:2181").code == 0
     again = waltzctl(*add, "zk1:2181", "--use")
     assert (again.code, again.out) == (0, "payments is zk1:2181/waltz, and selected.\n")
-    refused(waltzctl(*add, "zk2:2181"), 4, "W2140 the context payments exists already: zk1:2181/waltz", "context remove")
+    refused(
+        waltzctl(*add, "zk2:2181"), 4, "W2140 the context payments exists already: zk1:2181/waltz", "use payments --remove"
+    )
     refused(waltzctl(*add, "zk1:2181", "--protected"), 4, "W2140")
     assert as_json(waltzctl("context", "list", "-o", "json"))["contexts"][0]["coordinator"] == "zk1:2181"
 
@@ -86,7 +92,8 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
         (["add", "a", "--coordinator", "x:1", "--root", "y"], 2, "'y' is not a path"),
         (["add", "a", "--coordinator", "x:1", "--tls-key", "k"], 2, "--tls-key without"),
         (["use", "a"], 3, "there is no context a"),
-        (["remove", "a"], 3, "there is no context a"),
+        (["use", "a", "--remove"], 3, "there is no context a"),
+        (["use", "--remove"], 2, "Name the context to delete."),
         (["use", "--context", "a"], 3, "there is no context a"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -120,7 +127,7 @@ def test_who_said_so(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_file_is_told_and_kept(waltzctl: Tool) -> None:
     contexts_path().parent.mkdir()
     contexts_path().write_text("contexts: [\n")
-    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["use"]):
+    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["use", "a", "--remove"], ["use"]):
         refused(waltzctl("context", *words), 2, "W2093", str(contexts_path()))
     assert contexts_path().read_text() == "contexts: [\n"
 
@@ -156,7 +163,7 @@ def test_nobody_answers(waltzctl: Tool) -> None:
 
 def test_the_examples_of_the_help_run(waltzctl: Tool) -> None:
     assert waltzctl("context", "add", "trial", "--coordinator", "127.0.0.1:2181").code == 0
-    for words in (["add"], ["use"], ["list"], ["remove"]):
+    for words in (["add"], ["use"], ["list"]):
         for arguments in examples(waltzctl, ["context", *words]):
             done = waltzctl(*arguments)
             assert (done.code, done.err) == (0, ""), arguments

@@ -534,7 +534,6 @@ def _target(given: ClusterOptions) -> ClusterTarget:
 CommandTarget = Annotated[ClusterTarget, From(_target)]
 """Parameter type of a command that needs a cluster: the resolved options."""
 
-ContextName = Annotated[str, Argument(metavar="NAME", autocompletion=known_contexts)]
 StorageName = Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)]
 ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_servers)]
 

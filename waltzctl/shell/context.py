@@ -19,7 +19,6 @@ from waltzctl.shell.cluster_target import (
     ClusterOptions,
     ClusterTarget,
     Context,
-    ContextName,
     Contexts,
     access_to,
     check_context,
@@ -30,7 +29,7 @@ from waltzctl.shell.cluster_target import (
     shown_files,
     tls_of,
 )
-from waltzctl.shell.options import Output
+from waltzctl.shell.options import Misused, Output
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_OK
@@ -64,7 +63,7 @@ def add(
         raise AlreadyThere(
             f"the context {name} exists already: {where(before)}",
             not_done="the context was not changed",
-            next_step=f"choose another name, or delete the old one with `waltzctl context remove {name}`",
+            next_step=f"choose another name, or delete the old one with `waltzctl context use {name} --remove`",
         )
     is_current = is_used or contexts.current == name
     save_contexts(Contexts(current=name if is_used else contexts.current, named={**contexts.named, name: context}))
@@ -104,6 +103,7 @@ def where(context: Context) -> str:
 def use(
     *,
     name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
+    is_removed: Annotated[bool, Option("--remove", help="Delete the name; the cluster is not touched.")] = False,
     given: ClusterOptions,
     output: AnyForm = "table",
 ) -> int:
@@ -117,9 +117,14 @@ def use(
       waltzctl context use trial
       waltzctl context use
       waltzctl context use --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
+      waltzctl context use trial --remove
     """
     if name is None:
+        if is_removed:
+            raise Misused("Name the context to delete.")
         return _show(given.target(), output)
+    if is_removed:
+        return _remove(name, output)
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
@@ -155,14 +160,7 @@ def list_(*, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def remove(*, name: ContextName, output: Output = "table") -> int:
-    """Delete a name. The cluster is not touched.
-
-    \b
-    Examples:
-      waltzctl context remove trial
-      waltzctl context remove payments
-    """
+def _remove(name: str, output: str) -> int:
     contexts = load_contexts()
     contexts.get(name)
     left = {other: context for other, context in contexts.named.items() if other != name}

@@ -53,6 +53,7 @@ REMOVED: dict[str, str] = {
     "console --https-ca": _PROXY,
     "console --https-certificate": _PROXY,
     "console --https-key": _PROXY,
+    "context remove": "use `waltzctl context use NAME --remove`",
     "context show": "use `waltzctl context use` without a name",
     "context validate": "use `waltzctl status --context NAME`",
     "errors list": "use `waltzctl errors lookup` without a code",
