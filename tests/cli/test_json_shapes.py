@@ -17,6 +17,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from tests.cli.conftest import LASTING
+from tests.json_schemas import faults
 from waltzctl import main
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient, ClientSettings, write_lock
@@ -56,6 +57,7 @@ COMMANDS = (
     "txn grep 0 --match 1",
     "txn history account:17 --partition 0",
 )
+SCHEMAS = json.loads((Path(main.__file__).parent / "show" / "schemas.json").read_text(encoding="utf-8"))
 TYPES = {bool: "bool", int: "number", float: "number", str: "text", type(None): "null"}
 
 
@@ -107,6 +109,7 @@ def answers(directory: Path) -> dict[str, set[str]]:
                 text = run([*words, "-o", "json", *([] if places.keys() & set(command.split()) else where)])
                 lines_apart = text.startswith("{") and text.count("\n{")
                 values = [json.loads(line) for line in text.splitlines()] if lines_apart else [json.loads(text)]
+                assert [fault for value in values for fault in faults(SCHEMAS[command], value)] == [], command
                 found[command] = {line for value in values for line in shape(value)}
             return found
     finally:
