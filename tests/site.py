@@ -153,6 +153,15 @@ def menu() -> list[tuple[str, list[tuple[str, str]]]]:
     return groups
 
 
+def overview(groups: list[tuple[str, list[tuple[str, str]]]]) -> str:
+    """Return `llms.txt`: what Waltz is, and every page with its address, for programs that read a site."""
+    parts = ["# Waltz\n\n> A distributed write-ahead log with optimistic locks.\n"]
+    for name, pages in groups:
+        links = [f"- [{words}]({page.removesuffix('index.md').removesuffix('.md')})\n" for words, page in pages]
+        parts.append(f"\n## {name}\n\n{''.join(links)}")
+    return "".join(parts)
+
+
 def nav(groups: list[tuple[str, list[tuple[str, str]]]]) -> str:
     def entries(pages: list[tuple[str, str]]) -> str:
         return ", ".join(f'{{"{words}" = "{page}"}}' for words, page in pages)
@@ -173,6 +182,7 @@ def write_sources(folder: Path) -> None:
     for title, names in API.items():
         text = "\n\n".join([f"# {title}", *(f"::: {name}" for name in names)])
         (pages / slug(title)).write_text(text + "\n", encoding="utf-8")
+    (pages / "llms.txt").write_text(overview(menu()), encoding="utf-8")
     configuration = CONFIGURATION.format(nav=nav(menu()), root=f'"{ROOT}", "{ROOT / "spark"}"')
     (folder / "zensical.toml").write_text(configuration, encoding="utf-8")
 

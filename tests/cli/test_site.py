@@ -36,6 +36,12 @@ def test_every_public_name_is_in_the_api_reference(built: Path) -> None:
             assert f'id="{name}"' in page, f"{name} is not on the page {title!r}"
 
 
+def test_programs_find_every_page_in_one_file(built: Path) -> None:
+    found = re.findall(r"^- \[.+\]\((.+)\)$", (built / "llms.txt").read_text(encoding="utf-8"), re.M)
+    assert len(found) == sum(len(pages) for _, pages in site.menu())
+    assert [name for name in found if not (built / name / "index.html").is_file()] == []
+
+
 def test_both_faces_of_the_client_are_shown_whole(built: Path) -> None:
     page = (built / "api-clients" / "index.html").read_text(encoding="utf-8")
     for face in ("Client", "BlockingClient"):
