@@ -55,7 +55,7 @@ def test_the_sdist_has_what_the_wheel_is_built_of_and_no_more(sdist: Path) -> No
     }  # fmt: skip
     console = {name for name in names if name.parts[:2] == ("waltzctl", "console")}
     ours = {name for name in names if name.parts[0] in ("waltzctl", "waltzd")}
-    assert {name.suffix for name in ours - console} == {".py", ".pyi", ".proto", ".typed"}
+    assert {name.suffix for name in ours - console} == {".json", ".py", ".pyi", ".proto", ".typed"}
     assert {name.suffix for name in console} == {".py", ".html", ".css", ".js", ".svg"}
     assert {str(name) for name in names if name.parts[0] == "configs"} == {
         f"configs/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()
@@ -70,7 +70,7 @@ def test_the_wheel_has_every_module_and_what_stands_beside_them(wheel: Path) -> 
     assert modules - names == set()
     ends = {name.split(".data/data/", 1)[-1] for name in names}
     assert {f"share/waltz/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()} <= ends
-    assert {"waltzd/py.typed", "waltzd/wire/wire.proto"} <= names
+    assert {"waltzd/py.typed", "waltzd/wire/wire.proto", "waltzctl/show/schemas.json"} <= names
     folders = [ROOT / "waltzctl/console" / name for name in ("templates", "static")]
     assert {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

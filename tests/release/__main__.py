@@ -30,12 +30,13 @@ from tests.sbom import RELEASE, bill, locked
 
 LEFT = """
 Left for a person, in this order:
-  1. Put the addresses of the project into [project.urls] of pyproject.toml, and build again.
-  2. Sign SHA256SUMS, and the tag: git tag --sign v{version} {commit}
-  3. Publish the wheel and the sdist in an index of packages, and the image in a registry.
-  4. Publish the Debian package, waltz-{version}-deploy.tar.gz, the bill of materials and the signed sums beside the tag.
-  5. Replace the name waltz:{version} in compose.yaml and in the manifests by that of the registry, with its digest.
-  6. Install each of them from where it was published, and run the tutorial.
+  1. Run ./dev gate on this commit, and read the page that it writes.
+  2. Put the addresses of the project into [project.urls] of pyproject.toml, and build again.
+  3. Sign SHA256SUMS, and the tag: git tag --sign v{version} {commit}
+  4. Publish the wheel and the sdist in an index of packages, and the image in a registry.
+  5. Publish the Debian package, waltz-{version}-deploy.tar.gz, the bill of materials and the signed sums beside the tag.
+  6. Replace the name waltz:{version} in compose.yaml and in the manifests by that of the registry, with its digest.
+  7. Install each of them from where it was published, and run the tutorial.
 Not run here: a Kubernetes cluster, a container engine, a registry.
 """
 
