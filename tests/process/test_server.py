@@ -7,6 +7,8 @@ import contextlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 from uuid import UUID
@@ -16,7 +18,7 @@ import pytest
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzd.client import loop
-from waltzd.cluster.cluster import ROOT, Cluster
+from waltzd.cluster.cluster import CHANNELS, ROOT, Cluster
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -283,6 +285,7 @@ def test_a_server_takes_no_part_in_a_cluster_of_a_newer_level(world: World) -> N
     async def untouched() -> None:
         async with world.cluster() as cluster:
             assert await cluster.servers() == await cluster.expected_servers() == {}
+            assert await cluster.coordinator.get(CHANNELS) is None
             with pytest.raises(LevelUnknown, match="the cluster has level 9"):
                 await cluster.meta()
 
@@ -291,4 +294,7 @@ def test_a_server_takes_no_part_in_a_cluster_of_a_newer_level(world: World) -> N
     server.spawn()
     assert server.wait() == EXIT_CONFLICT
     assert f"{LevelUnknown.code} /: the cluster has level 9" in server.log
+    tool = [sys.executable, "-m", "waltzctl", "channel", "set", "orders", "0", "--yes", "--coordinator", world.hosts]
+    done = subprocess.run([*tool, "--root", world.root], capture_output=True, text=True, check=False)
+    assert (done.returncode, LevelUnknown.code in done.stderr) == (EXIT_CONFLICT, True), done.stderr
     run(untouched())

@@ -542,9 +542,11 @@ ServerName = Annotated[str, Argument(metavar="SERVER", autocompletion=known_serv
 
 
 def using(target: ClusterTarget, action: Callable[[Any], Awaitable[T]]) -> T:
-    """Connect to ZooKeeper and run `action` on the documents of the cluster (`waltzd.cluster.cluster.Cluster`)."""
+    """Connect to ZooKeeper and run `action` on the documents of the cluster (`waltzd.cluster.cluster.Cluster`). Raise
+    `LevelUnknown` if the cluster was finalized for a newer version."""
     from waltzd.client import loop
-    from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.cluster import ROOT, Cluster
+    from waltzd.cluster.documents import check_root_level
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     async def run() -> T:
@@ -552,6 +554,9 @@ def using(target: ClusterTarget, action: Callable[[Any], Awaitable[T]]) -> T:
         async with waiting_aloud(lambda: f"waiting for ZooKeeper at {target.hosts}"):
             await coordinator.start()
         try:
+            root = await coordinator.get(ROOT)
+            if root is not None:
+                check_root_level(root.data)
             return await action(Cluster(coordinator))
         finally:
             await coordinator.close()

@@ -391,7 +391,7 @@ def whole_grant(found: Any) -> Any:
 def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
     """Return the cluster at a root; raise `LevelUnknown` if it was finalized for a newer version, `MetadataUnfinished` if a
     tool is restoring it, or was killed while it did."""
-    check_level(_level(data), path)  # first: a newer version may also have added fields
+    check_root_level(data, path)  # first: a newer version may also have added fields
     try:
         return decode(ClusterMeta, data, path)
     except BadMetadata:
@@ -405,14 +405,14 @@ def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
     )
 
 
-def _level(data: bytes) -> int:
-    """Return the level in a root document that may be of a newer version; 0 if it has none."""
+def check_root_level(data: bytes, path: str = "/") -> None:
+    """Raise `LevelUnknown` if a root document, which may be of a newer version, has a level that is too high."""
     try:
         found = parse(data)
     except ValueError:
-        return 0
+        return
     level = found.get("level") if isinstance(found, dict) else None
-    return level if type(level) is int else 0
+    check_level(level if type(level) is int else 0, path)
 
 
 def unfinished(data: bytes) -> Unfinished | None:
