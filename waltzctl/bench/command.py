@@ -23,7 +23,6 @@ from typer import Option
 
 from waltzctl.bench.counters import PERCENTILES, Counters, Latencies
 from waltzctl.bench.load import Drive, Load
-from waltzctl.local_cluster.daemon import Reporter
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
@@ -193,7 +192,7 @@ def append(
             )
         ]  # fmt: skip
 
-    with ending_in_order(), _Live() as live:
+    with ending_in_order(), Waiting() as live:
         if at is not None:
             return _run("append", work, load, Site(servers=at, tls=tls(), facts={}), live, output)
         with _scratch(made, live) as site:
@@ -231,7 +230,7 @@ def feed(
 
     # The owner's memory holds the newer half of each partition.
     tail = max(1 << 20, half * (load.size + OVERHEAD_BYTES) * made.partitions)
-    with ending_in_order(), _Live() as live, _scratch(made, live, {"tail_bytes_max": tail}) as site:
+    with ending_in_order(), Waiting() as live, _scratch(made, live, {"tail_bytes_max": tail}) as site:
         return _run("feed", work, load, site, live, output)
 
 
@@ -275,12 +274,10 @@ def _client(site: Site, load: Load) -> Client:
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
-class _Live(Waiting, Reporter):
-    """Print a line on standard error."""
-
-
 @contextmanager
-def _scratch(made: ClusterSizeOptions, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
+def _scratch(
+    made: ClusterSizeOptions, live: Waiting, server_settings: Mapping[str, object] | None = None
+) -> Iterator[Site]:
     """Create a cluster on this machine, and delete it at the end, also after an error."""
     replicas = made.replicas or min(3, made.storages)
     # raises if there are more replicas than storages
@@ -297,7 +294,7 @@ def _scratch(made: ClusterSizeOptions, live: _Live, server_settings: Mapping[str
             servers=made.servers,
             replication=replicas,
             format=made.format,
-            reporter=live,
+            report=live.report,
             settings={"server": server_settings or {}},
         )
         facts = {
@@ -332,7 +329,7 @@ def _run(
     work: Callable[[Site, Callable[[str], None]], Coroutine[Any, Any, tuple[Counters, list[Series]]]],
     load: Load,
     site: Site,
-    live: _Live,
+    live: Waiting,
     output: str,
 ) -> int:
     facts = dict(site.facts) | {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}

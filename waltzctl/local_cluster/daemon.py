@@ -8,9 +8,7 @@ which needs no reader as a pipe would. All functions block, with a deadline.
 
 from __future__ import annotations
 
-import enum
 import os
-import pwd
 import signal
 import sys
 import threading
@@ -31,27 +29,6 @@ LOG_BYTES_MAX = 16 << 20
 """A larger log is renamed at the next start; one older log is kept."""
 TOLD_LINES, TOLD_BYTES = 8, 8 << 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LISTENS = "0A"
-"""State of a listening socket in the tables of the kernel."""
-_COMMAND_CHARACTERS_MAX = 100
-
-
-class State(enum.Enum):
-    """State of a daemon while a command waits for it."""
-
-    WAITS = "waits"
-    """The command has not started the daemon yet."""
-    STARTS = "starts"
-    READY = "ready"
-    ENDS = "ends"
-    STOPPED = "stopped"
-    """Ended because it was asked to."""
-    ENDED = "ended"
-    """Ended by itself."""
-
-    @property
-    def is_passing(self) -> bool:
-        return self in (State.STARTS, State.ENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +43,6 @@ class Process:
     pid: int | None
     """Process number; None if it does not run."""
     log: Path
-
-
-class Reporter:
-    """Receiver of progress: what a command waits for, and the state of each daemon. This class shows nothing."""
-
-    def report(self, sentence: str) -> None:
-        pass
-
-    def show(self, name: str, state: State) -> None:
-        pass
 
 
 class Daemon:
@@ -282,53 +249,6 @@ def birth(pid: int) -> str | None:
     return None if has_ended else f"{boot}/{rest[18]}"
 
 
-@dataclass(frozen=True)
-class Listener:
-    pid: int | None
-    """Process number; None if the system hides it."""
-    user: str
-    command: str
-
-    def __str__(self) -> str:
-        if self.pid is None:
-            return f"a process of the user {self.user}"
-        is_long = len(self.command) > _COMMAND_CHARACTERS_MAX
-        return f"process {self.pid} ({self.command[:_COMMAND_CHARACTERS_MAX]}{'…' if is_long else ''})"
-
-
-def listener_of(port: int) -> Listener | None:
-    """Return the process that listens on the port; None if none is found."""
-    for inode, uid in _listening(port):
-        pid = _owner(f"socket:[{inode}]")
-        return Listener(pid, _user(uid), "" if pid is None else command_of(pid))
-    return None
-
-
-def _listening(port: int) -> Iterator[tuple[str, int]]:
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:  # a system without IPv6
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9], int(fields[7])
-
-
-def _owner(socket: str) -> int | None:
-    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return next((pid for pid in numbers if socket in _open_files(pid)), None)
-
-
-def _open_files(pid: int) -> Iterator[str]:
-    """Yield the open files of a process, as the kernel names them; none for another user's process."""
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):
-                yield os.readlink(f"/proc/{pid}/fd/{name}")
-
-
 def command_of(pid: int) -> str:
     """Return the command line of a process, or its short name."""
     for file in ("cmdline", "comm"):
@@ -339,13 +259,6 @@ def command_of(pid: int) -> str:
         if words:
             return "".join(one if one.isprintable() else "?" for one in words)
     return "without a name"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from waltzctl.local_cluster.daemon import Daemon, Process, Reporter, State, birth, listener_of, undisturbed
+from waltzctl.local_cluster.daemon import Daemon, Process, birth, undisturbed
 from waltzctl.local_cluster.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.local_cluster.java import java_command, serves
 from waltzctl.local_cluster.store import same_store, settings_of, store_for
@@ -57,6 +57,7 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.cluster_target import access_to, tls_of
 from waltzctl.shell.numbers import format_partitions
+from waltzctl.shell.progress import Report, unreported
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.client import loop
@@ -99,7 +100,6 @@ MAKING = {"log", LOCK, ARCHIVE_KEY, f"{ARCHIVE_KEY}.new", BLUEPRINT, f"{BLUEPRIN
 """Files in the directory while another command makes a cluster, or after it was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
 NOTHING_STARTED = "nothing was started"
-QUIET = Reporter()
 
 
 class LocalCluster:
@@ -110,13 +110,12 @@ class LocalCluster:
         directory: Path,
         blueprint: Blueprint,
         *,
-        reporter: Reporter = QUIET,
+        report: Report = unreported,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.directory = directory
         self.blueprint = blueprint
-        self._report = reporter.report
-        self._show = reporter.show
+        self._report = report
         self._settings = settings or {}
         self.daemons = {name: self._daemon(name) for name in blueprint.names}
         self.recall()
@@ -134,7 +133,7 @@ class LocalCluster:
         has_tls: bool = False,
         archive: str | None = None,
         base: int | None = None,
-        reporter: Reporter = QUIET,
+        report: Report = unreported,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
         """Make a new cluster without starting it. `has_tls`: with certificates for all, and a closed ZooKeeper.
@@ -169,12 +168,12 @@ class LocalCluster:
                 base=base,
             )
             save_blueprint(directory, blueprint)
-        return cls(directory, blueprint, reporter=reporter, settings=settings)
+        return cls(directory, blueprint, report=report, settings=settings)
 
     @classmethod
-    def find(cls, directory: Path, *, reporter: Reporter = QUIET) -> LocalCluster:
+    def find(cls, directory: Path, *, report: Report = unreported) -> LocalCluster:
         """Return the cluster that was made in this directory."""
-        return cls(directory, load_blueprint(directory), reporter=reporter)
+        return cls(directory, load_blueprint(directory), report=report)
 
     def grow(self, *, storages: int, servers: int, base: int | None = None) -> None:
         """Add daemons for the next start. Servers take part at once; a storage waits until an operator adds it."""
@@ -381,8 +380,6 @@ class LocalCluster:
             try:
                 self._check()
                 self._certify()
-                for name in self.daemons:
-                    self._show(name, State.READY if name in before else State.WAITS)
                 failed |= self._start([ZOOKEEPER, *self.blueprint.storage_names], is_new=is_new, seconds=ready_seconds)
                 loop.run(self._found(ready_seconds))
                 failed |= self._start(self.blueprint.server_names, is_new=is_new, seconds=ready_seconds)
@@ -432,7 +429,6 @@ class LocalCluster:
             try:
                 daemon.check_running()
             except DaemonEnded as error:
-                self._show(name, State.ENDED)
                 if is_new or name == ZOOKEEPER:
                     raise
                 failed[name] = error
@@ -460,18 +456,12 @@ class LocalCluster:
                     raise self._taken(port, name)
 
     def _taken(self, port: int, name: str) -> PortInUse:
-        found = listener_of(port)
         again = f"`waltzctl up {shlex.quote(str(self.directory))} --port {free_base(self.blueprint.names)}`"
-        next_step = f"stop that program, or give the daemons of this cluster other ports, once none runs: {again}"
-        if found is not None and found.pid is not None and str(self.directory.absolute()) in found.command:
-            next_step = (
-                f"it belongs to this very cluster, and its start was not written down: kill {found.pid}, then try again"
-            )
-        who = found or "a program that the system does not name"
         return PortInUse(
-            f"{who} listens on {HOST}:{port}, the address of {name} in {self.directory}",
+            f"another program listens on {HOST}:{port}, the address of {name} in {self.directory}",
             not_done=NOTHING_STARTED,
-            next_step=next_step,
+            next_step=f"find it with `ss -ltnp 'sport = :{port}'` and stop it; or give the daemons of this cluster other "
+            f"ports, once none runs: {again}",
         )
 
     def _start(self, names: list[str], *, is_new: bool, seconds: float) -> dict[str, WaltzError]:
@@ -484,7 +474,6 @@ class LocalCluster:
                 with undisturbed():  # a process that is not noted would never be found again
                     self.daemons[name].spawn()
                     self.remember()
-                self._show(name, State.STARTS)
         failed = self._wait_ready(names, needed=set(names) if is_new else {ZOOKEEPER}, seconds=seconds)
         self.remember()
         return failed
@@ -498,10 +487,8 @@ class LocalCluster:
             for name in list(waiting):
                 try:
                     if self.daemons[name].is_ready():
-                        self._show(name, State.READY)
                         waiting.remove(name)
                 except DaemonEnded as error:
-                    self._show(name, State.ENDED)
                     if name in needed:
                         raise
                     failed[name] = error
@@ -530,12 +517,8 @@ class LocalCluster:
                 return
             self._report("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-
-            def report(sentence: str, _amount: object = None, /) -> None:
-                self._report(sentence)
-
             await create_cluster(
-                coordinator, there or self._spec(), created=now, tls=self.tls, report=report, seconds=seconds
+                coordinator, there or self._spec(), created=now, tls=self.tls, report=self._report, seconds=seconds
             )
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
@@ -624,12 +607,10 @@ class LocalCluster:
             ending = [name for name in wave if name in names]
             for name in ending:
                 self.daemons[name].ask_to_end()
-                self._show(name, State.ENDS)
             for name in ending:
                 self._report(f"waiting for {name} to end")
                 if not self.daemons[name].wait_end(END_SECONDS):
                     killed.append(name)
-                self._show(name, State.STOPPED)
         return killed
 
 

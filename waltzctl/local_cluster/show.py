@@ -1,7 +1,4 @@
-"""Display of a local cluster: progress of its processes, the screen after a start, and its logs.
-
-Progress goes to standard error, and only to a terminal; the screen at the end of `waltzctl up` goes to standard output.
-"""
+"""Display of a local cluster: its processes, the screen after a start, and its logs."""
 
 from __future__ import annotations
 
@@ -10,18 +7,14 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import typer
 
-from waltzctl.local_cluster.daemon import Process, Reporter, State
+from waltzctl.local_cluster.daemon import Process
 from waltzctl.shell.blueprint import (
     APPLICATION,
     ARCHIVE_KEY,
@@ -38,127 +31,14 @@ from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream
 from waltzctl.show.terminal import console, count, printable
 from waltzd.cluster.zookeeper_credentials import Verify
-from waltzd.errors import WaltzError
 from waltzd.errors.operations import BROUGHT
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
     from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 
-REFRESHES_PER_SECOND = 10
-FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
-STYLES = {State.READY: "green", State.ENDED: "red", State.STOPPED: "dim", State.WAITS: "dim"}
 SERVERS_SHOWN = 3
 """Server addresses shown for a client, which learns the others from them."""
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-
-
-# -- while they come and go --------------------------------------------------------------------------------------------
-
-
-class _Frail:
-    """Terminal stream that ignores write errors, because the terminal may be closed."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@dataclass
-class _Row:
-    state: State
-    since: float
-    until: float | None = None
-    """Time at which it reached its final state; None before."""
-
-
-class Board(Reporter):
-    """Live display: a line for each process with state and seconds, and one for what is waited for. It disappears after
-    a success and stays after an error. Only a terminal shows it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = clock()
-        self._rows: dict[str, _Row] = {}
-        self._sentence = "looking at this machine"
-        self._live: Live | None = None
-
-    def report(self, sentence: str) -> None:
-        self._sentence = sentence
-
-    def show(self, name: str, state: State) -> None:
-        now = self._clock()
-        before = self._rows.get(name)
-        if before is None or state in (State.STARTS, State.ENDS):
-            self._rows[name] = _Row(state, now, None if state.is_passing else now)
-        elif before.state is not state:
-            self._rows[name] = _Row(state, before.since, None if state.is_passing else now)
-        if self._live is not None:  # otherwise a state shorter than a refresh would never be shown
-            self._live.refresh()
-
-    def __rich__(self) -> RenderableType:
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        is_plain = not (sys.stderr.encoding or "").lower().startswith("utf")
-        frames = FRAMES_ASCII if is_plain else FRAMES
-        now = self._clock()
-        frame = frames[int(now * REFRESHES_PER_SECOND) % len(frames)]
-        marks = {State.READY: "+" if is_plain else "✓", State.ENDED: "x" if is_plain else "✗"}
-        board = Grid.grid(padding=(0, 2, 0, 0))
-        board.add_column(width=1)
-        board.add_column(no_wrap=True)
-        board.add_column(no_wrap=True, min_width=8)
-        board.add_column(justify="right", no_wrap=True, min_width=6)
-        for name, row in list(self._rows.items()):
-            style = STYLES.get(row.state, "cyan")
-            mark = frame if row.state.is_passing else marks.get(row.state, " ")
-            seconds = (row.until if row.until is not None else now) - row.since
-            shown = f"{seconds:.1f} s" if row.state.is_passing or seconds >= 0.05 else ""
-            board.add_row(Text(mark, style), name, Text(row.state.value, style), shown)
-        whole = Grid.grid()
-        whole.add_column(no_wrap=True, overflow="ellipsis")
-        if self._rows:
-            whole.add_row(board)
-        whole.add_row(Text(f"{now - self._started:5.1f} s  {self._sentence}", "dim"))
-        return whole
-
-    def __enter__(self) -> Board:
-        if sys.stderr.isatty():
-            from rich.live import Live
-
-            out = console(to_stderr=True)
-            out.file = _Frail(sys.stderr)  # type: ignore[assignment]
-            self._live = Live(
-                get_renderable=self.__rich__,
-                console=out,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.transient = not isinstance(error, WaltzError)
-            self._live.stop()
-
-
-# -- once they run -----------------------------------------------------------------------------------------------------
 
 
 PROCESSES: Columns[Process] = (

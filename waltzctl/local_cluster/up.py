@@ -30,6 +30,7 @@ from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, LOCAL_ROOT, ClusterTa
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
 from waltzctl.shell.options import Misused, Output
+from waltzctl.shell.progress import Report, Waiting
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
@@ -149,8 +150,8 @@ def up(
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}
     started = time.monotonic()
     with ending_in_order():
-        with shown.Board() as board:
-            cluster = _cluster(directory, asked, board, has_tls=tls, archive=archive, base=port)
+        with Waiting() as line:
+            cluster = _cluster(directory, asked, line.report, has_tls=tls, archive=archive, base=port)
             strangers = _strangers(cluster)
             found = cluster.start(timeout)
         seconds = time.monotonic() - started
@@ -165,7 +166,7 @@ def up(
 def _cluster(
     directory: Path,
     asked: dict[str, int | None],
-    board: shown.Board,
+    report: Report,
     *,
     has_tls: bool,
     archive: str | None,
@@ -173,7 +174,7 @@ def _cluster(
 ) -> LocalCluster:
     """Find the cluster of this directory, or make a new one."""
     if (directory / BLUEPRINT).exists():
-        cluster = LocalCluster.find(directory, reporter=board)
+        cluster = LocalCluster.find(directory, report=report)
         if has_tls and not cluster.blueprint.has_tls:
             raise BadArgument(
                 f"--tls: the cluster in {directory} was made without certificates",
@@ -205,7 +206,7 @@ def _cluster(
         has_tls=has_tls,
         archive=archive,
         base=base,
-        reporter=board,
+        report=report,
     )
 
 
@@ -354,8 +355,8 @@ def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") 
       waltzctl down
       waltzctl down trial
     """
-    with shown.Board() as board:
-        cluster = LocalCluster.find(directory, reporter=board)
+    with Waiting() as line:
+        cluster = LocalCluster.find(directory, report=line.report)
         strangers = _strangers(cluster)
         names = cluster.running
         killed = cluster.stop()
@@ -472,8 +473,8 @@ def reset(
     killed: list[str] = []
     with ending_in_order():
         if has_blueprint:
-            with shown.Board() as board:
-                killed = LocalCluster.find(directory, reporter=board).clear()
+            with Waiting() as line:
+                killed = LocalCluster.find(directory, report=line.report).clear()
         else:
             with directory_lock(directory):
                 remove(directory)

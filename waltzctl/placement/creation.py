@@ -22,7 +22,7 @@ from waltzctl.shell.change import NOTHING_BEGUN, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
-from waltzctl.shell.progress import Amount, Report, Shown, ShownProgress, Waiting
+from waltzctl.shell.progress import Amount, Report, Shown, ShownProgress, Waiting, unreported
 from waltzctl.show.cluster import creation
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
@@ -185,10 +185,6 @@ def check_group(text: str, place: str) -> None:
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
-def _silent(sentence: str, amount: Amount | None = None, /) -> None:
-    """Ignore progress."""
-
-
 async def create_cluster(
     coordinator: Coordinator,
     spec: ClusterSpec,
@@ -196,7 +192,7 @@ async def create_cluster(
     created: str,
     is_dry: bool = False,
     tls: Tls | None = None,
-    report: Report = _silent,
+    report: Report = unreported,
     seconds: float = CALL_SECONDS,
 ) -> Creation:
     """Create the cluster; with a dry run, check everything and write nothing. `created` is the date in the document.

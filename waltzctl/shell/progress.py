@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import os
 import shutil
 import sys
 import time
@@ -56,6 +57,10 @@ class Amount:
 class Report(Protocol):
     def __call__(self, sentence: str, amount: Amount | None = None, /) -> None:
         """Report what the command waits for; called repeatedly."""
+
+
+def unreported(_sentence: str, _amount: Amount | None = None, /) -> None:
+    """Ignore progress."""
 
 
 class Course:
@@ -113,7 +118,10 @@ class _Line:
                 self._reported_at = now
                 self._put(line.strip() + "\n")
             return
-        line = line[: shutil.get_terminal_size().columns - 1]
+        columns = shutil.get_terminal_size().columns
+        with suppress(OSError):  # standard output, which it asks, may be a pipe
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        line = line[: columns - 1]
         self._put("\r" + line.ljust(self._width))
         self._width = len(line)
 
