@@ -141,9 +141,10 @@ class _Line:
 class Waiting(_Line):
     """Progress of a command that waits for others."""
 
-    def __init__(self, shown: str = Shown.AUTO) -> None:
+    def __init__(self, shown: str = Shown.AUTO, *, lately: float = _LATELY_SECONDS) -> None:
+        """`lately`: seconds over which the speed is measured."""
         super().__init__(shown)
-        self._course = Course()
+        self._course = Course(lately)
         self._last_sentence = ""
 
     def report(self, sentence: str, amount: Amount | None = None, /) -> None:

@@ -27,7 +27,7 @@ from waltz_spark.export.options import (
 )
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.options import Output
-from waltzctl.shell.progress import Shown, ShownProgress
+from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import NotOurExport, Unfinished
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from waltz_spark.export.options import ExportOptions, SourceOptions
     from waltz_spark.export.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
+
+
+LATELY_SECONDS = 60.0
+"""Window of the measured speed: a task, which counts at its end, takes longer than a message."""
 
 
 def spark_export(
@@ -144,16 +148,16 @@ def _run(
     return run, spans
 
 
-def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str) -> int:
+def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress: Shown) -> int:
     from waltz_spark.engine.session import end_java
-    from waltz_spark.export.render_export import Progress, exported
+    from waltz_spark.export.render_export import Course, exported
 
     settings = spark.settings()
-    progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
     with ending_in_order(partial(end_java, settings)) as ending:
         try:
-            with progress:
-                newest = run.carry_out(partial(_tasks, settings, progress.ended))
+            with Waiting(progress, lately=LATELY_SECONDS) as line:
+                course = Course(run.assignments, line.report)
+                newest = run.carry_out(partial(_tasks, settings, course.ended))
         except KeyboardInterrupt:
             _say_interrupted(run)
             return EXIT_INTERRUPTED

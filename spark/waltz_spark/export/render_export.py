@@ -1,30 +1,18 @@
-"""The output of export commands: progress while they run, and results.
-
-While a run is active, a terminal shows a few lines that are overwritten: the partitions, and a total with an estimate. If
-standard error is not a terminal, a line is written at intervals, unless the result is JSON; `--progress json` writes an
-object whenever tasks have ended. A task counts once, at the first report of its end.
-"""
+"""The output of export commands: progress while they run, and results."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from waltz_spark.export.manifest import Manifest, total_json
 from waltz_spark.export.tasks import Assignment
 from waltz_spark.log.origin import Span
-from waltzctl.shell.progress import Amount, Course, Shown, duration, event
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.show.forms import Column, Columns, Line, Listing, Table, attributes, put, verdict
 from waltzctl.show.forms import Part as PagePart
-from waltzctl.show.terminal import console, count, rate, size
+from waltzctl.show.terminal import count, rate, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -224,176 +212,22 @@ def verified(
 
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
-PARTS_MAX = 12
-"""With more partitions than this, the others are only counted while it runs."""
-LINE_SECONDS = 10.0
-_OTHER_LINES = 4
-_LATELY_SECONDS = 60.0
-"""What was done before says little of how fast it goes now."""
-_FRAMES_PER_SECOND = 4
 
+class Course:
+    """Progress of the tasks of a run: a task counts once, however often Spark reports its end."""
 
-@dataclass
-class Part:
-    partition: int
-    records: int = 0
-    records_done: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.records_done == self.records
-
-
-class Tasks:
-    """The progress of all tasks, and an estimate. Pure: times are passed in."""
-
-    def __init__(self, assignments: Sequence[Assignment]) -> None:
+    def __init__(self, assignments: Sequence[Assignment], report: Report) -> None:
         self._open = {given.number: given for given in assignments}
-        self.parts: dict[int, Part] = {}
-        for given in sorted(assignments, key=lambda given: given.partition):
-            self.parts.setdefault(given.partition, Part(given.partition)).records += given.span.count
-        self.records = sum(part.records for part in self.parts.values())
-        self.data_bytes = sum(given.split.bytes for given in assignments)
-        self.records_done = self.data_bytes_done = 0
-        self.has_begun = False
-        self._course = Course(_LATELY_SECONDS)
-        self._ended_at = 0.0
-        self._forecast: tuple[float, float] | None = None
-        """Rate and remaining seconds at the last end of a task; work in progress since then is unknown."""
-
-    def begin(self, at: float) -> None:
-        """Record the start of the tasks; later calls have no effect."""
-        if not self.has_begun:
-            self.has_begun = True
-            self._course.see(at, self.amount)
-
-    @property
-    def amount(self) -> Amount:
-        return Amount(done=self.data_bytes_done, total=self.data_bytes, unit="bytes")
-
-    def end(self, number: int, at: float) -> None:
-        self.begin(at)
-        given = self._open.pop(number, None)
-        if given is None:
-            return
-        self.parts[given.partition].records_done += given.span.count
-        self.records_done += given.span.count
-        self.data_bytes_done += given.split.bytes
-        self._ended_at, self._forecast = at, self._course.see(at, self.amount)
-
-    def forecast(self, at: float) -> tuple[float, float] | None:
-        """Return the recent rate in bytes a second, and the remaining seconds; None if unknown."""
-        if self._forecast is None:
-            return None
-        speed, left = self._forecast
-        return speed, max(0.0, left - (at - self._ended_at))
-
-    def shown(self, lines: int) -> tuple[list[Part], int, int]:
-        """Return the partitions to show, active ones first, the number of others, and the number of those that are done."""
-        parts = list(self.parts.values())
-        if len(parts) <= lines:
-            return parts, 0, 0
-        first = sorted(parts, key=lambda part: (part.is_done, part.partition))
-        others = first[lines:]
-        return first[:lines], len(others), sum(part.is_done for part in others)
-
-    def sentence(self, at: float) -> str:
-        words = [f"{size(self.data_bytes_done)} of {size(self.data_bytes)}"]
-        if (forecast := self.forecast(at)) is not None:
-            words += [f"{rate(int(forecast[0]), 1)} MB/s", f"about {duration(forecast[1])} left"]
-        return ", ".join(words)
-
-    @property
-    def percent(self) -> int:
-        return 100 * self.records_done // max(1, self.records)
-
-
-class Progress:
-    def __init__(self, assignments: Sequence[Assignment], *, is_quiet: bool = False, shown: str = Shown.AUTO) -> None:
-        """`is_quiet`: write no lines without a terminal, except with `--progress json`."""
-        self._tasks = Tasks(assignments)
-        self._said = self._started = time.monotonic()
-        self._is_live = shown == Shown.AUTO and sys.stderr.isatty()
-        self._says = shown == Shown.AUTO and not is_quiet and not self._is_live
-        self._writes_json = shown == Shown.JSON
-        self._parts_max = PARTS_MAX
-        self._file: Any = None
-        self._live: Any = None
+        self._records = sum(given.span.count for given in assignments)
+        self._bytes = sum(given.split.bytes for given in assignments)
+        self._report = report
+        report("starting Spark")
 
     def ended(self, numbers: Collection[int]) -> None:
-        """Update the display; called repeatedly while tasks run, also without new results."""
-        now = time.monotonic()
-        if not self._tasks.has_begun:
-            self._said = now
-        self._tasks.begin(now)
-        before = self._tasks.records_done
+        """Report the progress; called repeatedly while tasks run, also without new results."""
         for number in numbers:
-            self._tasks.end(number, now)
-        if self._writes_json and self._tasks.records_done > before:
-            typer.echo(json.dumps(self._event(now)), err=True)
-        if self._says and self._tasks.records_done and now - self._said >= LINE_SECONDS:
-            self._said = now
-            tasks = self._tasks
-            typer.echo(
-                f"{tasks.percent} %: {tasks.records_done:,} of {tasks.records:,} records, {tasks.sentence(now)}",
-                err=True,
-            )
-
-    def _event(self, now: float) -> dict[str, object]:
-        tasks = self._tasks
-        found = event(now - self._started, "export", tasks.amount, tasks.forecast(now))
-        found["records"], found["records_total"] = tasks.records_done, tasks.records
-        found["partitions"] = {str(number): part.records_done for number, part in tasks.parts.items()}
-        return found
-
-    def _picture(self) -> Any:
-        now = time.monotonic()
-        return picture(self._tasks, now, waited=now - self._started, parts=self._parts_max)
-
-    def __enter__(self) -> Progress:
-        if self._is_live:
-            from rich.live import Live
-
-            out = console(to_stderr=True)
-            # A way to it of our own: what is meant for standard error goes to a file while Java starts.
-            out.file = self._file = os.fdopen(os.dup(2), "w", encoding="utf-8")
-            self._parts_max = max(0, min(PARTS_MAX, out.size.height - _OTHER_LINES))
-            self._live = Live(
-                console=out, get_renderable=self._picture, refresh_per_second=_FRAMES_PER_SECOND, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._file.close()
-
-
-def picture(tasks: Tasks, now: float, *, waited: float, parts: int) -> Any:
-    """Return the lines for a terminal, with at most `parts` partitions."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    if not tasks.has_begun:
-        return Text(f"Starting Spark: {duration(waited)}")
-    grid = Grid.grid(padding=(0, 1), expand=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(ratio=1, min_width=5)
-    grid.add_column(justify="right", no_wrap=True)
-    shown, others, others_done = tasks.shown(parts)
-    for part in shown:
-        bar = ProgressBar(total=part.records, completed=part.records_done)
-        grid.add_row(f"partition {part.partition}", bar, _of(part.records_done, part.records))
-    if others:
-        grid.add_row(f"and {others:,} more", "", f"{others_done:,} of them complete")
-    bar = ProgressBar(total=tasks.records, completed=tasks.records_done)
-    grid.add_row("together", bar, _of(tasks.records_done, tasks.records))
-    return Group(grid, Text(tasks.sentence(now), no_wrap=True, overflow="ellipsis"))
-
-
-def _of(done: int, total: int) -> str:
-    return f"{done:,} of {total:,} records"
+            self._open.pop(number, None)
+        left = sum(given.span.count for given in self._open.values())
+        left_bytes = sum(given.split.bytes for given in self._open.values())
+        amount = Amount(done=self._bytes - left_bytes, total=self._bytes, unit="bytes")
+        self._report(f"{self._records - left:,} of {self._records:,} records are exported", amount)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from waltzctl.shell.progress import Amount, Course, Progress, Shown, Waiting
+from waltzctl.shell.progress import Amount, Course, Progress, Shown, Waiting, duration
 
 
 class Terminal(io.StringIO):
@@ -140,3 +140,8 @@ def test_through_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
         ("verify", "bytes", 4_000_000, 2_000_000.0, 3.0),
         ("verify", "bytes", 10_000_000, 2_500_000.0, 0.0),
     ]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600 * 25 + 62, "25:01:02")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
