@@ -10,9 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Annotated, Literal, Self, TypeVar, get_args
-from uuid import UUID
+from typing import Annotated, Literal, get_args
 
 from typer import Option
 
@@ -26,7 +24,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import HistoryEntry
+from waltzd.cluster.documents import HistoryEntry, ServerMeta, StorageMeta
 from waltzd.errors import BadArgument, CannotConnect, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
 from waltzd.protocol.descriptions import Events
@@ -36,7 +34,6 @@ from waltzd.wire.tls import Tls
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
 LEVELS = get_args(Level)
-T = TypeVar("T")
 OPERATOR = "operator"
 CALLS_MAX = 32
 HISTORY_MAX = 100
@@ -93,10 +90,8 @@ async def collect_lines(
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     """Return the lines, and the error of each daemon that did not answer."""
     _check(report, names)
-    async with Listening(report.snapshot.meta.key, poll.target.tls, seconds=CALL_SECONDS) as listening:
-        events_of = await listening.listen(report.snapshot, names)
-        history = await _history(poll, report)
-    silent = dict(listening.silent)
+    events_of, silent = await listen(report.snapshot, poll.target.tls, seconds=CALL_SECONDS, names=names)
+    history = await _history(poll, report)
     if report.lost is not None:
         silent["ZooKeeper"] = report.lost.cause
     return event_lines(events_of, history, since_ms=since_ms, level=level, names=names), silent
@@ -169,58 +164,30 @@ def _milliseconds(moment: str) -> int | None:
         return None
 
 
-class Listening:
-    """Connections to all daemons, from which their log lines are read."""
+async def listen(
+    found: ClusterSnapshot, tls: Tls | None, *, seconds: float, names: Sequence[str] = ()
+) -> tuple[dict[tuple[str, str], Events], dict[str, WaltzError]]:
+    """Return the newest lines of every daemon, by kind and name, and the error of each daemon that did not answer."""
+    key, turn = found.meta.key, asyncio.Semaphore(CALLS_MAX)
+    lines: dict[tuple[str, str], Events] = {}
+    silent: dict[str, WaltzError] = {}
 
-    def __init__(self, key: UUID, tls: Tls | None, *, seconds: float) -> None:
-        self._key, self._tls, self._seconds = key, tls, seconds
-        self._clients: dict[tuple[str, str, str], ServerAdminClient | AdminClient] = {}
-        self.silent: dict[str, WaltzError] = {}
-        """Daemon that did not answer the last call → its error."""
+    async def one(kind: str, client: type[ServerAdminClient | AdminClient], meta: ServerMeta | StorageMeta) -> None:
+        try:
+            async with (
+                turn,
+                client(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin,
+                first_contact(meta.admin_listen, tls),
+            ):
+                lines[kind, meta.name] = await admin.events(0)
+        except WaltzError as error:
+            silent[meta.name] = error
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for client in self._clients.values():
-            await client.close()
-
-    async def listen(self, found: ClusterSnapshot, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
-        """Return the newest lines of every daemon."""
-        turn = asyncio.Semaphore(CALLS_MAX)
-        daemons = [
-            *(("server", view.meta.name, view.meta.admin_listen) for view in found.servers),
-            *(("storage", view.meta.name, view.meta.admin_listen) for view in found.storages),
-        ]
-        self.silent = {}
-
-        async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], Events | None]:
-            async with turn:
-                try:
-                    return (kind, name), await self._fetch(kind, name, address)
-                except WaltzError as error:
-                    self.silent[name] = error
-                    return (kind, name), None
-
-        wanted = [daemon for daemon in daemons if not names or daemon[1] in names]
-        answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
-        return {daemon: reported for daemon, reported in answers if reported is not None}
-
-    async def _fetch(self, kind: str, name: str, address: str) -> Events:
-        async with first_contact(address, self._tls):
-            return await self._client(kind, name, address).events(0)
-
-    def _client(self, kind: str, name: str, address: str) -> ServerAdminClient | AdminClient:
-        found = self._clients.get((kind, name, address))
-        if found is None:
-            if kind == "server":
-                found = ServerAdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
-            else:
-                found = AdminClient(address, self._key, seconds=self._seconds, tls=self._tls, name=name)
-            self._clients[kind, name, address] = found
-        return found
+    servers, storages = ([view.meta for view in views if not names or view.meta.name in names]
+                         for views in (found.servers, found.storages))  # fmt: skip
+    await asyncio.gather(*(one("server", ServerAdminClient, meta) for meta in servers),
+                         *(one("storage", AdminClient, meta) for meta in storages))  # fmt: skip
+    return lines, silent
 
 
 async def history_of(cluster: Cluster) -> list[HistoryEntry]:

@@ -1,22 +1,19 @@
 """`waltzctl support bundle`: diagnostics of a cluster in one archive, without payloads and without secrets.
 
 Records of the log are never read: only the reports of daemons, and the documents in ZooKeeper. The archive names what
-could not be collected, because that is often the fault. It is built in memory and written atomically. Equal content gives
-equal bytes: entries are sorted, and have equal times, owners and modes.
+could not be collected, because that is often the fault. It is built in memory. Equal content
+gives equal bytes: entries are sorted, and have equal times, owners and modes.
 """
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import json
-import os
 import re
 import tarfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +24,10 @@ import typer
 from typer import Option
 
 from waltzctl.health.doctor import examined
-from waltzctl.health.events import Listening, event_lines, history_of
+from waltzctl.health.events import event_lines, history_of, listen
 from waltzctl.health.poll import Poll
 from waltzctl.health.rules import diagnose
+from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Output, Timeout
 from waltzctl.show.activity import events
@@ -39,10 +37,8 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.disk.real import translate
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
-from waltzd.errors.operations import AlreadyThere
 
 CALL_SECONDS = 5.0
 FOLDER = "waltz-support"
@@ -50,8 +46,6 @@ _WORDS = "password|passwd|secret|token|credential|private|tls_key"
 _SECRET = re.compile(rf"^(\s*[A-Za-z0-9_]*(?:{_WORDS})[A-Za-z0-9_]*\s*:).*$", re.IGNORECASE | re.MULTILINE)
 _WITH_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 STRIPPED = "'(taken out)'"
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""Errors by which file systems without hard links refuse one: memory sticks, some network file systems."""
 _SECRET_DOCUMENT = re.compile(rb'("secret":\s*)"[^"]*"')
 
 
@@ -74,8 +68,8 @@ def bundle(
     and the newest log lines of each daemon, the history of changes, versions, and the configuration of a cluster on this
     machine.
 
-    The archive has no payloads. Values of settings that may be secret, and paths of keys, are removed. The file is written
-    atomically, and an existing file is never replaced. Exit code 7 if something could not be collected.
+    The archive has no payloads. Values of settings that may be secret, and paths of keys, are removed. An existing
+    file is never replaced. Exit code 7 if something could not be collected.
 
     \b
     Examples:
@@ -85,13 +79,14 @@ def bundle(
     found, name, at = loop.run(_collect(target, seconds))
     stamp = "".join(letter for letter in at if letter.isalnum())
     path = to or Path(f"waltz-support-{name}-{stamp}.tar.gz")
-    size = found.write(path)
+    packed = found.packed()
+    write_new(path, packed)
     if output == "json":
-        found_events = {"bytes": size, "files": sorted(found.files), "missing": dict(sorted(found.missing.items()))}
+        found_events = {"bytes": len(packed), "files": sorted(found.files), "missing": dict(sorted(found.missing.items()))}
         put_json({"file": str(path.absolute()), **found_events})
         return EXIT_PARTIAL if found.missing else EXIT_OK
     typer.echo(str(path))
-    typer.echo(f"{len(found.files)} files, {size:,} bytes; no payloads, no secrets", err=True)
+    typer.echo(f"{len(found.files)} files, {len(packed):,} bytes; no payloads, no secrets", err=True)
     for what, why in sorted(found.missing.items()):
         typer.echo(f"missing: {what}: {why}", err=True)
     return EXIT_PARTIAL if found.missing else EXIT_OK
@@ -121,12 +116,11 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
         else:
             found.missing["metadata"] = f"{report.lost.cause.code} {report.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
-        async with Listening(snapshot.meta.key, target.tls, seconds=seconds) as listening:
-            found_events = await listening.listen(snapshot)
+        found_events, silent = await listen(snapshot, target.tls, seconds=seconds)
         lines = event_lines(found_events, history, since_ms=0, level="debug")
         found.put_json("events.json", events(lines).document)
-        for name, silent in listening.silent.items():
-            found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
+        for name, refusal in silent.items():
+            found.missing[f"events of {name}"] = f"{refusal.code} {refusal.message}"
         versions = {view.meta.name: None if view.reported is None else view.reported.version for view in snapshot.nodes}
         tool = {"waltzctl": version("waltzd"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": report.at, "epoch": int(time.time())})
@@ -179,7 +173,7 @@ class Bundle:
     def put_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.put(name, (json.dumps({"version": JSON_VERSION, **value}, indent=1, sort_keys=True) + "\n").encode())
 
-    def archive(self) -> bytes:
+    def packed(self) -> bytes:
         packed = io.BytesIO()
         with (
             gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as zipped,
@@ -190,35 +184,3 @@ class Bundle:
                 entry.size, entry.mode = len(content), 0o600
                 tar.addfile(entry, io.BytesIO(content))
         return packed.getvalue()
-
-    def write(self, path: Path) -> int:
-        """Write the archive atomically and return its size in bytes. Raise `AlreadyThere` if the file exists."""
-        content = self.archive()
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            try:
-                with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                _put_in_place(beside, path)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(beside)
-        except FileExistsError as error:
-            raise AlreadyThere(f"{path} exists already") from error
-        except OSError as error:
-            raise translate(error, f"writing {path}") from error
-        return len(content)
-
-
-def _put_in_place(beside: Path, path: Path) -> None:
-    """Move the finished file to its name. Raise `FileExistsError` if the name is taken: a hard link detects it, a rename
-    would not."""
-    try:
-        os.link(beside, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # the name is ours from here on
-        os.replace(beside, path)

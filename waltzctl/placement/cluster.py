@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from waltzctl.placement.changeover import change_format, finalize_level
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
+from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.options import Misused
@@ -26,10 +26,9 @@ from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.collector import snapshot_of, take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import read_documents, write
-from waltzd.disk.real import translate
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
-from waltzd.errors.operations import AlreadyThere, BadMetadata, Unsafe
+from waltzd.errors.operations import BadMetadata, Unsafe
 from waltzd.format.layout import VERSIONS
 
 
@@ -215,7 +214,7 @@ def delete(
                     not_done="nothing was deleted",
                     next_step="delete or repair these documents first",
                 )
-            _keep(path, write(saved))
+            write_new(path, write(saved), not_done="nothing was deleted")  # flushed before anything is deleted
             deleted = await cluster.delete()
             last_seen.path_of(target.where).unlink(missing_ok=True)
             return {"documents": deleted, "file": str(path)}
@@ -234,19 +233,6 @@ async def _check_rest(cluster: Cluster, name: str) -> None:
             not_done="nothing was deleted",
             next_step="stop the servers first; their registration ends with them",
         )
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Flush the documents to a new file before anything is deleted. Some of them are secret."""
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError as error:
-        raise AlreadyThere(f"{path} exists already", not_done="nothing was deleted") from error
-    except OSError as error:
-        raise translate(error, f"writing {path}") from error
 
 
 def history(

@@ -9,6 +9,7 @@ import os
 import socket
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -16,7 +17,7 @@ from uuid import UUID, uuid4
 
 from waltzd.cluster.documents import FORMAT
 from waltzd.disk.real import translate
-from waltzd.errors.operations import NoLocalCluster, NotesDamaged, PortInUse
+from waltzd.errors.operations import AlreadyThere, NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.document import Document, Name, decode, encode, whole
 
@@ -226,6 +227,21 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
+        raise translate(error, f"writing {path}") from error
+
+
+def write_new(path: Path, data: bytes, *, not_done: str = "nothing was written") -> None:
+    """Write and flush a new file that only its owner may read. Raise `AlreadyThere` if the file exists."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError as error:
+        raise AlreadyThere(f"{path} exists already", not_done=not_done) from error
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         raise translate(error, f"writing {path}") from error
 
 

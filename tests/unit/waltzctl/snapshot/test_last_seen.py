@@ -13,10 +13,11 @@ import pytest
 
 from tests.unit.snapshots import KEY, well
 from waltzctl.health.support import Bundle, describe, strip_secrets
+from waltzctl.shell.blueprint import write_new
 from waltzctl.show.forms import plain
 from waltzctl.snapshot import last_seen
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import AlreadyThere
+from waltzd.errors.operations import AlreadyThere, DiskFull
 
 WHERE = "127.0.0.1:2181/waltz"
 
@@ -80,10 +81,9 @@ def bundle() -> Bundle:
 
 
 def test_the_same_content_is_the_same_archive(tmp_path: Path) -> None:
-    assert bundle().archive() == bundle().archive()
-    size = bundle().write(tmp_path / "one.tar.gz")
+    assert bundle().packed() == bundle().packed()
+    write_new(tmp_path / "one.tar.gz", bundle().packed())
     content = (tmp_path / "one.tar.gz").read_bytes()
-    assert len(content) == size
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         assert tar.getnames() == ["waltz-support/a.json", "waltz-support/b.txt"]
         file = tar.extractfile("waltz-support/a.json")
@@ -96,27 +96,21 @@ def test_another_file_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "one.tar.gz"
     path.write_text("mine")
     with pytest.raises(AlreadyThere):
-        bundle().write(path)
-    assert (path.read_text(), sorted(tmp_path.iterdir())) == ("mine", [path]), "and nothing is left beside it"
+        write_new(path, b"ours")
+    assert path.read_text() == "mine"
 
 
-def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    path = tmp_path / "one.tar.gz"
-    bundle().write(path)
-    assert path.read_bytes() == bundle().archive()
-    with pytest.raises(AlreadyThere):
-        bundle().write(path)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WaltzError) as caught:
-        bundle().write(tmp_path / "no" / "one.tar.gz")
+        write_new(tmp_path / "no" / "one.tar.gz", b"ours")
     assert "one.tar.gz" in caught.value.message
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull):
+        write_new(tmp_path / "one.tar.gz", b"ours")
     assert list(tmp_path.iterdir()) == []
 
 
