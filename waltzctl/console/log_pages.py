@@ -39,7 +39,6 @@ CHUNK, CHUNK_MAX = 25, 1000
 CHUNK_BYTES = 4 << 20
 LOOKED_MAX, LOOKED_BYTES_MAX = 20_000, 32 << 20
 """What is read for one page at most."""
-SEARCH_MAX = 10_000
 CALL_SECONDS = 5.0
 _HASH = re.compile(r"[0-9a-f]{16}")
 MODES = ("write", "read", "append")
@@ -311,7 +310,7 @@ async def locks(asked: PageRequest) -> Page:
         return Page(
             title="Locks", commands=(asked.command("lock", "explain", partition, "NAME", "ID"),), polls=0, parts=(form,)
         )
-    words = ["lock", "explain", str(partition), query["name"], query["id"], "--mode", mode, "--search", str(SEARCH_MAX)]
+    words = ["lock", "explain", str(partition), query["name"], query["id"], "--mode", mode]
     words += [] if mark is None else ["--mark", str(mark)]
     explanation = await explained(asked, partition, Lock(query["name"], lock_id(query["id"]), Mode[mode.upper()]), mark)
     return Page(
@@ -324,11 +323,12 @@ async def locks(asked: PageRequest) -> Page:
 
 async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | None) -> Explained:
     owner, found = await ask(await asked.cluster(), asked.target, partition, lock)
-    searched, trouble = LogSearch(), None
-    if can_search(found, SEARCH_MAX):
+    searched: LogSearch | None = None
+    trouble: WaltzError | None = None
+    if can_search(found):
         try:
             async with client_of(asked) as client:
-                searched = await search_log(client, partition, found, SEARCH_MAX)
+                searched = await search_log(client, partition, found)
         except WaltzError as error:  # the page is shown with the owner's answer only
             trouble = error
     return Explained(
@@ -343,7 +343,8 @@ async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | 
 
 
 def lock_given(explanation: Explained) -> Mapping[str, Any]:
-    marker = explanation.searched.marker
+    searched = explanation.searched
+    marker = None if searched is None else searched.marker
     document = records.lock(explanation).document
     names = (
         "lock",
@@ -362,7 +363,7 @@ def lock_given(explanation: Explained) -> Mapping[str, Any]:
         "tone": Tone.GOOD if explanation.is_accepted else Tone.BAD,
         "verdict": records.lock_verdict(explanation),
         "basis": records.lock_basis(explanation),
-        "search": records.lock_search(explanation.searched) if explanation.searched.has_read else "",
+        "search": "" if searched is None or explanation.found.marker is not None else records.lock_search(searched),
         "facts": [(name.replace("_", " "), document[name]) for name in names],
         "marker": None if marker is None else (marker.partition, marker.id, line(marker.payload, "auto", LINE_CHARACTERS)),
         "trouble": explanation.trouble,

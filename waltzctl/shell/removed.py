@@ -74,6 +74,7 @@ REMOVED: dict[str, str] = {
     "group set --headers": _KINDS,
     "group skip": "use `waltzctl group reset NAME --partitions PARTITION --skip-through ID`",
     "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
+    "lock explain --search": "leave it out; the key indexes of the log are asked, however far back",
     "moves": "use `waltzctl partition assign`: it goes on with moves, and --cancel takes them back; `status` lists them",
     "partition unassign": "use `waltzctl partition assign PARTITIONS --off STORAGE`",
     "policy remove": "use `waltzctl policy set --none`",

@@ -152,15 +152,9 @@ class LogSearch:
     """Transaction that marked the lock last; None if it was not found."""
     group: int | None = None
     """First id of the atomic append of the transaction."""
-    first_id: int = 0
-    """First id of the range that was searched, up to `last_id`; above `last_id` if none was."""
-    last_id: int = -1
-    is_kept: bool = True
-    """False if the log in front of `first_id` is of format 0, which keeps no locks."""
-
-    @property
-    def has_read(self) -> bool:
-        return self.last_id >= 0
+    first_id: int
+    """First id that was considered, up to `last_id`; what is below it is of format 0, which keeps no locks."""
+    last_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +165,8 @@ class Explained:
     found: LockExplanation
     seen: int
     """Highest id that the client has read."""
-    searched: LogSearch
-    """Result of the search in the log."""
+    searched: LogSearch | None
+    """What the log says; None if it was not asked."""
     trouble: WaltzError | None
     """Error of reading the log; None if it was read."""
 
@@ -187,7 +181,8 @@ LOCK: Columns[dict[str, Any]] = attributes("lock partition owner mark would_be_a
 def lock(explanation: Explained) -> Listing[dict[str, Any]]:
     """Return the verdict, then its reasons."""
     found, accepted, searched = explanation.found, explanation.is_accepted, explanation.searched
-    marker, group = searched.marker, searched.group
+    is_known = found.marker is not None
+    marker, group = (None, None) if searched is None else (searched.marker, searched.group)
     document = {
         "partition": explanation.partition, "owner": explanation.owner, "session": found.session,
         "name": explanation.lock.name, "lock_id": explanation.lock.id, "mode": explanation.lock.mode.name.lower(),
@@ -197,14 +192,14 @@ def lock(explanation: Explained) -> Listing[dict[str, Any]]:
         "high_water_mark": found.committed, "last_id": found.last_id, "low_mark": found.low_mark,
         "floor": found.floor, "locks": found.locks, "locks_max": found.locks_max,
         "marked_by": None if marker is None or group is None else transaction_json(marker, group, with_locks=True),
-        "searched": {"first_id": searched.first_id, "last_id": searched.last_id} if searched.has_read else None,
+        "searched": None if is_known or searched is None else {"first_id": searched.first_id, "last_id": searched.last_id},
         "error": explanation.trouble,
     }  # fmt: skip
     floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
     page: list[Part] = [
         verdict(lock_verdict(explanation), is_good=accepted),
         lock_basis(explanation),
-        *([lock_search(searched)] if searched.has_read else []),
+        *([] if is_known or searched is None else [lock_search(searched)]),
         _fact("lock", f"{document['mode']}:{explanation.lock.name}:{explanation.lock.id} = {found.lock:016x}"),
         _fact("asked", f"{explanation.owner}, which owns partition {explanation.partition} in session {found.session:,}"),
         _fact("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
@@ -257,11 +252,10 @@ def lock_search(searched: LogSearch) -> str:
     """Describe the result of the search in the log."""
     if searched.marker is not None:
         return f"The log says: transaction {searched.marker.id:,} marked it last."
-    kept = "" if searched.is_kept else f"; below id {searched.first_id:,} it is of format 0, which keeps no locks"
+    kept = f"; below id {searched.first_id:,} it is of format 0, which keeps no locks" if searched.first_id else ""
     if searched.first_id > searched.last_id:
         return f"The log cannot say more{kept}."
-    further = "; `--search` reads further back" if searched.is_kept and searched.first_id else kept
-    return f"The log says: no transaction from id {searched.first_id:,} to {searched.last_id:,} marked it{further}."
+    return f"The log says: no transaction from id {searched.first_id:,} to {searched.last_id:,} marked it{kept}."
 
 
 # -- replicas, side by side --------------------------------------------------------------------------------------------

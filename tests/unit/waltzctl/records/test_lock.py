@@ -1,4 +1,4 @@
-"""A lock that the owner has forgotten is looked for in the log, backwards."""
+"""What the log says of a lock that its owner has dropped, of groups and of times."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from waltzctl.records import lock as explaining
 from waltzctl.records.append import marked_lock
 from waltzctl.records.follow import LOOK_BACK, Groups, stretch
-from waltzctl.records.lock import search
+from waltzctl.records.lock import can_search, search_log
 from waltzctl.shell.moment import Within
-from waltzctl.show.records import LogSearch
 from waltzd.client.view import Transaction
-from waltzd.errors import BadArgument
-from waltzd.protocol.locks import Lock, LoggedLock, Mode
+from waltzd.errors import BadArgument, NeedsBatches
+from waltzd.protocol.locks import History, Lock, LockExplanation, LoggedLock, Mode, Reason
+from waltzd.protocol.positions import Position
 
-OURS, OTHER = 17, 18
-READ, WRITE, APPEND = (LoggedLock(OURS, mode) for mode in (Mode.READ, Mode.WRITE, Mode.APPEND))
-ELSE = LoggedLock(OTHER, Mode.WRITE)
+OURS = 17
+WRITE = LoggedLock(OURS, Mode.WRITE)
 
 
 @pytest.mark.parametrize(
@@ -73,52 +69,55 @@ class Log:
         return next((one.id for one in self._transactions if one.time_us is not None and one.time_us >= time), 10) - 1
 
 
-def looked(log: Any, last_id: int, count: int = 100) -> LogSearch:
-    return asyncio.run(search(log, 0, OURS, last_id, count))
+# -- what the log says ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "CHUNK", 4)
+def explanation(mark: int, reason: Reason = Reason.TOO_FAR_BEHIND) -> LockExplanation:
+    return LockExplanation(
+        lock=OURS, mark=mark, reason=reason, committed=9, last_id=10, session=1, low_mark=9, floor=-1, locks=1, locks_max=1
+    )
 
 
-def test_the_last_transaction_that_marked_it_is_found() -> None:
-    log = Log(*(transaction(id_, *((WRITE,) if id_ in (2, 5) else (READ, ELSE))) for id_ in range(12)))
-    found = looked(log, 11)
-    assert found.marker is not None
-    assert (found.marker.id, found.first_id, found.last_id) == (5, 5, 11)
-    found = looked(log, 4)
-    assert found.marker is not None
-    assert found.marker.id == 2
+class Indexed(Log):
+    """A log with key indexes."""
+
+    async def history(
+        self, lock: int, *, partition: int, after: int, through: int, limit: int, newest_first: bool
+    ) -> History:
+        assert (lock, partition, limit, newest_first) == (OURS, 0, 1, True)
+        batches = next(one.id for one in self._transactions if one.time_us is not None)
+        if after < batches - 1:
+            raise NeedsBatches("older transactions are of format 0", first_id=batches)
+        ids = [one.id for one in self._transactions if after < one.id <= through and one.locks]
+        return History(partition=0, ids=tuple(ids[-1:]), end=Position(through))
+
+    async def read_ids(self, _partition: int, ids: Sequence[int], *, with_locks: bool) -> list[Transaction]:
+        return [self._transactions[id_] for id_ in ids]
 
 
-def test_what_was_searched_is_told_where_nothing_is_found() -> None:
-    log = Log(*(transaction(id_, *((APPEND,) if id_ == 2 else (READ,))) for id_ in range(12)))
-    assert looked(log, 11, 9) == LogSearch(first_id=3, last_id=11)
-    assert looked(log, 11, 10).marker is not None, "an append marks it, too"
-    assert looked(log, 1) == LogSearch(first_id=0, last_id=1)
-
-
-def test_in_front_of_format_1_nothing_is_kept() -> None:
-    log = Log(*(transaction(id_, time=None if id_ < 5 else 1) for id_ in range(12)))
-    assert looked(log, 11) == LogSearch(first_id=5, last_id=11, is_kept=False)
-    assert looked(log, 4) == LogSearch(first_id=5, last_id=4, is_kept=False)
-
-
-@given(
-    st.lists(st.sampled_from([(), (READ,), (WRITE,), (ELSE, APPEND), (ELSE,)]), min_size=1, max_size=30),
-    st.integers(1, 35),
-    st.data(),
+@pytest.mark.parametrize(
+    ("found", "marker"),
+    [(explanation(9), 5), (explanation(4), 2), (explanation(1), None), (explanation(5, Reason.CONFLICT), 5)],
 )
-def test_a_search_agrees_with_looking_at_everything(
-    locks: list[tuple[LoggedLock, ...]], count: int, data: st.DataObject
-) -> None:
-    last_id = data.draw(st.integers(0, len(locks) - 1))
-    lowest = max(0, last_id - count + 1)
-    marking = [id_ for id_ in range(lowest, last_id + 1) if {WRITE, APPEND} & set(locks[id_])]
-    found = looked(Log(*(transaction(id_, *some) for id_, some in enumerate(locks))), last_id, count)
-    assert (found.marker.id if found.marker else None) == (marking[-1] if marking else None)
-    assert found.first_id == (marking[-1] if marking else lowest)
+def test_the_last_transaction_that_marked_it_is_found(found: LockExplanation, marker: int | None) -> None:
+    log: Any = Indexed(*(transaction(id_, *((WRITE,) if id_ in (2, 5) else ())) for id_ in range(12)))
+    assert can_search(found)
+    told = asyncio.run(search_log(log, 0, found))
+    assert (told.marker and told.marker.id, told.group, told.last_id) == (marker, marker, found.mark)
+
+
+@pytest.mark.parametrize(("mark", "marker"), [(9, 5), (4, None), (2, None)])
+def test_in_front_of_format_1_nothing_is_kept(mark: int, marker: int | None) -> None:
+    log: Any = Indexed(
+        *(transaction(id_, *((WRITE,) if id_ == 5 else ()), time=None if id_ < 4 else 1) for id_ in range(12))
+    )
+    told = asyncio.run(search_log(log, 0, explanation(mark)))
+    assert (told.marker and told.marker.id, told.first_id, told.last_id) == (marker, 4, mark)
+
+
+def test_the_log_knows_no_more_of_what_is_in_flight_or_was_never_there() -> None:
+    assert not can_search(explanation(10, Reason.IN_FLIGHT))
+    assert not can_search(explanation(-1))
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
