@@ -35,7 +35,7 @@ SECONDS = 1_800_000_000
 
 def run(*command: object, **options: Any) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    done: subprocess.CompletedProcess[str] = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, (words, done.stdout, done.stderr)
     return done.stdout
 

@@ -57,7 +57,7 @@ def end(cluster: Cluster, name: str) -> None:
 
 
 def versions(found: ClusterSnapshot) -> set[str]:
-    reported = [view.reported for view in (*found.servers, *found.storages)]
+    reported = [*(view.reported for view in found.servers), *(view.reported for view in found.storages)]
     return {one.version for one in reported if one is not None}
 
 
