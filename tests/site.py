@@ -57,6 +57,7 @@ API = {
     "Consumer groups": (
         *("waltzd.Delivery", "waltzd.Subscription", "waltzd.Handling", "waltzd.Reject"),
         *("waltzd.BlockingDelivery", "waltzd.BlockingSubscription", "waltzd.BlockingHandling", "waltzd.sql.SqlInbox"),
+        *("waltzd.GroupStatus", "waltzd.ParkedTransaction"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.SqlCommand", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from waltzd.client.view import View as View
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
+    from waltzd.protocol.groups import GroupStatus as GroupStatus
+    from waltzd.protocol.groups import ParkedTransaction as ParkedTransaction
     from waltzd.protocol.locks import AppendOutcome as AppendOutcome
     from waltzd.protocol.locks import Committed as Committed
     from waltzd.protocol.locks import Declined as Declined
@@ -70,6 +72,7 @@ _MODULES = {
     ),
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),
+    "protocol.groups": ("GroupStatus", "ParkedTransaction"),
     "protocol.locks": (
         "AppendOutcome",
         "Committed",

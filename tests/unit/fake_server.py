@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -375,6 +376,15 @@ class FakeServer:
         raise AssertionError("there are no groups here")
 
     async def get_group(self, name: str) -> MadeGroup:
+        raise AssertionError("there are no groups here")
+
+    async def group_status(self, name: str, partition: int) -> Any:
+        raise AssertionError("there are no groups here")
+
+    async def parked(self, name: str, partition: int, after: int, count: int) -> Any:
+        raise AssertionError("there are no groups here")
+
+    async def replay(self, name: str, partition: int, ids: Sequence[int]) -> Any:
         raise AssertionError("there are no groups here")
 
     async def _owned(self, number: int) -> FakePartition:

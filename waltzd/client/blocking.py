@@ -358,6 +358,12 @@ class BlockingClient(Generic[E]):
 
     create_group = blocking(Client[E].create_group)
     """Create a consumer group, unless it exists with the same settings; see `Client.create_group`."""
+    group_status = blocking(Client[E].group_status)
+    """Return the state of a consumer group in each of its partitions; see `Client.group_status`."""
+    parked = blocking(Client[E].parked)
+    """Return the transactions that a consumer group has set aside; see `Client.parked`."""
+    replay = blocking(Client[E].replay)
+    """Deliver parked transactions again; see `Client.replay`."""
 
     @declared_by(Client[E].subscribe)
     def subscribe(self, group: str, **options: Any) -> BlockingSubscription[E]:

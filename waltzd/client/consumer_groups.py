@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from waltzd.client.delivery import Delivery
@@ -17,16 +18,19 @@ from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E, Serializer, checked_kind, checked_position, checked_time
-from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
+from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupPort, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import EVERYTHING, Parts
-from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
+from waltzd.protocol.groups import Exhausted, GroupStatus, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
 
 MEMBER_MAX = 128
+PARKED_AT_ONCE = 1000
+"""Parked transactions in one answer of an owner."""
+T = TypeVar("T")
 Start: TypeAlias = Literal["first", "last"] | datetime | int
 
 
@@ -264,6 +268,97 @@ class ConsumerGroups(Generic[E]):
         subscription = self.subscribe(group, partitions=partitions, max_in_flight=room, member=member)
         return Handling(subscription, handler, self._call, concurrency=concurrency, timeout=timeout)
 
+    async def group_status(self, group: str) -> list[GroupStatus]:
+        """Return the state of a consumer group, one result for each of its partitions: position, lag, members, parked.
+
+        Args:
+            group: Name of the group.
+
+        Raises:
+            NoSuchGroup: The cluster has no group of this name.
+            NotGranted: The policy of the cluster does not allow this client to be a member.
+            CannotConnect, ClientClosed: No owner answered in `submit_seconds`, or the client is not open.
+
+        Example:
+            ```python
+            lag = sum(one.lag for one in await client.group_status("mailer"))
+            ```
+        """
+        return await self._in_each(group, None, "DescribeGroup", lambda port, one: port.group_status(group, one))
+
+    async def parked(self, group: str, *, partitions: Partitions | None = None) -> list[ParkedTransaction]:
+        """Return the transactions that a consumer group has set aside, ordered by partition and id, with the reasons.
+
+        Args:
+            group: Name of the group.
+            partitions: Partitions of the group, as in `Client`; all of them if it is not given.
+
+        Raises:
+            NoSuchGroup, NotGranted, CannotConnect, ClientClosed: See `group_status`.
+        """
+
+        async def all_parked(port: GroupPort, partition: int) -> list[ParkedTransaction]:
+            found: list[ParkedTransaction] = []
+            is_more = True
+            while is_more:
+                part = await port.parked(group, partition, found[-1].id if found else EMPTY, PARKED_AT_ONCE)
+                found += part.parked
+                is_more = part.is_more and bool(part.parked)
+            return found
+
+        return [one for each in await self._in_each(group, partitions, "Parked", all_parked) for one in each]
+
+    async def replay(
+        self, group: str, transactions: Sequence[ParkedTransaction] | None = None, *, partitions: Partitions | None = None
+    ) -> int:
+        """Deliver parked transactions again, each with all its tries. It is durable when this returns.
+
+        Args:
+            group: Name of the group.
+            transactions: Some of `parked`; all parked transactions if it is not given.
+            partitions: Partitions of the group, as in `Client`; those of `transactions`, or all of them, if it is not
+                given.
+
+        Returns:
+            Number of transactions that were parked, and are delivered again.
+
+        Raises:
+            BadArgument: Both `transactions` and `partitions` are given.
+            NoSuchGroup, NotGranted, CannotConnect, ClientClosed: See `group_status`.
+
+        Example:
+            ```python
+            mine = [one for one in await client.parked("mailer") if "no address" in one.reason]
+            await client.replay("mailer", mine)
+            ```
+        """
+        ids: dict[int, list[int]] = {}
+        if transactions is not None:
+            if partitions is not None:
+                raise BadArgument("both `transactions` and `partitions` are given; give one of them")
+            for one in transactions:
+                ids.setdefault(one.partition, []).append(one.id)
+            if not ids:
+                return 0
+            partitions = sorted(ids)
+        done = await self._in_each(
+            group, partitions, "Replay", lambda port, partition: port.replay(group, partition, ids.get(partition, []))
+        )
+        return sum(one.count for one in done)
+
+    async def _in_each(
+        self, group: str, partitions: Partitions | None, what: str, ask: Callable[[GroupPort, int], Awaitable[T]]
+    ) -> list[T]:
+        """Ask the owner of each partition of a group, or of those that are given."""
+        self._check_open()
+        self._check_loop()
+        meta = (await self._find_group(group)).meta
+        seconds = self.settings.submit_seconds
+        return [
+            await self._routes.ask(partition, what, partial(_ask_of, ask, partition), seconds)
+            for partition in sorted(await self._routes.numbers(partitions or meta.partitions or EVERYTHING))
+        ]
+
     async def _find_group(self, name: str) -> MadeGroup:
         return await self._routes.ask_some(
             "GetGroup", lambda port: port.get_group(name), "no server knows the group", self.settings.submit_seconds
@@ -275,6 +370,10 @@ class ConsumerGroups(Generic[E]):
         self._members += 1
         own = f"/{self._member_of}.{self._members}"
         return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
+
+
+def _ask_of(ask: Callable[[GroupPort, int], Awaitable[T]], partition: int, port: GroupPort) -> Awaitable[T]:
+    return ask(port, partition)
 
 
 K = TypeVar("K", bound=enum.StrEnum)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 from uuid import UUID
 
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.document import ADDED, Document, Name, whole
-from waltzd.protocol.groups import Exhausted, GroupPartitionStatus, KeyedBy, Mode
+from waltzd.protocol.groups import Changed, Exhausted, GroupPartitionStatus, GroupStatus, KeyedBy, Mode, ParkedList
 from waltzd.protocol.peers import AttendPort, ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -108,3 +109,6 @@ class GroupPort(ServerPort, Protocol):
         ...
 
     async def get_group(self, name: str) -> MadeGroup: ...
+    async def group_status(self, name: str, partition: int) -> GroupStatus: ...
+    async def parked(self, name: str, partition: int, after: int, count: int) -> ParkedList: ...
+    async def replay(self, name: str, partition: int, ids: Sequence[int]) -> Changed: ...

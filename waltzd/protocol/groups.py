@@ -256,13 +256,42 @@ class GroupPartitionStatus:
 
 
 @dataclass(frozen=True)
-class ParkedTransaction:
+class GroupStatus:
+    """State of a consumer group in one partition: the result of `Client.group_status`."""
+
     partition: int
+    """Number of the partition."""
+    position: int
+    """Id up to which every transaction is acknowledged or parked; -1 for none."""
+    lag: int
+    """Committed transactions that are neither acknowledged nor parked. Those that the group's filter skips count until the
+    group has read them."""
+    parked: int
+    """Number of parked transactions."""
+    in_flight: int
+    """Number of deliveries that members have not settled."""
+    members: int
+    """Number of members in the partition."""
+    stopped: str
+    """Reason why the group has stopped until an operator resumes it; empty if it has not."""
+    paused: str
+    """Reason why nothing is delivered at the moment; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class ParkedTransaction:
+    """Transaction that a consumer group has set aside: one of the results of `Client.parked`."""
+
+    partition: int
+    """Number of its partition."""
     id: int
+    """Id in its partition."""
     failures: int
+    """Number of tries that failed."""
     member: str
     """Member of the last try."""
     reason: str
+    """Reason of the last failure."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class ServerAdminService(Host):
     async def ListParked(self, request: wire.ListParkedRequest, origin: Origin) -> ParkedList:
         partition = request.partition if request.HasField("partition") else None
         found, is_more = self._groups.parked(request.name, partition, request.after, request.count)
-        return ParkedList(tuple(found), is_more)
+        return ParkedList(found, is_more)
 
     async def SetGroup(self, request: wire.SetGroupRequest, origin: Origin) -> MadeGroup:
         return await self._groups.set(to_value(GroupMeta, request.meta), request.made_at)

@@ -43,7 +43,7 @@ from waltzd.protocol.descriptions import (
     StorageDescription,
     VerifySummary,
 )
-from waltzd.protocol.groups import Changed, DeliveryFrame, ParkedList
+from waltzd.protocol.groups import Changed, DeliveryFrame, GroupStatus, ParkedList
 from waltzd.protocol.locks import History, HistoryPart, LockExplanation
 from waltzd.protocol.peers import Content
 from waltzd.protocol.positions import Position
@@ -399,6 +399,9 @@ HISTORY = _call(
 )
 MAKE_GROUP = _value("Log/MakeGroup", _APPLICATIONS, MadeGroup, Audit.CHANGE, _about("{said.meta.name}"))
 GET_GROUP = _value("Log/GetGroup", _APPLICATIONS | _LOOKING, MadeGroup, Audit.LOOK)
+DESCRIBE_GROUP = _value("Log/DescribeGroup", _APPLICATIONS, GroupStatus, Audit.LOOK)
+PARKED = _value("Log/Parked", _APPLICATIONS, ParkedList, Audit.LOOK)
+REPLAY = _value("Log/Replay", _APPLICATIONS, Changed, Audit.CHANGE, _about("{said.name}", "partition"))
 MOUNT: Call[Sequence[ServerFrame]] = _call(
     "Log/Mount", _USERS, server_message, lambda reply, *_: server_frames(reply), Audit.LOOK
 )

@@ -25,7 +25,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
-from waltzd.protocol.groups import Change, Changed, Dismissed, ParkedList
+from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, ParkedList
 from waltzd.protocol.locks import HistoryPart, LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.positions import Position
@@ -90,6 +90,20 @@ class Servers(Transport):
 
     async def get_group(self, name: str) -> MadeGroup:
         return await self._ask(calls.GET_GROUP, wire.GetGroupRequest(cluster_key=await self._known_key(), name=name))
+
+    async def group_status(self, name: str, partition: int) -> GroupStatus:
+        request = wire.DescribeGroupRequest(cluster_key=await self._known_key(), name=name, partition=partition)
+        return await self._ask(calls.DESCRIBE_GROUP, request)
+
+    async def parked(self, name: str, partition: int, after: int, count: int) -> ParkedList:
+        request = wire.ParkedRequest(
+            cluster_key=await self._known_key(), name=name, partition=partition, after=after, count=count
+        )
+        return await self._ask(calls.PARKED, request)
+
+    async def replay(self, name: str, partition: int, ids: Sequence[int]) -> Changed:
+        request = wire.ReplayRequest(cluster_key=await self._known_key(), name=name, partition=partition, ids=ids)
+        return await self._ask(calls.REPLAY, request)
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
@@ -32,7 +32,7 @@ from waltzd.format.key_index import LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
-from waltzd.protocol.groups import Dismissed, JoinRequest
+from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, JoinRequest, ParkedTransaction
 from waltzd.protocol.level import check_client
 from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart
 from waltzd.protocol.peers import AttendLink, MountLink
@@ -116,6 +116,17 @@ class Groups(Protocol):
         """Return the partitions of a group, as bits of one number."""
         ...
 
+    async def level(self) -> None:
+        """Read the group log to its end."""
+        ...
+
+    async def status(self, name: str, partition: int) -> GroupStatus: ...
+    def parked(
+        self, name: str, partition: int | None, after: int | None, count: int
+    ) -> tuple[tuple[ParkedTransaction, ...], bool]: ...
+    async def change(
+        self, name: str, made_at: int | None, partition: int, change: Change, ids: Sequence[int]
+    ) -> Changed: ...
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attending:
         """Join a member. `admit` is called when nothing more is awaited, and raises if the member is refused."""
         ...
@@ -132,6 +143,20 @@ class NoGroups:
 
     def partitions_of(self, meta: GroupMeta) -> int:
         return 0
+
+    async def level(self) -> None:
+        raise NoGroupLog("this server keeps no groups")
+
+    async def status(self, name: str, partition: int) -> GroupStatus:
+        raise NoGroupLog("this server keeps no groups")
+
+    def parked(
+        self, name: str, partition: int | None, after: int | None, count: int
+    ) -> tuple[tuple[ParkedTransaction, ...], bool]:
+        raise NoGroupLog("this server keeps no groups")
+
+    async def change(self, name: str, made_at: int | None, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+        raise NoGroupLog("this server keeps no groups")
 
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], QuotaUsage]) -> Attending:
         raise NoGroupLog("this server keeps no groups")
@@ -398,6 +423,15 @@ class ServerCalls:
         self.check_group(key, name, identity)
         await self._pay(identity, self._authorizer.rights(identity))
         return await self._groups.find(name)
+
+    async def owned_groups(self, key: UUID, name: str, partition: int, identity: str = "") -> Groups:
+        """Return the groups of this server, for a caller that may work in this group in a partition of this server."""
+        self.check_group(key, name, identity)
+        rights = self._authorizer.rights(identity)
+        check_attend(rights, partition, name)
+        await self._pay(identity, rights)
+        self._owner.pipeline(partition, None)
+        return self._groups
 
     async def attend(self, link: AttendLink) -> None:
         """Serve one member of a consumer group to its end. Raise the error that ended it, after the member was sent it."""

@@ -16,6 +16,7 @@ from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, Topology
+from waltzd.protocol.groups import Change, Changed, GroupStatus, ParkedList
 from waltzd.protocol.locks import HistoryPart
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -160,3 +161,16 @@ class LogService(Host):
 
     async def GetGroup(self, request: wire.GetGroupRequest, origin: Origin) -> MadeGroup:
         return await self._calls.get_group(key_of(request.cluster_key), request.name, origin.uri)
+
+    async def DescribeGroup(self, request: wire.DescribeGroupRequest, origin: Origin) -> GroupStatus:
+        groups = await self._calls.owned_groups(key_of(request.cluster_key), request.name, request.partition, origin.uri)
+        return await groups.status(request.name, request.partition)
+
+    async def Parked(self, request: wire.ParkedRequest, origin: Origin) -> ParkedList:
+        groups = await self._calls.owned_groups(key_of(request.cluster_key), request.name, request.partition, origin.uri)
+        await groups.level()
+        return ParkedList(*groups.parked(request.name, request.partition, request.after, request.count))
+
+    async def Replay(self, request: wire.ReplayRequest, origin: Origin) -> Changed:
+        groups = await self._calls.owned_groups(key_of(request.cluster_key), request.name, request.partition, origin.uri)
+        return await groups.change(request.name, None, request.partition, Change.REPLAY, list(request.ids))

@@ -35,7 +35,15 @@ from waltzd.errors import (
 )
 from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.channels import Channels, bits_of, numbers_in
-from waltzd.protocol.groups import Change, Changed, GroupPartitionStatus, GroupTotals, JoinRequest, ParkedTransaction
+from waltzd.protocol.groups import (
+    Change,
+    Changed,
+    GroupPartitionStatus,
+    GroupStatus,
+    GroupTotals,
+    JoinRequest,
+    ParkedTransaction,
+)
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock
 from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.positions import Position, timeline_of
@@ -443,8 +451,9 @@ class GroupCoordinator:
         if self._active.get(group_partition.key) is group_partition:
             del self._active[group_partition.key]
 
-    async def change(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
-        """Apply a change of an operator; it is durable on a majority when this returns."""
+    async def change(self, name: str, made_at: int | None, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+        """Apply a change; it is durable on a majority when this returns. `made_at` is None for the group that has the
+        name now."""
         await self.level()
         self._group(name, made_at)
         group_partition = await self.group_partition(name, partition, None)
@@ -492,9 +501,31 @@ class GroupCoordinator:
         other = None if own is None else other_timeline(key, state, own.session.lineage)
         return state.stopped if other is None else other.message
 
+    async def status(self, name: str, partition: int) -> GroupStatus:
+        """Return the state of a group in a partition of this server."""
+        await self.level()
+        meta, _ = self._group(name)
+        pipeline = self._find_pipeline(partition, None)
+        if not self.partitions_of(meta) >> partition & 1:
+            raise NotInGroup(f"partition {partition} does not belong to group {name}", group=name, partition=partition)
+        (found,) = self.describe(name)
+        start = meta.start(partition)
+        unbegun = GroupPartitionStatus(partition, 0, reach=start, floor=start, open=0, parked=0, stopped="")
+        place = next((one for one in found.places if one.partition == partition), unbegun)
+        return GroupStatus(
+            partition=partition,
+            position=place.floor,
+            lag=max(0, pipeline.committed - place.reach) + place.open,
+            parked=place.parked,
+            in_flight=place.in_flight,
+            members=len(place.members),
+            stopped=place.stopped,
+            paused=place.paused,
+        )
+
     def parked(
         self, name: str, partition: int | None, after: int | None, count: int
-    ) -> tuple[list[ParkedTransaction], bool]:
+    ) -> tuple[tuple[ParkedTransaction, ...], bool]:
         """Return parked transactions sorted by partition and id, and whether there are more."""
         _, made_at = self._group(name)
         count = max(1, min(count, PARKED_COUNT_MAX))
@@ -508,7 +539,7 @@ class GroupCoordinator:
                     for id, one in sorted(state.parked.items())
                     if after is None or partition is None or id > after
                 )
-        return found[:count], len(found) > count
+        return tuple(found[:count]), len(found) > count
 
     def totals(self) -> GroupTotals | None:
         """Return totals over all groups, at most a second old; None if this server knows of no group."""

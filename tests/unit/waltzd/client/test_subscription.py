@@ -14,11 +14,12 @@ import pytest
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import until
+from waltzd.client import consumer_groups
 from waltzd.client.blocking import BlockingDelivery
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.subscription import Subscription
-from waltzd.errors import BadArgument, DeliveryLate, EventUnknown, GroupExists, NoSuchGroup
+from waltzd.errors import BadArgument, DeliveryLate, EventUnknown, GroupExists, NoSuchGroup, NotGranted, NotInGroup
 from waltzd.testing import BlockingCluster, LocalCluster
 
 SECONDS = 30.0
@@ -390,3 +391,98 @@ def test_the_blocking_twins() -> None:
             batch = next(subscription.batches())
             assert [one.payload for one in batch] == [b"4"]
             subscription.ack(batch, durable=True)
+
+
+# -- how a group is ----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_asks_for_lag_and_what_is_parked_and_has_it_given_again() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        for partition in (0, 1):
+            await fill(client, 4, partition)
+        await client.create_group("mailer", mode="queue", after={1: 0})
+        fresh = await client.group_status("mailer")
+        assert [(one.partition, one.position, one.lag, one.members, one.parked) for one in fresh] == [
+            (0, -1, 4, 0, 0),
+            (1, 0, 3, 0, 0),
+        ]
+        async with client.subscribe("mailer") as subscription:
+            for one in await some(subscription, 7):
+                if one.id == 3:
+                    await one.reject(f"no address in {one.partition}")
+                elif (one.partition, one.id) != (0, 2):
+                    await one.ack(durable=True)
+            held = await client.group_status("mailer")
+            assert [(one.lag, one.members, one.in_flight, one.parked) for one in held] == [(1, 1, 1, 1), (0, 1, 0, 1)]
+            assert held[0].position == 1
+            found = await client.parked("mailer")
+            assert [(one.partition, one.id, one.failures, one.reason) for one in found] == [
+                (0, 3, 1, "no address in 0"),
+                (1, 3, 1, "no address in 1"),
+            ]
+            assert await client.parked("mailer", partitions=[1]) == found[1:]
+            assert await client.replay("mailer", []) == 0
+            assert await client.replay("mailer", found[1:]) == 1
+            assert await client.replay("mailer", found[1:]) == 0
+            (again,) = await some(subscription, 1)
+            assert (again.partition, again.id, again.attempt) == (1, 3, 1)
+            await again.ack(durable=True)
+            await cluster.kill_owner(0)
+            assert await client.replay("mailer") == 1, "the new owner knows what is parked"
+        assert await client.parked("mailer") == []
+        with pytest.raises(BadArgument, match="both `transactions` and `partitions`"):
+            await client.replay("mailer", found, partitions=[0])
+        with pytest.raises(NoSuchGroup):
+            await client.group_status("printer")
+        await client.create_group("one", mode="queue", partitions=[0])
+        assert [one.partition for one in await client.group_status("one")] == [0]
+        with pytest.raises(NotInGroup):
+            await client._routes.ask(1, "DescribeGroup", lambda port: port.group_status("one", 1), 5)
+
+    with_cluster(test, partitions=2)
+
+
+def test_who_may_work_in_a_group_may_ask_for_it_and_nobody_else() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue")
+        await fill(client, 1)
+        cluster.set_policy([{"names": ["mailer"], "may": ["subscribe"], "partitions": "0", "groups": ["mailer"]}])
+        async with (
+            cluster.client(name="mailer", partitions=[]) as member,
+            cluster.client(name="other", partitions=[]) as other,
+        ):
+            assert [one.lag for one in await member.group_status("mailer")] == [1]
+            assert await member.parked("mailer") == []
+            assert await member.replay("mailer") == 0
+            for asked in (other.group_status("mailer"), other.parked("mailer"), other.replay("mailer")):
+                with pytest.raises(NotGranted):
+                    await asked
+        cluster.set_policy(None)
+
+    with_cluster(test)
+
+
+def test_more_than_one_answer_of_parked_transactions() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue", max_in_flight=1000)
+        await fill(client, 5)
+        async with client.subscribe("mailer") as subscription:
+            await subscription.reject(await some(subscription, 5), "never")
+        port = consumer_groups.PARKED_AT_ONCE
+        try:
+            consumer_groups.PARKED_AT_ONCE = 2
+            assert [one.id for one in await client.parked("mailer")] == [0, 1, 2, 3, 4]
+        finally:
+            consumer_groups.PARKED_AT_ONCE = port
+        assert await client.replay("mailer") == 5
+
+    with_cluster(test)
+
+
+def test_the_same_without_an_event_loop() -> None:
+    with BlockingCluster(partitions=1) as cluster, cluster.client() as client:
+        client.create_group("mailer", mode="queue")
+        client.append(b"x", partition=0)
+        assert [one.lag for one in client.group_status("mailer")] == [1]
+        assert client.parked("mailer") == []
+        assert client.replay("mailer") == 0

@@ -54,6 +54,9 @@ Log/History                        client operator server
 Log/Attend                         client operator
 Log/MakeGroup                      client operator
 Log/GetGroup                       client operator observer
+Log/DescribeGroup                  client operator
+Log/Parked                         client operator
+Log/Replay                         client operator
 ServerAdmin/Describe               server operator observer
 ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer

@@ -232,7 +232,7 @@ class Room:
         return found
 
     def parked(self, name: str) -> list[ParkedTransaction]:
-        return self.coordinator().parked(name, None, None, 100)[0]
+        return list(self.coordinator().parked(name, None, None, 100)[0])
 
     async def parked_in_log(self, name: str) -> list[Parked]:
         """In partition 0, as another server would read it now."""
