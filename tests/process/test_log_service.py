@@ -16,7 +16,7 @@ from uuid import UUID
 import grpc.aio
 import pytest
 
-from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request
+from tests.unit.mounting import KEY, FakeSession, Room, batch_of, mount_request, single_of
 from waltzd.client import loop
 from waltzd.errors import BeyondLog, CannotConnect, ClientAhead, Displaced, ForeignCluster, WaltzError
 from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded, TooManyCallers
@@ -34,6 +34,7 @@ from waltzd.protocol.batches import (
     Refusals,
     Refused,
     ServerFrame,
+    SingleAppend,
 )
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountPort
@@ -42,7 +43,7 @@ from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import FIRST_BYTES, StreamPort
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import MOUNT
-from waltzd.wire.codec import client_message, server_frames
+from waltzd.wire.codec import client_message, packed_single, server_frames
 from waltzd.wire.frames import Kind, connect
 from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import CALL_SECONDS, ServerClient
@@ -111,7 +112,7 @@ def over_grpc(
 async def hear(stream: MountPort, *kinds: type) -> list[ServerFrame]:
     """Receive until a frame of each of these kinds has come."""
     found: list[ServerFrame] = []
-    while not {type(frame) for frame in found} >= set(kinds):
+    while not all(any(isinstance(frame, kind) for frame in found) for kind in kinds):
         frames = await stream.receive()
         assert frames is not None, found
         found += frames
@@ -587,7 +588,10 @@ def test_frames_that_are_no_mount_are_refused_and_the_others_go_on(carrier: str,
     """Another kind, nonsense, and more than a stranger may send; behind a mount, another kind."""
     request = client_message([mount_request(2)]).SerializeToString()
     first = [(Kind.HELLO, request), (Kind.CLIENT, request), (Kind.MOUNT, b"\xff" * 50), (Kind.MOUNT, bytes(5000))]
+    damaged = b"".join(packed_single(SingleAppend(0, -1, 0, 1, (), (), b"x", 0)))
+    first.append((Kind.SINGLE, b"".join(packed_single(single_of(batch_of(b"x"))))))
     later = [(Kind.MOUNT, request), (Kind.RECORDS, request), (Kind.CLIENT, b"\xff" * 50), (Kind.CLIENT, b"")]
+    later += [(Kind.SINGLE, b""), (Kind.SINGLE, b"\xff" * 50), (Kind.SINGLE, damaged), (Kind.COMMITTED, bytes(20))]
 
     async def test(room: Room, address: str) -> None:
         if carrier != "frames":
@@ -608,7 +612,31 @@ def test_frames_that_are_no_mount_are_refused_and_the_others_go_on(carrier: str,
                 assert isinstance(refused.error, BadFrame)
                 assert len(content) < FIRST_BYTES or f"{FIRST_BYTES} are allowed" in refused.error.message
                 connection.close()
+            assert room.session.pieces == []
             await good.send([batch_of(b"good")])
             await hear(good, Committals)
+
+    over_grpc(test, caplog)
+
+
+def test_a_transaction_alone_is_the_same_for_a_server_that_takes_it_so_and_for_an_older_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Over frames it travels without protobuf, over gRPC as a batch of one."""
+
+    async def test(room: Room, address: str) -> None:
+        async with reached(address, KEY) as client:
+            stream = await mounted(client, 1)
+            for number in range(3):
+                batch = batch_of(b"%d" % number, first=number, locks=[[(5, Mode.APPEND)]], header=number)
+                await stream.send([single_of(batch)])
+                frames = await hear(stream, Committals)
+                (committals,) = [frame for frame in frames if isinstance(frame, Committals)]
+                assert [list(column) for column in committals.lists] == [[number], [number]]
+            assert room.session.payloads() == [b"0", b"1", b"2"]
+            await stream.send([single_of(batch_of(b"again"))])
+            frames = await hear(stream, Refused)
+            assert isinstance(frames[-1], Refused)
+            assert "starts at sequence 0" in frames[-1].error.message
 
     over_grpc(test, caplog)

@@ -134,6 +134,7 @@ class ClientMachine(Machine):
             world.servers[name].serving,
             key=key,
             seconds=world.setup.storage_seconds,
+            singles="singles" in world.setup.faults,
             identity=Identity(world.meta.key, Role.CLIENT, self.certificate).uri
             if WITH_CERTIFICATES & {*world.setup.faults}
             else "",

@@ -14,7 +14,7 @@ from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.protocol.batches import ClientFrame, ServerFrame
+from waltzd.protocol.batches import ClientFrame, ServerFrame, SingleAppend, SingleCommittal
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring, ServerDescription, StorageDescription
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.peers import Content, RecordsFrame
@@ -26,6 +26,16 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.service import ReplicaService
 from waltzd.testing.server import LocalServer
 from waltzd.wire.calls import OPEN, Call, Transport
+from waltzd.wire.codec import (
+    packed_client_frames,
+    packed_committed,
+    packed_server_frames,
+    packed_single,
+    unpacked_client_frames,
+    unpacked_committed,
+    unpacked_server_frames,
+    unpacked_single,
+)
 from waltzd.wire.servers import Servers
 from waltzd.wire.servicer import Host, Origin, answered
 from waltzd.wire.storages import Replicas
@@ -363,10 +373,13 @@ class SimServerPort(_Port[ServerCalls], Servers):
         *,
         seconds: float = CALL_SECONDS,
         identity: str = "",
+        singles: bool = False,
     ) -> None:
+        """`singles`: the server takes transactions that arrive alone without columns."""
         _Port.__init__(self, network, caller, name, find, seconds=seconds, identity=identity)
         Servers.__init__(self, key)
         self.address = name
+        self._singles = singles
 
     def _service(self, host: ServerCalls) -> Host:
         return LogService(host)
@@ -375,7 +388,8 @@ class SimServerPort(_Port[ServerCalls], Servers):
         pass
 
     def mount(self) -> SimStream[ClientFrame, ServerFrame]:
-        return self._stream(lambda calls, end: calls.mount(_Link(end, self._origin.uri)), f"the mount at {self.name}")
+        kind = _SinglesLink if self._singles else _ColumnsLink
+        return self._stream(lambda calls, end: calls.mount(kind(end, self._origin.uri)), f"the mount at {self.name}")
 
     def attend(self) -> SimStream[MemberFrame, DeliveryFrame]:
         what = f"the stream of a member at {self.name}"
@@ -434,3 +448,56 @@ class _Link(Generic[Up, Down]):
 
     def post(self, frames: Sequence[Down]) -> None:
         self._end.post(list(frames))
+
+
+class _ColumnsLink(_Link[ClientFrame, ServerFrame]):
+    """The server's end of a mount in which nothing travels without columns."""
+
+    takes_singles = False
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        frames = await super().receive()
+        return None if frames is None else [_as_columns(frame) for frame in frames]
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        """Ignore the taker: all frames are received."""
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        await super().send([_in_columns(frame) for frame in frames])
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        super().post([_in_columns(frame) for frame in frames])
+
+
+def _as_columns(frame: ClientFrame) -> ClientFrame:
+    return unpacked_client_frames(packed_client_frames([frame]))[0] if isinstance(frame, SingleAppend) else frame
+
+
+def _in_columns(frame: ServerFrame) -> ServerFrame:
+    return unpacked_server_frames(packed_server_frames([frame]))[0] if isinstance(frame, SingleCommittal) else frame
+
+
+class _SinglesLink(_Link[ClientFrame, ServerFrame]):
+    """The server's end of a mount in which a transaction that travels alone, and its outcome, are plain numbers."""
+
+    takes_singles = True
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        def take(frames: Sequence[ClientFrame]) -> bool:
+            one = frames[0]
+            return (
+                len(frames) == 1 and isinstance(one, SingleAppend) and taker(unpacked_single(b"".join(packed_single(one))))
+            )
+
+        self._end.hear(take)
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        await super().send(_as_numbers(frames))
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        super().post(_as_numbers(frames))
+
+
+def _as_numbers(frames: Sequence[ServerFrame]) -> Sequence[ServerFrame]:
+    one = frames[0]
+    return [unpacked_committed(packed_committed(one))] if len(frames) == 1 and isinstance(one, SingleCommittal) else frames

@@ -156,6 +156,7 @@ class ServerMachine(Machine):
             key=key,
             seconds=self.world.setup.storage_seconds,
             identity=Identity(self.world.meta.key, Role.SERVER, self.name).uri,
+            singles="singles" in self.world.setup.faults,
         )
 
     async def _is_alive(self, found: ServerMeta) -> bool:

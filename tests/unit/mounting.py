@@ -36,6 +36,7 @@ from waltzd.protocol.batches import (
     Refused,
     ServerAddress,
     ServerFrame,
+    SingleAppend,
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
@@ -82,6 +83,21 @@ def batch_of(
         payloads=b"".join(payloads),
         follows=np.array([number > 0 for size in groups for number in range(size)], np.bool_) if groups else None,
         seen_time=seen_time,
+    )
+
+
+def single_of(batch: AppendBatch) -> SingleAppend:
+    """The transaction of a batch of one as it travels alone."""
+    assert len(batch) == 1
+    return SingleAppend(
+        batch.first_sequence,
+        int(batch.marks[0]),
+        int(batch.headers[0]),
+        int(batch.data_crcs[0]),
+        batch.lock_ids.tolist(),
+        batch.lock_modes.tobytes(),
+        batch.payloads,
+        batch.seen_time,
     )
 
 
@@ -228,8 +244,14 @@ class MemoryLink:
         self._out: deque[Sequence[ServerFrame]] = deque()
         self._changed = asyncio.Condition()
         self.is_cut = False
+        self._taker: Callable[[SingleAppend], bool] | None = None
 
     # -- the server's end
+
+    takes_singles = True
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        self._taker = taker
 
     async def receive(self) -> Sequence[ClientFrame] | None:
         async with self._changed:
@@ -269,6 +291,9 @@ class MemoryLink:
         await self._put(None)
 
     async def _put(self, what: Sequence[ClientFrame] | WaltzError | None) -> None:
+        one = what[0] if isinstance(what, tuple) and len(what) == 1 else None
+        if isinstance(one, SingleAppend) and self._taker is not None and not self._in and self._taker(one):
+            return
         async with self._changed:
             self._in.append(what)
             self._changed.notify_all()
@@ -319,7 +344,7 @@ class Reader:
         """One message, with its order checked."""
         frames = await self.link.hear()
         order = [Mounted, Committals, Refusals, Feed, HeadFeed, Refused]
-        places = [order.index(type(frame)) for frame in frames]
+        places = [next(at for at, kind in enumerate(order) if isinstance(frame, kind)) for frame in frames]
         assert places == sorted(set(places)), "at most one of each kind, in their order"
         assert self.end is None, "nothing comes behind a refusal"
         self.messages.append(frames)

@@ -377,12 +377,11 @@ class Mount:
             self._move(MountEvent.ANSWERED, f"asked={self._asked}")
 
     def committed(self, frame: Committals) -> None:
-        if len(frame.sequences) == 0 or len(frame.ids) != len(frame.sequences):
-            raise BadFrame("the columns of the committed transactions have different lengths")
+        frame.check()
         self.outbox.committed(frame)
         if frame.time >= self.seen.time:
             self.seen.time, self.tells_time = frame.time, True
-        self.known = max(self.known, int(frame.ids.max()))
+        self.known = max(self.known, frame.highest_id)
         self.attempts = 0
 
     def refused(self, frame: Refusals) -> None:

@@ -384,14 +384,15 @@ class Outbox:
         """Commit the oldest frame if `frame` commits exactly its single requests; return whether it did. This is the
         fast path."""
         sent = self.sent[0] if self.sent else None
-        if sent is None or sent.batch is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
+        if sent is None or sent.batch is not None or not sent.is_whole or len(frame) != sent.rows:
             return False
-        if frame.sequences.tolist() != list(range(sent.first_sequence, sent.first_sequence + sent.rows)):
+        sequences, ids = frame.lists
+        if list(sequences) != list(range(sent.first_sequence, sent.first_sequence + sent.rows)):
             return False
         del self.sent[0]
         self.rows -= sent.rows
         self.bytes -= sent.bytes
-        for request, id_ in zip(sent.requests, frame.ids.tolist(), strict=True):
+        for request, id_ in zip(sent.requests, ids, strict=True):
             request.settle(Committed(id_, partition=self.partition, timeline=self.timeline))
         return True
 

@@ -25,7 +25,7 @@ from waltzd.errors import NeedsBatches, TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
-from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
+from waltzd.protocol.batches import U8, U64, AppendBatch, Limits, SingleAppend
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
@@ -372,6 +372,11 @@ def _too_large(what: str, setting: str, limit: int) -> TooLarge:
 
 def batch_of(requests: Sequence[Request], first_sequence: int, seen_time: int = 0) -> AppendBatch:
     count = len(requests)
+    if count == 1:
+        one = requests[0]
+        return SingleAppend(
+            first_sequence, one.mark, one.header, one.data_crc, one.lock_ids, one.lock_modes, one.payload, seen_time
+        )
     locks = [request.lock_ids for request in requests]
     return AppendBatch(
         first_sequence=first_sequence,

@@ -152,11 +152,21 @@ class Head(NamedTuple):
 # -- locks and groups --------------------------------------------------------------------------------------------------
 
 
-def encode_locks(locks: LockColumns) -> bytes:
+class PlainLocks(NamedTuple):
+    """The locks of a few transactions, as `LockColumns` without numpy."""
+
+    counts: Sequence[int]
+    ids: Sequence[int]
+    modes: Sequence[int]
+
+
+def encode_locks(locks: LockColumns | PlainLocks) -> bytes:
     if len(locks.ids) == 0:
         return b""
-    if len(locks.ids) <= FEW_LOCKS:
+    if isinstance(locks, PlainLocks):
         return _encode_few_locks(locks)
+    if len(locks.ids) <= FEW_LOCKS:
+        return _encode_few_locks(PlainLocks(locks.counts.tolist(), locks.ids.tolist(), locks.modes.tolist()))
     most = int(locks.counts.max())
     if most == int(locks.counts.min()):
         counts = b"\0" + most.to_bytes(4, "big")
@@ -170,19 +180,19 @@ def encode_locks(locks: LockColumns) -> bytes:
     return counts + locks.ids.astype(">u8").tobytes() + packed.tobytes()
 
 
-def _encode_few_locks(locks: LockColumns) -> bytes:
+def _encode_few_locks(locks: PlainLocks) -> bytes:
     """Do the same as the rest of `encode_locks` in a loop, which costs less than ten calls of numpy."""
-    counts, modes, total = locks.counts.tolist(), locks.modes.tolist(), len(locks.ids)
-    most: int = max(counts)
+    counts, ids, modes = locks
+    most, total = max(counts), len(ids)
     if most == min(counts):
         form = b"\0" + most.to_bytes(4, "big")
     else:
         form = b"\1" + bytes(counts)
-    bits: int = 0
+    bits = 0
     size = (total + 3) // 4
     for mode in modes:
         bits = bits << 2 | mode
-    return form + struct.pack(f">{total}Q", *locks.ids.tolist()) + (bits << 8 * size - 2 * total).to_bytes(size, "big")
+    return form + struct.pack(f">{total}Q", *ids) + (bits << 8 * size - 2 * total).to_bytes(size, "big")
 
 
 _COUNTS = {0: (4, ">u4"), 1: (1, "u1"), 2: (4, ">u4")}
@@ -317,7 +327,7 @@ def encode_batch(
     committed: int,
     time: int,
     before: End,
-    locks: LockColumns | None = None,
+    locks: LockColumns | PlainLocks | None = None,
     follows: Flags | None = None,
     segment_bytes_max: int,
 ) -> Batch:

@@ -7,7 +7,9 @@ of the frames.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -135,6 +137,19 @@ class AppendBatch:
     def bytes(self) -> int:
         return len(self.payloads) + OVERHEAD_BYTES * len(self) + LOCK_BYTES * len(self.lock_ids)
 
+    @property
+    def highest_mark(self) -> int:
+        return int(self.marks.max())
+
+    @property
+    def lowest_mark(self) -> int:
+        return int(self.marks.min())
+
+    @property
+    def lock_lists(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids and the modes of all locks, as plain numbers."""
+        return self.lock_ids.tolist(), self.lock_modes.tolist()
+
     def check(self, limits: Limits) -> None:
         """Raise `BadFrame` or `TooLarge` if the columns do not fit each other or exceed the limits."""
         count = len(self)
@@ -143,24 +158,31 @@ class AppendBatch:
             raise BadFrame(
                 f"the columns of a batch have {', '.join(str(len(column)) for column in columns)} rows, not {count}"
             )
-        if not 0 <= self.first_sequence <= SEQUENCE_MAX - count:
-            raise BadFrame(f"a batch of {count} cannot start at sequence {self.first_sequence}")
-        least_length, most_length, length = _extent(self.lengths)
-        least_locks, most_locks, locks = _extent(self.lock_counts)
-        if _extent(self.marks)[0] < -1 or least_length < 0 or least_locks < 0:
-            raise BadFrame("a batch has a mark below -1, or a negative length or number of locks")
-        if length != len(self.payloads):
-            raise BadFrame(f"a batch has {len(self.payloads)} bytes of payload; its lengths add up to {length}")
         if self.follows is not None and (len(self.follows) != count or self.follows[0]):
             raise BadFrame(
                 f"a batch has {len(self.follows)} group flags for {count} transactions, or the first one continues a group"
             )
-        if len(self.lock_ids) != locks or len(self.lock_modes) != locks:
-            raise BadFrame(f"a batch has {len(self.lock_ids)} lock ids and {len(self.lock_modes)} modes for {locks} locks")
-        if locks:
-            least_mode, most_mode, _ = _extent(self.lock_modes)
-            if least_mode < _MODES[0] or most_mode > _MODES[1]:
-                raise BadFrame("a lock mode is none of READ, WRITE, APPEND")
+        lock_counts, locks = _extent(self.lock_counts), len(self.lock_ids)
+        if locks != lock_counts[2] or len(self.lock_modes) != locks:
+            raise BadFrame(f"a batch has {locks} lock ids and {len(self.lock_modes)} modes for {lock_counts[2]} locks")
+        modes = _extent(self.lock_modes) if locks else None
+        self._check(limits, _extent(self.marks), _extent(self.lengths), lock_counts, modes)
+
+    def _check(
+        self, limits: Limits, marks: Extent, lengths: Extent, lock_counts: Extent, lock_modes: Extent | None
+    ) -> None:
+        """Do the checks of `check` that need only the extents of columns. `lock_modes`: None if there are no locks."""
+        count = len(self)
+        if not 0 <= self.first_sequence <= SEQUENCE_MAX - count:
+            raise BadFrame(f"a batch of {count} cannot start at sequence {self.first_sequence}")
+        least_length, most_length, length = lengths
+        least_locks, most_locks, _ = lock_counts
+        if marks[0] < -1 or least_length < 0 or least_locks < 0:
+            raise BadFrame("a batch has a mark below -1, or a negative length or number of locks")
+        if length != len(self.payloads):
+            raise BadFrame(f"a batch has {len(self.payloads)} bytes of payload; its lengths add up to {length}")
+        if lock_modes is not None and (lock_modes[0] < _MODES[0] or lock_modes[1] > _MODES[1]):
+            raise BadFrame("a lock mode is none of READ, WRITE, APPEND")
         if most_locks > limits.locks_max:
             raise TooLarge(f"a transaction has {most_locks} locks; {limits.locks_max} are allowed (`locks_max`)")
         if most_length > limits.payload_bytes_max:
@@ -173,14 +195,76 @@ class AppendBatch:
 
 
 _MODES = int(min(Mode)), int(max(Mode))
+Extent: TypeAlias = tuple[int, int, int]
+"""The minimum, the maximum and the sum of a column that has rows."""
 
 
-def _extent(column: NDArray[np.integer[Any]]) -> tuple[int, int, int]:
-    """Return the minimum, the maximum and the sum of a column that has rows."""
+def _extent(column: NDArray[np.integer[Any]]) -> Extent:
     if len(column) < FEW_ROWS:
         few: list[int] = column.tolist()
         return min(few), max(few), sum(few)
     return int(column.min()), int(column.max()), int(column.sum())
+
+
+class SingleAppend(AppendBatch):
+    """A batch of one transaction, as plain numbers. Columns are made on first use: on the usual way to the log and back no
+    function needs one, and each would cost as much as the decision about the transaction."""
+
+    mark: int
+    header: int
+    data_crc: int
+    locks: Sequence[int]
+    modes: Sequence[int]
+
+    def __init__(
+        self,
+        sequence: int,
+        mark: int,
+        header: int,
+        data_crc: int,
+        locks: Sequence[int],
+        modes: Sequence[int],
+        payload: Buffer,
+        seen_time: int,
+    ) -> None:
+        vars(self).update(
+            first_sequence=sequence, mark=mark, header=header, data_crc=data_crc, locks=locks, modes=modes,
+            payloads=payload, follows=None, seen_time=seen_time,
+        )  # fmt: skip
+
+    marks = cached_property(lambda self: np.array((self.mark,), np.int64))
+    headers = cached_property(lambda self: np.array((self.header,), np.int32))
+    lengths = cached_property(lambda self: np.array((len(self.payloads),), np.int64))
+    data_crcs = cached_property(lambda self: np.array((self.data_crc,), np.uint32))
+    lock_counts = cached_property(lambda self: np.array((len(self.locks),), np.int64))
+    lock_ids = cached_property(lambda self: np.array(self.locks, np.uint64))
+    lock_modes = cached_property(lambda self: np.array(list(self.modes), np.uint8))
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def bytes(self) -> int:
+        return len(self.payloads) + OVERHEAD_BYTES + LOCK_BYTES * len(self.locks)
+
+    @property
+    def highest_mark(self) -> int:
+        return self.mark
+
+    @property
+    def lowest_mark(self) -> int:
+        return self.mark
+
+    @property
+    def lock_lists(self) -> tuple[Sequence[int], Sequence[int]]:
+        return self.locks, self.modes
+
+    def check(self, limits: Limits) -> None:
+        size, locks = len(self.payloads), len(self.locks)
+        if len(self.modes) != locks:
+            raise BadFrame(f"a transaction has {locks} lock ids and {len(self.modes)} modes")
+        modes = (min(self.modes), max(self.modes), 0) if locks else None
+        self._check(limits, (self.mark,) * 3, (size,) * 3, (locks,) * 3, modes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +302,8 @@ class Mounted:
     """Format that the session writes; groups need format 1."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of the log after the first one."""
+    takes_singles: bool = False
+    """Whether the server takes frames of the kind SINGLE on this connection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +314,50 @@ class Committals:
     ids: I64
     time: int = 0
     """Highest time of the transactions, which the client sends with later batches; 0 if they have no times."""
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def highest_id(self) -> int:
+        return int(self.ids.max())
+
+    @property
+    def lists(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The sequence numbers and the ids, as plain numbers."""
+        return self.sequences.tolist(), self.ids.tolist()
+
+    def check(self) -> None:
+        """Raise `BadFrame` if the columns are empty or do not fit each other."""
+        if len(self.sequences) == 0 or len(self.ids) != len(self.sequences):
+            raise BadFrame("the columns of the committed transactions have different lengths")
+
+
+class SingleCommittal(Committals):
+    """One committed sequence number with its id, as plain numbers. Columns are made on first use."""
+
+    sequence: int
+    id: int
+
+    def __init__(self, sequence: int, id: int, time: int) -> None:
+        vars(self).update(sequence=sequence, id=id, time=time)
+
+    sequences = cached_property(lambda self: np.array((self.sequence,), np.int64))
+    ids = cached_property(lambda self: np.array((self.id,), np.int64))
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def highest_id(self) -> int:
+        return self.id
+
+    @property
+    def lists(self) -> tuple[Sequence[int], Sequence[int]]:
+        return (self.sequence,), (self.id,)
+
+    def check(self) -> None:
+        """One row always fits."""
 
 
 @dataclass(frozen=True, eq=False)

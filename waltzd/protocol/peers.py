@@ -23,7 +23,15 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
-from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
+from waltzd.protocol.batches import (
+    INTRODUCTION,
+    ClientFrame,
+    Introduction,
+    Registration,
+    ServerFrame,
+    SingleAppend,
+    Topology,
+)
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.locks import HistoryPart
@@ -299,8 +307,18 @@ class MountLink(CallerPort, PostPort, Protocol):
         """Seconds since the connection last received anything, including heartbeats; None if unknown."""
         ...
 
+    @property
+    def takes_singles(self) -> bool:
+        """Return whether the client may send frames of the kind SINGLE."""
+        ...
+
     async def receive(self) -> Sequence[ClientFrame] | None:
         """Return the next frames; None at the end of the stream."""
+        ...
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        """Offer each transaction that arrives in a frame of its own to `taker`, unless other frames wait to be received.
+        If `taker` returns False, it waits to be received."""
         ...
 
     async def send(self, frames: Sequence[ServerFrame]) -> None: ...

@@ -25,6 +25,7 @@ from waltzd.protocol.batches import (
     MountRequest,
     Refusals,
     ServerFrame,
+    SingleAppend,
 )
 from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
 from waltzd.protocol.locks import NAMESPACE_BITS, Mode, Reason, namespace_of
@@ -388,6 +389,7 @@ class _Link(Generic[Up, Down]):
         self.peer = "a client in this process"
         self.identity = identity
         self.quiet_seconds = None
+        self.takes_singles = False
         self.signal = ChangeSignal()
         self.is_over = False
         self._up: deque[Sequence[Up]] = deque()
@@ -401,6 +403,9 @@ class _Link(Generic[Up, Down]):
         message = self._up.popleft()
         self.signal.notify()
         return message
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        """Ignore the taker: all frames are received."""
 
     async def send(self, frames: Sequence[Down]) -> None:
         while len(self._down) >= MESSAGES_MAX and not self.is_over:

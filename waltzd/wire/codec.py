@@ -11,6 +11,7 @@ The receiver checks the contents.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -50,6 +51,8 @@ from waltzd.protocol.batches import (
     Refusals,
     Refused,
     ServerFrame,
+    SingleAppend,
+    SingleCommittal,
 )
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.histogram import Histogram
@@ -497,6 +500,44 @@ def checked_run(message: wire.RunFrame, address: str) -> Run:
     if bad is not None:
         raise BadFrame(f"record {run.first_id + bad} from {address} was damaged on the way")
     return run
+
+
+# One transaction, and its outcome, without protobuf.
+
+SINGLE_LOCKS_MAX = 255
+"""Largest number of locks of a transaction in a frame of the kind SINGLE."""
+_SINGLE = struct.Struct(">iqiIqB")
+"""Sequence, mark, header, CRC-32 of the payload, seen time, number of locks; before lock ids, lock modes and payload."""
+_LOCKS_OF_ONE = tuple(struct.Struct(f">{count}Q{count}s") for count in range(SINGLE_LOCKS_MAX + 1))
+_COMMITTED = struct.Struct(">iqq")
+"""Sequence, id, time."""
+
+
+def packed_single(one: SingleAppend) -> tuple[Buffer, Buffer, Buffer]:
+    """Pack one transaction with at most `SINGLE_LOCKS_MAX` locks."""
+    count = len(one.locks)
+    head = _SINGLE.pack(one.first_sequence, one.mark, one.header, one.data_crc, one.seen_time, count)
+    return head, _LOCKS_OF_ONE[count].pack(*one.locks, bytes(one.modes)), one.payloads
+
+
+def unpacked_single(raw: Buffer) -> SingleAppend:
+    try:
+        sequence, mark, header, data_crc, seen_time, count = _SINGLE.unpack_from(raw)
+        *locks, modes = _LOCKS_OF_ONE[count].unpack_from(raw, _SINGLE.size)
+    except struct.error:
+        raise BadFrame(f"a frame of one transaction is cut off after {len(raw)} bytes") from None
+    payload = memoryview(raw)[_SINGLE.size + _LOCKS_OF_ONE[count].size :]
+    return SingleAppend(sequence, mark, header, data_crc, locks, modes, payload, seen_time)
+
+
+def packed_committed(one: SingleCommittal) -> bytes:
+    return _COMMITTED.pack(one.sequence, one.id, one.time)
+
+
+def unpacked_committed(raw: Buffer) -> SingleCommittal:
+    if len(raw) != _COMMITTED.size:
+        raise BadFrame(f"the outcome of one transaction has {_COMMITTED.size} bytes; this one has {len(raw)}")
+    return SingleCommittal(*_COMMITTED.unpack(raw))
 
 
 # Whole messages as bytes. Any buffer can be taken apart as it is: a large frame is not copied for that.

@@ -67,6 +67,10 @@ class Kind(enum.IntEnum):
     """Frames of a client in its mount: one message of the gRPC service."""
     SERVER = 16
     """Frames of a server in a mount: one message of the gRPC service."""
+    SINGLE = 17
+    """One transaction of a client in a mount, without protobuf."""
+    COMMITTED = 18
+    """The id of one committed transaction, without protobuf."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -108,8 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames: deque[tuple[Kind, Buffer]] = deque()
         self._waiting_bytes = 0
         self._is_paused = False
-        self._heard_kind: Kind | None = None
-        self._taker: Callable[[Buffer], object] = lambda content: None
+        self._takers: dict[Kind, Callable[[Buffer], object]] = {}
         self._mistake: Exception | None = None
         """Error that the taker raised; None if there is none."""
         self._came = asyncio.Event()
@@ -199,9 +202,10 @@ class Connection(asyncio.BufferedProtocol):
             self._has_answered.set()
         if kind in (Kind.ASKED, Kind.ALIVE):
             return
-        if kind is self._heard_kind and not self._frames and self._mistake is None and self._error is None:
+        taker = self._takers.get(kind)
+        if taker is not None and not self._frames and self._mistake is None and self._error is None:
             try:
-                if self._taker(content) is not False:
+                if taker(content) is not False:
                     return
             except Exception as mistake:  # noqa: BLE001  `receive` raises it
                 self._mistake = mistake
@@ -350,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
     def hear(self, kind: Kind, taker: Callable[[Buffer], object]) -> None:
         """Call `taker` with each frame of a kind on arrival, unless other frames wait to be received. If `taker` returns
         False, the frame waits to be received. An error of `taker` is raised by `receive`."""
-        self._heard_kind, self._taker = kind, taker
+        self._takers[kind] = taker
 
     @property
     def may_post(self) -> bool:

@@ -23,7 +23,17 @@ from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatc
 from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
-from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
+from waltzd.protocol.batches import (
+    INTRODUCTION,
+    ClientFrame,
+    Introduction,
+    Mounted,
+    Refused,
+    Registration,
+    ServerFrame,
+    SingleAppend,
+    Topology,
+)
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, ParkedList
 from waltzd.protocol.locks import HistoryPart, LockExplanation
@@ -34,10 +44,13 @@ from waltzd.wire import calls
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import (
+    SINGLE_LOCKS_MAX,
     client_message,
     packed_client_frames,
+    packed_single,
     server_frames,
     to_message,
+    unpacked_committed,
     unpacked_error,
     unpacked_server_frames,
 )
@@ -326,6 +339,8 @@ class FramedMount:
         self._on_grpc = on_grpc
         self._connection: Connection | None = None
         self._next = Kind.MOUNT
+        self._takes_singles = False
+        """Whether the server takes frames of the kind SINGLE, as it said in `Mounted`."""
         self._why_grpc: WaltzError | None = None
         self._is_told = False
         self._over: WaltzError | None = None
@@ -337,8 +352,7 @@ class FramedMount:
         if self._connection is None:
             await self._by_grpc.send(frames)
         else:
-            kind, self._next = self._next, Kind.CLIENT
-            await self._connection.send(kind, (packed_client_frames(frames),))
+            await self._connection.send(*self._packed(frames))
 
     @property
     def may_post(self) -> bool:
@@ -347,11 +361,25 @@ class FramedMount:
     def post(self, frames: Sequence[ClientFrame]) -> None:
         """Send frames without waiting; `send` was called before."""
         assert self._connection is not None
-        self._connection.post(Kind.CLIENT, (packed_client_frames(frames),))
+        self._connection.post(*self._packed(frames))
+
+    def _packed(self, frames: Sequence[ClientFrame]) -> tuple[Kind, Sequence[Buffer]]:
+        """Return the kind and the parts of the next frame."""
+        kind, self._next = self._next, Kind.CLIENT
+        one = frames[0]
+        if (
+            self._takes_singles
+            and isinstance(one, SingleAppend)
+            and len(frames) == 1
+            and len(one.locks) <= SINGLE_LOCKS_MAX
+        ):
+            return Kind.SINGLE, packed_single(one)
+        return kind, (packed_client_frames(frames),)
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
         if self._connection is not None:
             self._connection.hear(Kind.SERVER, lambda content: taker(self._taken(content)))
+            self._connection.hear(Kind.COMMITTED, lambda content: taker(self._committed(content)))
 
     async def _begin(self) -> None:
         if self._connection is not None or self._why_grpc is not None:
@@ -380,6 +408,8 @@ class FramedMount:
                 raise self._end(CannotConnect(f"{self._address} closed the mount"))
             case Kind.SERVER, content:
                 return self._taken(content)
+            case Kind.COMMITTED, content:
+                return self._committed(content)
             case Kind.REFUSED, content:
                 raise self._end(unpacked_error(content))
             case kind, _:
@@ -390,10 +420,18 @@ class FramedMount:
             frames = unpacked_server_frames(content)
         except WaltzError as error:
             raise self._end(error) from None
-        last = frames[-1]
+        first, last = frames[0], frames[-1]
+        if isinstance(first, Mounted):
+            self._takes_singles = first.takes_singles
         if isinstance(last, Refused):
             self._end(last.error)
         return frames
+
+    def _committed(self, content: Buffer) -> Sequence[ServerFrame]:
+        try:
+            return (unpacked_committed(content),)
+        except WaltzError as error:
+            raise self._end(error) from None
 
     def _end(self, error: WaltzError) -> WaltzError:
         self._over = error

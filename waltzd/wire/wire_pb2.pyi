@@ -2495,10 +2495,13 @@ class Mounted(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
+    TAKES_SINGLES_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     barrier: _builtins.int
     format: _builtins.int
     """Format that the session writes."""
+    takes_singles: _builtins.bool
+    """Whether the server takes frames of the kind SINGLE on this connection."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
@@ -2513,10 +2516,11 @@ class Mounted(_message.Message):
         limits: Global___Limits | None = ...,
         format: _builtins.int = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
+        takes_singles: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "format", b"format", "limits", b"limits", "session", b"session", "timelines", b"timelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "format", b"format", "limits", b"limits", "session", b"session", "takes_singles", b"takes_singles", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ from waltzd.protocol.batches import (
     MountRequest,
     Refused,
     ServerFrame,
+    SingleAppend,
 )
 from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import Rights, first_denied
@@ -99,6 +100,8 @@ class Mount:
         self._last_sequence = -1
         self._barrier = -1
         self._client_is_done = False
+        self._is_taking = False
+        """Whether a message that was received is not taken to its end: what arrives now must not overtake it."""
         self._is_refused = False
         """Whether the refusal that ends the mount was handed to the link."""
         self._sender = CoalescingSender(self, self._handle.changed)
@@ -133,6 +136,7 @@ class Mount:
         client was sent it."""
         self._connected = connected
         connected.end = self._end
+        self._link.hear_singles(self._take_now)
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
@@ -181,6 +185,7 @@ class Mount:
             limits=limits,
             format=session.format,
             timelines=tuple(one.bare for one in session.lineage.later),
+            takes_singles=self._link.takes_singles,
         )
         await self._link.send([mounted])
         await self._sender.run()
@@ -281,9 +286,32 @@ class Mount:
         if frames is None:
             self._client_is_done = True
             return
-        for frame in frames:
-            if not self._handle.is_over:
-                await self._take(frame)
+        self._is_taking = True
+        try:
+            for frame in frames:
+                if not self._handle.is_over:
+                    await self._take(frame)
+        finally:
+            self._is_taking = False
+
+    def _take_now(self, batch: SingleAppend) -> bool:
+        """Take a transaction in the call that brings it. Return False if it has to wait: then it is received behind what
+        waits in front of it."""
+        if self._is_taking or self._handle.is_over or not self._usage.is_free:
+            return False
+        try:
+            self._check(batch)
+        except WaltzError as error:
+            self._handle.refuse(error)
+            return True
+        cost = batch.bytes + FRAME_COST
+        if not self._unanswered.take_now(cost):
+            return False
+        if not self._pipeline.append_now(self._handle, batch, cost):
+            self._unanswered.give(cost)
+            return False
+        self._note_taken(batch)
+        return True
 
     async def _take(self, frame: ClientFrame) -> None:
         match frame:
@@ -304,22 +332,29 @@ class Mount:
         if self._spaces is not None and (lock := first_denied(self._spaces, batch.lock_ids)) is not None:
             raise denied_lock(self._rights, lock, self._partition)
 
-    async def _take_batch(self, batch: AppendBatch) -> None:
+    def _check(self, batch: AppendBatch) -> None:
+        """Raise the error that ends the mount if the batch is malformed or must not be appended."""
         batch.check(self._pipeline.settings.limits)
         self._check_rights(batch)
         if batch.first_sequence <= self._last_sequence:
             raise BadFrame(
                 f"a batch starts at sequence {batch.first_sequence}; {self._last_sequence} was sent before it in this mount"
             )
-        self._pipeline.check_mark(int(batch.marks.max()))
+        self._pipeline.check_mark(batch.highest_mark)
         self._pipeline.check_seen(batch.seen_time)
         self._pipeline.check_groups(batch)
         check_payloads(batch)
+
+    def _note_taken(self, batch: AppendBatch) -> None:
+        self._connected.note_received(len(batch), batch.bytes)
+        self._last_sequence = batch.first_sequence + len(batch) - 1
+
+    async def _take_batch(self, batch: AppendBatch) -> None:
+        self._check(batch)
         size = batch.bytes
-        self._connected.note_received(len(batch), size)
+        self._note_taken(batch)
         if wait := self._usage.wait(batch, size):
             await self._usage.sleep(wait)
-        self._last_sequence = batch.first_sequence + len(batch) - 1
         frame_cost = FRAME_COST
         await self._unanswered.take(size + frame_cost)
         for piece in slices(batch, STEP_ROWS_MAX, STEP_BYTES_MAX):

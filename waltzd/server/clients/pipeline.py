@@ -40,7 +40,7 @@ from waltzd.format.checksum import I64
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
-from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
+from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame, SingleCommittal
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.counters import Counters
@@ -48,7 +48,7 @@ from waltzd.server.clients.feed import ColdReader, records
 from waltzd.server.clients.lookups import LOOKUPS_MAX, LockLookups, Waiting
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
-from waltzd.server.core.locks import LockTable
+from waltzd.server.core.locks import NOTHING_REFUSED, LockTable
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -149,7 +149,7 @@ class MountHandle:
         """Set when there may be something to send."""
         self.notify: Callable[[], None] = self.changed.set
         """Called when there may be something to send, and nothing more follows at once."""
-        self._committals: list[tuple[I64, int, int]] = []
+        self._committals: list[tuple[I64 | range, int, int]] = []
         self._refusals: list[Refusals] = []
         self._cost = 0
 
@@ -158,7 +158,7 @@ class MountHandle:
         """Return whether nothing more is accepted from it: its queued batches are dropped."""
         return self.over.is_set()
 
-    def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
+    def committed(self, sequences: I64 | range, first_id: int, time: int, cost: int) -> None:
         """Add an outcome: these transactions have the ids from `first_id` on. `cost`: cost of the requests that it
         answers. The caller then calls `notify`, or sets `changed`."""
         self._committals.append((sequences, first_id, time))
@@ -194,10 +194,12 @@ class MountHandle:
         return frames, cost
 
 
-def _joined_committals(found: list[tuple[I64, int, int]]) -> Committals:
+def _joined_committals(found: list[tuple[I64 | range, int, int]]) -> Committals:
     if len(found) == 1:
         sequences, first_id, time = found[0]
-        return Committals(sequences, np.arange(first_id, first_id + len(sequences)), time)
+        if len(sequences) == 1:
+            return SingleCommittal(int(sequences[0]), first_id, time)
+        return Committals(np.asarray(sequences), np.arange(first_id, first_id + len(sequences)), time)
     return Committals(
         np.concatenate([sequences for sequences, _, _ in found]),
         np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id, _ in found]),
@@ -419,7 +421,17 @@ class Pipeline:
         await self._intake.take(cost)
         if mount.is_over:
             self._intake.give(cost)
-            return
+        else:
+            self._put(mount, batch, cost, arrived)
+
+    def append_now(self, mount: MountHandle, batch: AppendBatch, cost: int) -> bool:
+        """Do as `append` if that needs no waiting; else return False, and nothing is done."""
+        if mount.waiting is not None or not self._intake.take_now(cost):
+            return False
+        self._put(mount, batch, cost, self._time())
+        return True
+
+    def _put(self, mount: MountHandle, batch: AppendBatch, cost: int, arrived: float) -> None:
         self._queue.append(QueuedBatch(mount, batch, cost, arrived))
         if len(self._mounts) == 1 and not self._flights and self._turn is None and not self._is_held:
             self._take_turn()  # no other request could share the batch, so there is no reason to wait
@@ -510,12 +522,13 @@ class Pipeline:
         self.counters.attempts += len(batch)
         item.mount.untaken = batch.first_sequence + len(batch)
         refusals = self._locks.decide(batch, next_id, self.committed)
+        if refusals is NOTHING_REFUSED:
+            return item.decide(refusals.sequences)
         refused = len(refusals.sequences)
-        if refused:
-            for reason, count in enumerate(np.bincount(refusals.reasons).tolist()):
-                if count:
-                    self.counters.refused[Reason(reason)] += count
-            item.mount.rejected(refusals, item.cost if refused == len(batch) else 0)
+        for reason, count in enumerate(np.bincount(refusals.reasons).tolist()):
+            if count:
+                self.counters.refused[Reason(reason)] += count
+        item.mount.rejected(refusals, item.cost if refused == len(batch) else 0)
         return item.decide(refusals.sequences - batch.first_sequence)
 
     async def _warm_up(self) -> None:

@@ -98,6 +98,11 @@ class QuotaUsage:
     def quotas(self) -> Quotas:
         return self._quotas
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether it may send without limit."""
+        return self._is_free
+
     def grant(self, quotas: Quotas) -> None:
         if quotas == self._quotas:
             return

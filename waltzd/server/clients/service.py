@@ -15,7 +15,7 @@ from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.audit import NO_AUDIT, Auditor
-from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, Topology
+from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, SingleAppend, Topology
 from waltzd.protocol.groups import Change, Changed, GroupStatus, ParkedList
 from waltzd.protocol.locks import HistoryPart
 from waltzd.protocol.positions import Position
@@ -61,6 +61,8 @@ class _Link(Generic[Received, Sent]):
 
 
 class _MountLink(_Link[ClientFrame, ServerFrame]):
+    takes_singles = False
+
     def __init__(self, context: Context, audit: MountAudit) -> None:
         super().__init__(context, MOUNT, client_frames)
         self._audit = audit
@@ -70,6 +72,9 @@ class _MountLink(_Link[ClientFrame, ServerFrame]):
         if frames is not None:
             self._audit.note_received(frames)
         return frames
+
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        """Ignore the taker: all frames are received."""
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
         self._audit.note_sent(frames)

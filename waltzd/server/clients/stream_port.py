@@ -12,17 +12,24 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, NotPermitted, WaltzError
 from waltzd.errors.operations import BadFrame, PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
-from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
+from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleAppend, SingleCommittal
 from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.mount_audit import MountAudit
 from waltzd.wire.audited import name_of
 from waltzd.wire.calls import MOUNT
-from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
+from waltzd.wire.codec import (
+    packed_committed,
+    packed_error,
+    packed_server_frames,
+    unpacked_client_frames,
+    unpacked_single,
+)
 from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.tasks import tell_failure
@@ -36,12 +43,16 @@ QUIET_SECONDS = 10.0
 
 
 class _FramedLink:
+    takes_singles = True
+
     def __init__(self, connection: Connection, identity: str, audit: MountAudit) -> None:
         self.identity = identity
         self._audit = audit
         self._connection = connection
         self._expected = Kind.MOUNT
         self._is_refused = False
+        self._sends_singles = False
+        """Whether the client has sent a frame of the kind SINGLE, so that it takes frames of the kind COMMITTED."""
 
     @property
     def peer(self) -> str:
@@ -59,23 +70,47 @@ class _FramedLink:
         if found is None:
             return None
         kind, content = found
+        if kind is Kind.SINGLE and expected is Kind.CLIENT:
+            return (self._single(content),)
         if kind is not expected:
             raise BadFrame(f"a frame of the kind {kind.name} in the place of one of the kind {expected.name}")
         frames = unpacked_client_frames(content)
         self._audit.note_received(frames)
         return frames
 
+    def hear_singles(self, taker: Callable[[SingleAppend], bool]) -> None:
+        def take(content: Buffer) -> bool:
+            try:
+                one = self._single(content)
+            except BadFrame:
+                return False  # `receive` raises it, once
+            return taker(one)
+
+        self._connection.hear(Kind.SINGLE, take)
+
+    def _single(self, content: Buffer) -> SingleAppend:
+        one = unpacked_single(content)
+        self._sends_singles = True
+        return one
+
     async def send(self, frames: Sequence[ServerFrame]) -> None:
         self._audit.note_sent(frames)
         self._is_refused = self._is_refused or isinstance(frames[-1], Refused)
-        await self._connection.send(Kind.SERVER, (packed_server_frames(frames),))
+        await self._connection.send(*self._packed(frames))
+
+    def _packed(self, frames: Sequence[ServerFrame]) -> tuple[Kind, Sequence[Buffer]]:
+        """Return the kind and the parts of the next frame."""
+        one = frames[0]
+        if self._sends_singles and isinstance(one, SingleCommittal) and len(frames) == 1:
+            return Kind.COMMITTED, (packed_committed(one),)
+        return Kind.SERVER, (packed_server_frames(frames),)
 
     @property
     def may_post(self) -> bool:
         return self._connection.may_post
 
     def post(self, frames: Sequence[ServerFrame]) -> None:
-        self._connection.post(Kind.SERVER, (packed_server_frames(frames),))
+        self._connection.post(*self._packed(frames))
 
 
 class StreamPort:

@@ -28,18 +28,18 @@ from itertools import repeat
 
 import numpy as np
 
-from waltzd.protocol.batches import AppendBatch, Refusals
+from waltzd.protocol.batches import AppendBatch, Refusals, SingleAppend
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
 
 _READ, _APPEND = int(Mode.READ), int(Mode.APPEND)
 
-
 _EXACT = Reason.CONFLICT, Reason.IN_FLIGHT
 """Reasons that name the transaction that marked the lock."""
 FOUND_MAX = 4096
 """Locks in memory that were looked up in the log."""
-_NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
+NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
+"""Refusals of a batch whose rows are all accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ class LockTable:
         """Decide the locks of a batch. Return the refused rows, each with the failed lock of the highest mark. The
         accepted rows get the ids from `next_id` on, in order, and set their marks, so that a later row or group sees
         them."""
-        if len(batch.lock_ids) == 0:
-            return _NOTHING_REFUSED
-        ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
+        ids, modes = batch.lock_lists
+        if not ids:
+            return NOTHING_REFUSED
         marked, before, found = self._marked, self._before, self._found
         mark_of, to_the_end, room = marked.get, marked.move_to_end, self._size - len(before)
         refused: list[tuple[int, Reason, int, int]] = []
@@ -122,7 +122,7 @@ class LockTable:
                             room = self._size - len(before)
                 next_id += size
             row += size
-        return _columns(refused) if refused else _NOTHING_REFUSED
+        return _columns(refused) if refused else NOTHING_REFUSED
 
     def _evict(self) -> None:
         self.has_evicted = True
@@ -143,9 +143,9 @@ class LockTable:
         such row, or if the floor is not committed.
 
         `decided`: number of rows at the start that are decided with what is known."""
-        if len(batch.lock_ids) == 0 or int(batch.marks.min()) >= self.floor or self.floor > committed:
+        if self.floor > committed or batch.lowest_mark >= self.floor:
             return None
-        ids, modes, groups = batch.lock_ids.tolist(), batch.lock_modes.tolist(), _groups(batch)[0]
+        (ids, modes), groups = batch.lock_lists, _groups(batch)[0]
         first: int | None = None
         wanted: dict[int, int] = {}
         begun: dict[int, None] = {}
@@ -265,6 +265,8 @@ class LockTable:
 def _groups(batch: AppendBatch) -> tuple[Iterable[tuple[int, int, int]], list[int] | None]:
     """Return for each group what it has seen, its locks and its rows; and for each lock the distance of its row from the
     first row of its group. The second value is None if each row stands by itself."""
+    if isinstance(batch, SingleAppend):
+        return ((batch.mark, len(batch.locks), 1),), None
     if batch.follows is None:
         return zip(batch.marks.tolist(), batch.lock_counts.tolist(), repeat(1), strict=False), None
     starts = np.flatnonzero(~batch.follows)

@@ -16,20 +16,22 @@ from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors.operations import BadFrame
-from waltzd.format.batch import Flags
+from waltzd.format.batch import Flags, PlainLocks
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, encode_record, encode_run, join_locks
-from waltzd.protocol.batches import AppendBatch
+from waltzd.protocol.batches import AppendBatch, SingleAppend
 
 
 def check_payloads(batch: AppendBatch) -> None:
     """Check each payload against the client's checksum, and raise `BadFrame` for the first wrong one. One check over all
     payloads would not do: two wrong checksums could cancel out, and storages would refuse the records that are made with
     them."""
-    view = memoryview(batch.payloads)
-    bounds = [0, len(view)] if len(batch) == 1 else [0, *np.cumsum(batch.lengths).tolist()]
-    found = [crc32(view[start:stop]) for start, stop in pairwise(bounds)]
-    said = batch.data_crcs.tolist()
+    if isinstance(batch, SingleAppend):
+        found, said = [crc32(batch.payloads)], [batch.data_crc]
+    else:
+        view, bounds = memoryview(batch.payloads), [0, *np.cumsum(batch.lengths).tolist()]
+        found = [crc32(view[start:stop]) for start, stop in pairwise(bounds)]
+        said = batch.data_crcs.tolist()
     if found != said:
         sequence = batch.first_sequence + next(row for row, crc in enumerate(said) if crc != found[row])
         raise BadFrame(f"the payload of sequence {sequence} does not match its checksum", sequence=sequence)
@@ -111,7 +113,7 @@ class QueuedBatch(Generic[S]):
     """Rows at the start whose locks were looked up; they are decided with what is known."""
     refused: I64 = field(init=False)
     """Rows that were refused, ascending. All other rows are accepted."""
-    sequences: I64 = field(init=False)
+    sequences: I64 | range = field(init=False)
     """Sequence numbers of the accepted rows, once they are decided; in flight, of those that are not committed yet."""
     first_id: int = field(init=False)
     """Id of the first row in flight; its neighbours follow without a gap."""
@@ -126,9 +128,12 @@ class QueuedBatch(Generic[S]):
 
     def decide(self, refused: I64) -> int:
         """Accept all rows except `refused`; return the number of accepted rows."""
-        first = self.batch.first_sequence
-        every = np.arange(first, first + len(self.batch))
-        self.refused, self.sequences = refused, every if len(refused) == 0 else np.delete(every, refused)
+        first, count = self.batch.first_sequence, len(self.batch)
+        self.refused, every = refused, range(first, first + count)
+        if len(refused):
+            self.sequences = np.delete(every, refused)
+        else:
+            self.sequences = every if count == 1 else np.arange(first, first + count)
         return len(self.sequences)
 
     def column(self, column: NDArray[Any]) -> NDArray[Any]:
@@ -164,10 +169,9 @@ class QueuedBatch(Generic[S]):
 
 def build(first_id: int, items: Sequence[QueuedBatch[Any]], *, partition: int, generation: int) -> Run:
     """Encode all accepted rows, in order, as the records that are written to the disk."""
-    if len(items) == 1 and len(items[0].sequences) == len(items[0].batch) == 1:
-        client, batch = items[0].mount.client, items[0].batch
-        request = client, generation, partition, batch.first_sequence
-        return encode_record(first_id, request, int(batch.headers[0]), int(batch.data_crcs[0]), batch.payloads)
+    if (one := _single_of(items)) is not None:
+        request = items[0].mount.client, generation, partition, one.first_sequence
+        return encode_record(first_id, request, one.header, one.data_crc, one.payloads)
     total = sum(len(item.sequences) for item in items)
     requests = np.empty((total, 4), np.int32)
     requests[:, 1], requests[:, 2] = generation, partition
@@ -188,12 +192,20 @@ def build(first_id: int, items: Sequence[QueuedBatch[Any]], *, partition: int, g
     )
 
 
+def _single_of(items: Sequence[QueuedBatch[Any]]) -> SingleAppend | None:
+    """Return the transaction that is all of a step, if it arrived as one and is accepted."""
+    batch = items[0].batch
+    return batch if len(items) == 1 and isinstance(batch, SingleAppend) and len(items[0].sequences) == 1 else None
+
+
 def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def locks_of(items: Sequence[QueuedBatch[Any]]) -> LockColumns | None:
+def locks_of(items: Sequence[QueuedBatch[Any]]) -> LockColumns | PlainLocks | None:
     """Return the locks of all accepted rows; None if there are none."""
+    if (one := _single_of(items)) is not None:
+        return PlainLocks((len(one.locks),), one.locks, one.modes) if one.locks else None
     if not any(len(item.batch.lock_ids) for item in items):
         return None
     found = [item.locks() for item in items]

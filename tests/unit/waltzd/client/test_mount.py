@@ -27,6 +27,7 @@ from waltzd.protocol.batches import (
     PartitionLocation,
     Refusals,
     Registration,
+    SingleCommittal,
 )
 from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown
 
@@ -486,6 +487,25 @@ def test_a_request_is_alone_when_the_message_before_had_one_and_nothing_is_in_fl
     assert not box.is_alone, "one is undecided"
     box.lost()
     assert box.is_alone
+
+
+def test_an_outcome_of_one_is_believed_like_a_column() -> None:
+    made = ready()
+    one = request()
+    send(made, one)
+    with pytest.raises(BadFrame, match="not waiting for it"):
+        made.committed(SingleCommittal(1, 10, 0))
+    assert told(one) is None
+    made.committed(SingleCommittal(0, 10, 77))
+    made.check()
+    assert told(one) == Committed(10)
+    assert (made.known, made.seen.time) == (10, 77)
+    with pytest.raises(BadFrame, match="not waiting for it"):
+        made.committed(SingleCommittal(0, 10, 0))
+    first, second = request(), request()
+    send(made, first, second)
+    made.committed(SingleCommittal(2, 12, 0))
+    assert (told(first), told(second)) == (None, Committed(12)), "one of two that travelled together"
 
 
 def test_callers_that_have_gone_are_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.mounting import batch_of
+from tests.unit.mounting import batch_of, single_of
 from waltzd.format.record import LockColumns
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
@@ -94,6 +94,18 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
         assert table.floor == conflict_id_of(twin, size)
         assert table.floor >= floor_before
         assert len(table) <= size
+
+
+@given(size=st.integers(1, 4), rows=st.lists(row, max_size=30))
+def test_a_transaction_alone_is_decided_like_a_batch_of_one(size: int, rows: list[Row]) -> None:
+    alone, columns = LockTable(size, -1), LockTable(size, -1)
+    next_id = 0
+    for lag, locks in rows:
+        batch = batch_of(b"x", first=7, marks=max(-1, next_id - 1 - lag), locks=[locks])
+        mine, theirs = alone.decide(single_of(batch), next_id, next_id - 3), columns.decide(batch, next_id, next_id - 3)
+        assert [column.tolist() for column in vars(mine).values()] == [column.tolist() for column in vars(theirs).values()]
+        assert vars(alone) == vars(columns)
+        next_id += 1 - len(mine.sequences)
 
 
 def conflict_id_of(twin: Twin, size: int) -> int:

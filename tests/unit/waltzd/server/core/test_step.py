@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.mounting import batch_of
+from tests.unit.mounting import batch_of, single_of
 from waltzd.errors.operations import BadFrame
+from waltzd.format.batch import End, encode_batch
 from waltzd.format.checksum import crc32, shift
 from waltzd.format.record import (
     FEW_TO_ENCODE,
@@ -56,12 +57,34 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
     assert not bad_payloads(run).size
 
 
-def test_the_header_of_a_transaction_that_is_alone_is_kept() -> None:
-    item = QueuedBatch(Mount(3), replace(batch_of(b"abc", first=100), headers=np.array([7], np.int32)))
-    assert item.decide(np.zeros(0, np.int64)) == 1
-    record = build(40, [item], partition=2, generation=6).record(0)
-    assert (record.id, record.header, record.payload) == (40, 7, b"abc")
-    assert record.request == RequestId(client=3, generation=6, partition=2, sequence=100)
+@given(
+    payload=st.binary(max_size=40),
+    header=st.integers(-(1 << 31), (1 << 31) - 1),
+    locks=st.lists(st.tuples(st.integers(0, (1 << 64) - 1), st.sampled_from(Mode)), max_size=20),
+    is_refused=st.booleans(),
+)
+def test_a_transaction_alone_is_written_like_a_batch_of_one(
+    payload: bytes, header: int, locks: list[tuple[int, Mode]], is_refused: bool
+) -> None:
+    columns = batch_of(payload, first=100, locks=[locks], header=header)
+    built = []
+    for batch in (columns, single_of(columns)):
+        check_payloads(batch)
+        (piece,) = slices(batch, 1, 1)
+        items = [QueuedBatch(Mount(3), piece)]
+        accepted = items[0].decide(np.array([0] if is_refused else [], np.int64))
+        assert (accepted, list(items[0].sequences)) == ((0, []) if is_refused else (1, [100]))
+        if is_refused:
+            continue
+        run, found = build(40, items, partition=2, generation=6), locks_of(items)
+        made = encode_batch(
+            run, session=9, generation=6, committed=30, time=5, before=End(crc=1, time=4, segment_bytes=70),
+            locks=found, follows=groups_of(items), segment_bytes_max=1000,
+        )  # fmt: skip
+        items[0].take_off(40, 5)
+        built.append((made.head, b"".join(made.pieces), items[0].bytes, items[0].last_id))
+        assert made.run.record(0).request == RequestId(client=3, generation=6, partition=2, sequence=100)
+    assert built[1:] == built[:-1]
 
 
 INT = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -150,8 +173,8 @@ def test_the_locks_and_groups_of_a_step_are_those_of_its_accepted_rows(
         items.append(QueuedBatch(Mount(client), batch))
         items[-1].decide(np.array(gone, np.int64))
     found, groups_found = locks_of(items), groups_of(items)
-    assert [[]] * len(locks) == locks if found is None else found.counts.tolist() == [len(mine) for mine in locks]
-    assert found is None or found.ids.tolist() == [lock for mine in locks for lock in mine]
+    assert [[]] * len(locks) == locks if found is None else list(found.counts) == [len(mine) for mine in locks]
+    assert found is None or list(found.ids) == [lock for mine in locks for lock in mine]
     assert follows == ([False] * len(follows) if groups_found is None else groups_found.tolist())
 
 
