@@ -30,6 +30,7 @@ from waltzd.errors.operations import BadFrame, DiskFull, Draining, FlushFailed
 from waltzd.format.batch import Batch, Piece, why_wrong
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
+from waltzd.protocol.histogram import Durations
 from waltzd.protocol.peers import Link, RecordsFrame
 from waltzd.storage.replica.partition import Partition
 from waltzd.wire.budget import Budget
@@ -132,13 +133,14 @@ class AppendQueue:
         run_blocking: RunBlocking,
         on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
+        flushes: Durations,
         budget: Budget,
         policy: InlineFlushPolicy | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`budget`: limit of queued bytes, for all queues of a storage. A queue takes a part of it at most, so a flooded
-        queue leaves some to other queues, and one frame of each queue may always wait. `loop`: event loop of the queue and
-        its streams; None for the loop of each caller."""
+        """`flushes`: durations of writing and flushing a group. `budget`: limit of queued bytes, for all queues of a
+        storage. A queue takes a part of it at most, so a flooded queue leaves some to other queues, and one frame of each
+        queue may always wait. `loop`: event loop of the queue and its streams; None for the loop of each caller."""
         self.partition = partition
         self._loop = loop
         self._policy = policy or InlineFlushPolicy()
@@ -146,6 +148,7 @@ class AppendQueue:
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
         self._statistics = statistics
+        self._flushes = flushes
         self._budget = Budget(budget.most // PARTS, within=budget)
         self._queue: deque[_Group | _Call] = deque()
         self._work = asyncio.Event()
@@ -377,7 +380,7 @@ class AppendQueue:
         statistics.groups += 1
         statistics.group_microseconds += took
         statistics.group_microseconds_max = max(statistics.group_microseconds_max, took)
-        statistics.flush = statistics.flush.more(took / 1e6)
+        self._flushes.add(took / 1e6)
         statistics.appended_records += self.partition.last_id - before
         statistics.appended_bytes += group.bytes_between(before, self.partition.last_id)
 

@@ -39,6 +39,7 @@ from waltzd.protocol.descriptions import (
     Statistics,
     StorageDescription,
 )
+from waltzd.protocol.histogram import Durations
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.append_queue import AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream, refuse
@@ -116,6 +117,8 @@ class StorageCalls:
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and queues have: each is counted on its own loop."""
+        self._flushes = Durations()
+        """Durations of writing and flushing a group, of all queues."""
         self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
         self.scrub = Scrub(self, disk, run_scrubbing or run_reading, period_seconds=config.scrub_seconds, clock=disk.now_ms)
         self.key_indexer = KeyIndexer(self, run_scrubbing or run_reading, self._write)
@@ -124,7 +127,7 @@ class StorageCalls:
 
     @property
     def statistics(self) -> Statistics:
-        return self.answered.plus(self.streamed)
+        return replace(self.answered.plus(self.streamed), flush=self._flushes.histogram())
 
     def start(self) -> None:
         for partition in self._directory.partitions():
@@ -136,6 +139,7 @@ class StorageCalls:
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
             statistics=self.streamed,
+            flushes=self._flushes,
             budget=self._queued,
             policy=self._policy,
             loop=self.streams_loop,

@@ -21,6 +21,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
+from waltzd.protocol.histogram import Durations
 from waltzd.protocol.peers import RecordsFrame
 from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream
 from waltzd.storage.replica.directory import Directory
@@ -82,6 +83,7 @@ def with_queue(
             run_blocking=run_blocking,
             on_fatal=on_fatal,
             statistics=Statistics(),
+            flushes=Durations(),
             budget=Budget(PARTS * queue_bytes_max),
             policy=InlineFlushPolicy(run_here),
         )
