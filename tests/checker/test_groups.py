@@ -14,6 +14,7 @@ from tests.checker.group_sample import SECOND, group_sample
 from tests.checker.group_twin import judge_group_slowly
 from tests.checker.group_verdict import EXPLAINED, judge_group
 from tests.checker.history import BadHistory
+from tests.tiers import in_turns
 from waltzd.protocol.groups import AckResult, Mode
 from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings
 from waltzd.server.groups.dispatch_order import KeyedOrder, LogOrder, QueueOrder
@@ -387,7 +388,7 @@ MISTAKES: dict[str, tuple[Mode, str, Callable[[pytest.MonkeyPatch], None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", in_turns(MISTAKES, of=2))
 def test_a_mistake_of_the_decisions_is_seen_from_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mode, kind, make = MISTAKES[name]
     make(monkeypatch)

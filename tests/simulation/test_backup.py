@@ -14,6 +14,7 @@ import pytest
 from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, SimPort, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
+from tests.tiers import in_turns
 from waltzd.archive.manifest import pieces_of
 from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.unsealed import UnsealedIndex, read_unsealed, unsealed_index_at, unsealed_index_name
@@ -161,7 +162,7 @@ async def test_a_segment_that_is_sealed_goes_into_the_archive_and_not_into_the_t
         assert len([name for name in store.objects if "/tail/" in name]) <= 8
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", in_turns(range(10), of=2))
 @story
 async def test_whatever_fails_the_backup_is_the_log(seed: int) -> None:
     pick = random.Random(seed)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.crash import run_seed
+from tests.tiers import in_turns
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import SimDisk, SimFile
 from waltzd.errors import WaltzError
@@ -227,7 +228,7 @@ def test_the_harness_catches_an_engine_that(name: str, patch: pytest.MonkeyPatch
     assert seed_that_catches() is not None, f"{SEEDS} seeds found nothing wrong with an engine that {name}"
 
 
-@pytest.mark.parametrize("name", sorted(BATCH_MUTANTS))
+@pytest.mark.parametrize("name", in_turns(sorted(BATCH_MUTANTS), of=2))
 def test_the_harness_of_batches_catches_an_engine_that(name: str, patch: pytest.MonkeyPatch) -> None:
     BATCH_MUTANTS[name](patch)
     assert seed_that_catches(1) is not None, f"{SEEDS} seeds found nothing wrong with an engine that {name}"

@@ -29,6 +29,7 @@ from tests.simulation.sample import (
     segment_path,
     served,
 )
+from tests.tiers import in_turns
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BelowFloor, PartitionDamaged
@@ -132,7 +133,7 @@ def damaged(first_id: int, offset: int, value: bytes, *, clean: bool) -> SimDisk
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("clean", in_turns([True, False], of=2), ids=["stopped", "killed"])
 @pytest.mark.parametrize("first_id", [SEALED, LAST], ids=["sealed", "last"])
 def test_every_byte_of_a_segment_is_flipped(first_id: int, clean: bool, every: int) -> None:
     """One bit of a byte and all bits of the next, and the other way round where it was killed; in short, every second byte
@@ -150,7 +151,7 @@ def test_every_byte_of_a_segment_is_flipped(first_id: int, clean: bool, every: i
             assert hit not in found
 
 
-@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("clean", in_turns([True, False], of=2), ids=["stopped", "killed"])
 @pytest.mark.parametrize("first_id", [SEALED, LAST], ids=["sealed", "last"])
 def test_a_segment_is_cut_short_at_every_length(first_id: int, clean: bool) -> None:
     """Every second length where it was stopped, the others where it was killed, and those around each record in both."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.simulation.cell import Appender, Cell, cell, story
 from tests.simulation.lost_metadata import Hands, carry_out, load, next_generation, rebuild, ruin, saved_of, wipe
+from tests.tiers import in_turns
 from tests.unit.timeless import run
 from waltzctl.placement.restored_documents import GENERATIONS_AHEAD
 from waltzd.cluster.cluster import CLIENT_IDS, CLIENT_IDS_AHEAD, Cluster, partition_path
@@ -28,7 +29,7 @@ from waltzd.server.session.owned import OwnedLog
 SEEDS = 48
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 12))
+@pytest.mark.parametrize("first", in_turns(range(0, SEEDS, 12), of=2))
 def test_nothing_acknowledged_is_missing_after_any_loss(first: int) -> None:
     outcomes = [run(ruin(seed)) for seed in range(first, first + 12)]
     assert {"load", "rebuild"} <= set(outcomes)

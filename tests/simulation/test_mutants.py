@@ -71,7 +71,7 @@ LONG = {
     "truncates to one above the mark",
 }
 """Mutants that take more than two seconds of a processor, or change what another one changes that is shown sooner: each
-family keeps some in the short set, of which each run takes a third. `./dev mutants` and `./dev test --all` run all."""
+family keeps some in the short set, of which each run takes a quarter. `./dev mutants` and `./dev test --all` run all."""
 UNCAUGHT = {"", "TypeError", "AttributeError", "NameError"}
 """Nothing was wrong, or the mutant itself is broken."""
 
@@ -114,7 +114,7 @@ def test_what_a_mutant_changes_is_there(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *in_turns(sorted(MUTANTS.keys() - LONG), of=3),
+        *in_turns(sorted(MUTANTS.keys() - LONG), of=4),
         *(pytest.param(name, marks=pytest.mark.long) for name in sorted(MUTANTS.keys() & LONG)),
     ],
 )

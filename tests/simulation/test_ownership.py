@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.tiers import in_turns
 from tests.unit.fake_owned_logs import OwnedLogs
 from waltzd.cluster.assignment import plan, transferred
 from waltzd.cluster.cluster import Cluster
@@ -217,6 +218,6 @@ async def live_and_look(seed: int) -> None:
         assert isinstance(ended, asyncio.CancelledError | WaltzError | BaseExceptionGroup)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", in_turns(range(60), of=3))
 def test_all_is_well_when_all_is_over(seed: int) -> None:
     asyncio.run(asyncio.wait_for(live_and_look(seed), 60))

@@ -17,6 +17,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving, reached, sealed, written
 from tests.simulation.test_retention import SMALL, keeping, under_load
 from tests.simulation.test_retention import trimmed as trimmed_to
+from tests.tiers import in_turns
 from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import ArchiveAway, NotReady, OnlyInArchive, Trimmed
@@ -165,7 +166,7 @@ async def test_a_replica_that_has_not_trimmed_yet_is_asked_first() -> None:
         await c.storages["s1"].start()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", in_turns(range(8), of=2))
 @story
 async def test_trims_go_on_while_readers_read_and_the_store_fails(seed: int) -> None:
     pick = random.Random(seed)

@@ -13,6 +13,7 @@ import pytest
 from tests.simulation.cell import SETTINGS, Appender, Cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving, document, reached, written
+from tests.tiers import in_turns
 from waltzd.cluster.archives import archived
 from waltzd.cluster.coordinator import Delete
 from waltzd.errors import Trimmed
@@ -296,7 +297,7 @@ def log_of(owned: OwnedLog[Appender]) -> ReplicatedLog:
     return owned._session.log
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", in_turns(range(8), of=2))
 @story
 async def test_whatever_comes_between_nothing_that_is_needed_goes(seed: int) -> None:
     """Storages are killed and emptied, owners change, the store does what it likes, and the policy changes."""

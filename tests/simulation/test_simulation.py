@@ -34,13 +34,13 @@ def test_seeds_that_nobody_ran_before(chunk: int) -> None:
         assert outcome.kind == "", f"./dev simulate --seeds {seed}\n{outcome.story}"
 
 
-@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", in_turns(REGRESSIONS, of=2), ids=lambda path: path.stem)
 def test_what_once_failed(path: Path) -> None:
     outcome = simulate(load(path.read_text(encoding="utf-8")))
     assert outcome.kind == "", f"./dev simulate --plan {path.name}\n{outcome.story}"
 
 
-@pytest.mark.parametrize("fault", in_turns(FAULTS, of=2))
+@pytest.mark.parametrize("fault", in_turns(FAULTS, of=4))
 def test_each_kind_of_fault_alone(fault: str) -> None:
     outcome = simulate(make_plan(1, faults=(fault,), seconds=5.0))
     assert outcome.kind == "", outcome.story
