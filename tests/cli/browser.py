@@ -90,11 +90,6 @@ class Browser:
             assert time.monotonic() < end, "it did not come in time"
             time.sleep(0.05)
 
-    def rises_to(self, number: Callable[[], int], goal: int) -> None:
-        """Wait until `number` reaches the goal, for as long as it goes on rising: how fast it rises is the machine's."""
-        while (before := number()) < goal:
-            self.until(lambda before=before: number() > before)  # type: ignore[misc]
-
     def _do(self, what: str, **given: Any) -> Any:
         answer = self._http.post(f"{self._session}/{what}", json=given).json()["value"]
         assert not (isinstance(answer, dict) and "error" in answer), answer

@@ -154,16 +154,6 @@ def wait_until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
         time.sleep(0.1)
 
 
-def wait_until_told(waltzctl: Tool, cluster: LocalCluster, name: str) -> None:
-    """An owner tells an idle replica a moment later what is committed: only that is taken from files. The group log, which
-    is behind the partitions, is empty."""
-    words = ("storage", "describe", name, "-o", "json", "--directory", cluster.directory)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(one["status"]["committed"] < 0 for one in json.loads(waltzctl(*words).out)["assigned"][:2]):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 # -- what is judged, without a cluster ---------------------------------------------------------------------------------
 
 

@@ -24,26 +24,9 @@ from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import Decoder
 
 from tests.spark.growing import GrowingStorage
-from waltzd.format.layout import HEADER_BYTES, FileHeader, index_name, segment_name
-from waltzd.format.record import encode_payloads
 
 KEY = UUID(int=77)
 CREATED_MS = 1_700_000_000_000
-
-
-def storage_with(directory: Path, partitions: dict[int, list[bytes]], segment_records: int = 40) -> Path:
-    """A directory of partitions, without a control file."""
-    for partition, payloads in partitions.items():
-        inner = directory / str(partition)
-        inner.mkdir(parents=True)
-        whole = encode_payloads(0, payloads, partition=partition)
-        for start in range(0, len(whole), segment_records):
-            part = whole.part(start, min(start + segment_records, len(whole)))
-            header = FileHeader(created_ms=CREATED_MS, key=KEY, partition=partition, first_id=part.first_id).encode()
-            (inner / segment_name(part.first_id)).write_bytes(header + part.data)
-            entries = (part.bounds[:-1] + HEADER_BYTES).astype(">i8").tobytes()
-            (inner / index_name(part.first_id)).write_bytes(header + entries)
-    return directory
 
 
 def tasks(job: Job, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:

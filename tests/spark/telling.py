@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.example import examples
 from waltzctl.main import run
 
 
@@ -29,16 +28,3 @@ class Tool:
         code = run([str(argument) for argument in arguments])
         said = self.capsys.readouterr()
         return Outcome(code, said.out, said.err)
-
-
-def run_examples(capsys: pytest.CaptureFixture[str], words: list[str], places: dict[str, Path]) -> list[Outcome]:
-    """`places`: what stands for the directories that the help names."""
-    tool = Tool(capsys)
-    found = []
-    for arguments in examples(tool, words):
-        for named, place in places.items():
-            arguments = [argument.replace(named, str(place)) for argument in arguments]
-        outcome = tool(*arguments)
-        assert outcome.code == 0, (arguments, outcome.err)
-        found.append(outcome)
-    return found
