@@ -26,23 +26,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_every_public_name_is_in_the_api_reference(built: Path) -> None:
+def test_every_public_name_is_in_the_api_reference() -> None:
     shown = {name for names in site.API.values() for name in names}
     public = {f"{room.__name__}.{name}" for room in ROOMS for name in room.__all__}
     assert public - shown == {"waltzd.WaltzError"}  # it is on the page of errors
+
+
+@pytest.mark.long  # it takes a quarter of a minute; `./dev docs` fails at a warning, too
+def test_the_site_is_built_without_a_warning_and_has_every_name(built: Path) -> None:
     for title, names in site.API.items():
         page = (built / site.slug(title).removesuffix(".md") / "index.html").read_text(encoding="utf-8")
         for name in names:
             assert f'id="{name}"' in page, f"{name} is not on the page {title!r}"
-
-
-def test_programs_find_every_page_in_one_file(built: Path) -> None:
     found = re.findall(r"^- \[.+\]\((.+)\)$", (built / "llms.txt").read_text(encoding="utf-8"), re.M)
-    assert len(found) == sum(len(pages) for _, pages in site.menu())
+    assert len(found) == sum(len(pages) for _, pages in site.menu()), "programs find every page in one file"
     assert [name for name in found if not (built / name / "index.html").is_file()] == []
-
-
-def test_both_faces_of_the_client_are_shown_whole(built: Path) -> None:
     page = (built / "api-clients" / "index.html").read_text(encoding="utf-8")
     for face in ("Client", "BlockingClient"):
         for method in ("append", "append_many", "read", "flush", "close"):

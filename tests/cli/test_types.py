@@ -187,6 +187,7 @@ def test_mypy(programs: Mapping[Path, str]) -> None:
     check(programs, lines)
 
 
+@pytest.mark.long  # in short: mypy, with the same programs
 def test_pyright(programs: Mapping[Path, str]) -> None:
     place = next(iter(programs)).parent
     files = {**programs, **dict.fromkeys(APPLICATIONS, "")}
