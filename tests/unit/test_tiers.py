@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from tests.conftest import HEAVY, TESTS
 from tests.tiers import in_turns, tiers
 
 
@@ -35,3 +37,11 @@ def test_cases_in_turns_are_all_tried_within_some_runs(seed: int, monkeypatch: p
         assert sorted([*now, *marked(found, "long")]) == list(range(7))
         taken += now
     assert sorted(taken) == list(range(7))
+
+
+def test_files_that_are_said_to_be_slow_are_there() -> None:
+    """In the table of CONTRIBUTING.md, and where the tests are given to workers."""
+    page = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+/[\w/]+\.py)` \| \d+ \|", page, re.M)
+    assert len(told) > 15
+    assert [name for name in (*told, *HEAVY) if not (TESTS / name).is_file()] == []
