@@ -42,7 +42,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "certificate": ("", "Issue certificates for trials and a first cluster."),
         "channel": ("", "List and set channels: names for sets of partitions."),
         "client": ("", "List and disconnect applications."),
-        "cluster": ("", "Describe, change, save and restore a cluster."),
+        "cluster": ("", "Change, save and restore a cluster."),
         "config": ("", "Validate configuration files."),
         "console": ("waltzctl.console.command:console", "Serve a read-only web page that shows the cluster."),
         "context": ("", "Name clusters, and select one."),
@@ -104,7 +104,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Delete the documents of a cluster from ZooKeeper."),
-        "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
         "finalize": ("waltzctl.placement.cluster:finalize", "End an upgrade; older versions are refused from then on."),
         "load-metadata": ("waltzctl.placement.metadata:load", "Load saved documents of a cluster into ZooKeeper."),
         "rebuild-metadata": (

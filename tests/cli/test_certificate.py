@@ -26,7 +26,7 @@ from waltzd.wire.servers import ServerClient
 Tool = Callable[..., Any]
 SECURED = [("storage", name) for name in COMMANDS["storage"]] + [
     ("create-cluster",),
-    ("cluster", "describe"),
+    ("status",),
     ("bench", "append"),
 ]
 NAMES = ("--tls-certificate", "--tls-key", "--tls-ca")

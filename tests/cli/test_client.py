@@ -97,7 +97,7 @@ def test_who_wants_more_than_its_quota_is_shown_to_be_slowed(live: LocalCluster,
             top = waltzctl("top", "--once", "--every", "0.2", *where)
             assert "slowed by their quotas: anonymous" in top.out
     finally:
-        name = as_json(waltzctl("cluster", "describe", *where, "-o", "json"))["name"]
+        name = as_json(waltzctl("status", *where, "-o", "json"))["cluster"]["name"]
         assert waltzctl("policy", "set", "--none", "--confirm", name, *where).code == 0
 
 

@@ -140,7 +140,7 @@ def test_a_cluster_answers(live: LocalCluster, tmp_path: Path, waltzctl: Tool) -
     assert waltzctl("context", "add", "there", "--coordinator", live.coordinator_hosts).code == 0
     assert waltzctl("context", "add", "empty", "--coordinator", live.coordinator_hosts, "--root", "/nothing").code == 0
     for words in ([], ["--context", "there"]):
-        found = as_json(waltzctl("cluster", "describe", *words, "-o", "json"))
+        found = as_json(waltzctl("status", *words, "-o", "json"))["cluster"]
         assert found["cluster_key"] == str(live.blueprint.key)
     refused(waltzctl("status", "--context", "empty"), 3, "W2026")
 
@@ -158,7 +158,7 @@ def test_a_certificate_of_another_cluster(live: LocalCluster, tmp_path: Path, wa
 
 def test_nobody_answers(waltzctl: Tool) -> None:
     assert waltzctl("context", "add", "gone", "--coordinator", NOBODY).code == 0
-    refused(waltzctl("cluster", "describe", "--context", "gone"), 6, "W4001", NOBODY)
+    refused(waltzctl("status", "--context", "gone"), 6, "W4001", NOBODY)
 
 
 def test_the_examples_of_the_help_run(waltzctl: Tool) -> None:

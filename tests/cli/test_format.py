@@ -71,13 +71,13 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     refused(told("txn", "append", 0, "--atomic", "a", "b"), 5, "W2029", "waltzctl cluster set --format 1")
     marks = ("txn", "history", "account:1", "--partition", 0)
     refused(told(*marks), 5, "W2029", "writes format 0, which keeps no locks", "waltzctl cluster set --format 1")
-    assert told.json("cluster", "describe")["format"] == 0
+    assert told.json("status")["cluster"]["format"] == 0
 
     dry = told("cluster", "set", "--format", 1, "--dry-run")
     assert (dry.code, dry.err) == (0, "")
     assert "partitions 0-2 change, each in a new session" in dry.out
     assert "a partition that has changed cannot go back" in dry.out
-    assert told.json("cluster", "describe")["format"] == 0, "nothing was changed"
+    assert told.json("status")["cluster"]["format"] == 0, "nothing was changed"
     done = told.json("cluster", "set", "--format", 1, "--yes", "--reason", "times", "--timeout", 60)
     assert (done["result"], done["format"], done["partitions"]) == ("done", 1, [0, 1, 2]), "with the group log"
     again = told.json("cluster", "set", "--format", 1)
@@ -85,7 +85,7 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
     refused(told("cluster", "set", "--format", 0), 5, "W2100", "cannot go back")
     assert told.json("history")["history"][-1]["reason"] == "times"
 
-    described = told.json("cluster", "describe")
+    described = told.json("status")["cluster"]
     assert (described["format"], [one["format"] for one in described["partitions"]]) == (1, [1, 1, 1])
     assert ", format 1, " in told("status").out
     rows = csv.DictReader(io.StringIO(told("partition", "list", "-o", "csv").out))

@@ -33,7 +33,6 @@ COMMANDS = (
     "channel list",
     "client list",
     "client list anonymous",
-    "cluster describe",
     "doctor",
     "events",
     "group describe mails",

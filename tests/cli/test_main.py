@@ -35,7 +35,7 @@ ELSEWHERE = {
     "cli/test_bench": [["bench", name] for name in ("append", "feed")],
     "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_client": [["client", name] for name in ("disconnect", "list")],
-    "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
+    "cli/test_cluster": [["create-cluster"]],
     "cli/test_channel": [["channel", name] for name in ("list", "set")],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", "validate"]],

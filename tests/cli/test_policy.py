@@ -30,7 +30,7 @@ def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
     """How the shared cluster is reached; afterwards it has no policy."""
     where = ["--directory", str(live.directory)]
     yield where
-    name = as_json(waltzctl("cluster", "describe", *where, "-o", "json"))["name"]
+    name = as_json(waltzctl("status", *where, "-o", "json"))["cluster"]["name"]
     assert waltzctl("policy", "set", "--none", "--confirm", name, *where).code == 0
 
 

@@ -235,7 +235,7 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(
                 attempts.append(waltzctl(*words, "--confirm", "local"))
             told = attempts[-1]
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest states", "no server takes part")
-            refused(waltzctl("cluster", "describe", *there.where), 4, "W2045", "waltzctl cluster restore began at")
+            refused(waltzctl("partition", "list", *there.where), 4, "W2045", "waltzctl cluster restore began at")
         assert "resumes an interrupted run" in waltzctl(*words, "--dry-run").out
         for name, value in (
             ("STORE", str(lost.store)), ("ONE", there.given[1]), ("TWO", there.given[3]), ("CLUSTER", "local"),

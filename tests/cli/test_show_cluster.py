@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -10,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
+from tests.json_schemas import SCHEMAS, faults
 from waltzctl.placement.replica_assignment import Creation
 from waltzctl.show import cluster
 from waltzctl.show.forms import put
-from waltzctl.show.terminal import ROWS_MAX
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
@@ -96,30 +97,20 @@ def check_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize(("name", "found"), [("cluster", HEALTHY), ("cluster-unwell", UNWELL)])
-@pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
-def test_a_description(
-    name: str, found: ClusterSnapshot, output: str, suffix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put(cluster.snapshot(found, where="127.0.0.1:2181/waltz"), output)
-    check_golden(f"{name}.{suffix}", capsys)
-
-
 @pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
 def test_a_creation(output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     put(cluster.creation(CREATION, hosts="127.0.0.1:2181", root="/waltz", is_dry=False), output)
     check_golden(f"create-cluster.{suffix}", capsys)
 
 
-def test_of_very_many_partitions_those_with_something_to_say_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ROWS_MAX + 5
-    well = tuple(view(number, "alpha", owned(number, *BOTH)) for number in range(many))
-    found = replace(HEALTHY, partitions=(*well[:17], view(17, None, None), *well[18:]))
-    put(cluster.snapshot(found, where="127.0.0.1:2181/waltz"), "table")
-    shown = capsys.readouterr().out
-    assert f"{many - 1} of {many} partitions open" in shown
-    assert "partition 17: no server owns it" in shown
-    assert f"{many - 1} more partitions, all open with all replicas" in shown
+@pytest.mark.parametrize("found", [HEALTHY, UNWELL])
+def test_the_cluster_of_a_status_fits_its_schema_and_a_spoiled_one_does_not(found: ClusterSnapshot) -> None:
+    schema = json.loads(SCHEMAS.read_text(encoding="utf-8"))["status"]["properties"]["cluster"]
+    answer = json.loads(json.dumps(cluster.picture_json(found)))
+    assert list(faults(schema, answer)) == []
+    assert list(faults(schema, {**answer, "later": {"added": 1}})) == [], "fields may be added"
+    answer["servers"][0]["is_up"] = "yes"
+    assert list(faults(schema, answer)) == ['.servers[].is_up is "yes", and not boolean or null']
 
 
 def test_what_is_healthy() -> None:

@@ -340,7 +340,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     code, said = tool(*looking)
     assert (code, "nothing to do" in said) == (0, True)
 
-    code, said = tool("cluster", "describe")
+    code, said = tool("status")
     assert code != 0
     assert "give the credentials of the cluster" in said
     code, said = tool("history", "--coordinator-credentials", file)

@@ -20,30 +20,15 @@ from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as history_listing
-from waltzctl.show.cluster import snapshot
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot import last_seen
-from waltzctl.snapshot.collector import snapshot_of, take_snapshot
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import read_documents, write
 from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import BadMetadata, Unsafe
 from waltzd.format.layout import VERSIONS
-
-
-def describe(*, target: CommandTarget, output: AnyForm = "table") -> int:
-    """Show a cluster: its servers and storages, and the owner and state of each partition. Exit code 0 if all is well;
-    10 if a process does not answer, a partition takes no transactions, or a partition has fewer replicas than planned.
-
-    \b
-    Examples:
-      waltzctl cluster describe --coordinator 127.0.0.1:2181
-      waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
-    """
-    found = snapshot_of(target)
-    put(snapshot(found, where=target.where), output)
-    return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 
 def set_(

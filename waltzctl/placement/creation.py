@@ -444,7 +444,7 @@ async def _read_documents(coordinator: Coordinator, spec: ClusterSpec, key: UUID
             raise AlreadyThere(
                 f"cluster {meta.name} exists with another {what}: {there}, not {asked}",
                 not_done="the cluster was not changed",
-                next_step="look with `waltzctl cluster describe`; give the values that it has, or another root and key",
+                next_step="look with `waltzctl status`; give the values that it has, or another root and key",
             )
     sets, _ = await cluster.replicas()
     return meta, storages, {partition: tuple(sorted(names)) for partition, names in sets.partitions.items()}

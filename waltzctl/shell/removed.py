@@ -43,6 +43,7 @@ REMOVED: dict[str, str] = {
     "channel create": "use `waltzctl channel set NAME PARTITIONS`",
     "channel remove": "use `waltzctl channel set NAME --none`",
     "client describe": "use `waltzctl client list NAME`",
+    "cluster describe": "use `waltzctl status`, and `waltzctl partition list` for each partition",
     "cluster restore --to-marks": "use `--through-marks FILE`",
     "cluster restore --to-time": "use `--through TIME`",
     "cluster secure": "use `waltzctl cluster set --secure`",

@@ -234,36 +234,6 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def snapshot(found: ClusterSnapshot, *, where: str) -> Listing[PartitionView]:
-    listing = partitions(found)
-    content = {"coordinator": where, **picture_json(found)}
-    return replace(listing, page=list(_picture(found, where)), content=content)
-
-
-def _picture(found: ClusterSnapshot, where: str) -> Iterator[Part]:
-    yield verdict(sentence(found), is_good=found.is_healthy)
-    yield f"cluster {found.meta.name}, {_format(found)}, level {found.meta.level}, key {found.meta.key}, {where}"
-    yield Table(pick(server_columns(found), "server", "address", "admin", "partitions", "state"), all_servers(found))
-    yield Table(pick(STORAGES, "storage", "listen", "admin", "replicas", "group", "state"), found.storages)
-    wanting = {view.partition for view in (*found.closed, *found.short)}
-    many = len(found.partitions) > ROWS_MAX
-    shown = [view for view in found.partitions if not many or view.partition in wanting]
-    names = ("partition", "owner", "generation", "session", "state", "committed", "format", "level")
-    yield Table(pick(PARTITIONS, *names), shown)
-    if len(shown) < len(found.partitions):
-        yield f"{count(len(found.partitions) - len(shown), 'more partition')}, all open with all replicas"
-    for name, error in found.silent.items():
-        yield Line(f"{name}: {error.code} {error.message}", "red")
-    for view in found.closed[:ROWS_MAX]:
-        yield Line(f"partition {view.partition}: {view.waiting}", "red")
-    for view in found.short[:ROWS_MAX]:
-        for replica in view.reported.replicas if view.reported is not None else ():
-            if not replica.counts:
-                story = f"{': ' if replica.story else ''}{replica.story}"
-                state = replica.state.lower().replace("_", " ")
-                yield Line(f"partition {view.partition}: {replica.storage} is {state}{story}", "yellow")
-
-
 def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
     return {
         "is_healthy": found.is_healthy,
@@ -398,7 +368,7 @@ def _status(found: HealthReport) -> Iterator[Part]:
         yield Line(line, "" if seen.groups is not None and group.is_well(seen.groups) else "yellow")
     contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
     leader = f", leader {seen.leader}" if seen.leader is not None else ""
-    yield f"cluster {seen.meta.name}, {_format(seen)}{leader}{contact}, {found.at}"
+    yield f"cluster {seen.meta.name}, {_format(seen)}, level {seen.meta.level}{leader}{contact}, {found.at}"
 
 
 def _alike(partitions: Sequence[PartitionView]) -> list[list[PartitionView]]:

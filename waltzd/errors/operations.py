@@ -117,7 +117,7 @@ class GroupLogClosed(WaltzError, code="W2302", exit_code=EXIT_NOT_AUTHORISED, st
     """The partition after the last one is the group log. It holds the state of every consumer group, and only servers
     may use it; applications use groups through the calls for them. A server in turn is a client of the group log only,
     so its certificate opens no other partition. Not done: nothing was read or written. Next: name a partition of the
-    cluster; `waltzctl cluster describe` says how many there are."""
+    cluster; `waltzctl status` says how many there are."""
 
 
 class GroupLogRefused(WaltzError, code="W2303", exit_code=EXIT_UNSAFE, retry=Retry.LATER):

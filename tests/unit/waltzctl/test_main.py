@@ -16,7 +16,7 @@ from waltzctl.shell import change
 from waltzctl.shell.merged_log import Line
 from waltzctl.show import activity
 from waltzctl.show.change import history
-from waltzctl.show.cluster import snapshot
+from waltzctl.show.cluster import partitions, storages
 from waltzctl.show.forms import Column, Columns, Listing, put
 from waltzctl.show.terminal import console, is_line, printable
 from waltzd.cluster.documents import HistoryEntry
@@ -66,8 +66,9 @@ def test_a_picture_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     said = partition(0).reported
     assert said is not None
     waiting = partition(0, reported=replace(said, waiting=NASTY))
-    put(snapshot(replace(found, partitions=(waiting, *found.partitions[1:])), where="here"), "table")
-    put(snapshot(found, where="here"), "json")
+    put(partitions(replace(found, partitions=(waiting, *found.partitions[1:]))), "wide")
+    put(partitions(found), "json")
+    put(storages(found), "table")
     check(capsys.readouterr().out)
 
 

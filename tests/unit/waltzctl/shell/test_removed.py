@@ -13,7 +13,7 @@ from waltzd.errors.exit_codes import EXIT_OK, EXIT_USAGE
 
 GONE = {
     "gone": "use `waltzctl status`",
-    "cluster gone": "use `waltzctl cluster describe`",
+    "cluster gone": "use `waltzctl status`",
     "errors lookup --gone": "leave it out",
     "errors lookup --output xml": "use --output json",
 }
