@@ -18,7 +18,7 @@ from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.placement import mover
+from waltzctl.placement.daemons import Daemons
 from waltzd.client.loop import run
 
 Tool = Callable[..., Any]
@@ -150,11 +150,11 @@ def test_what_takes_too_long_is_gone_on_with(tool: Tool, monkeypatch: pytest.Mon
     """However fast the daemons are: the command does not look at them a second time."""
     assert tool("partition", "assign", "0", "--off", "storage-1", "--confirm", "0").code == 0
 
-    async def wait(_: mover.RealDaemons) -> None:
+    async def wait(_: Daemons) -> None:
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(mover.RealDaemons, "pause", wait)
+        patched.setattr(Daemons, "pause", wait)
         told = tool("partition", "assign", "0", "--to", "storage-1", "--yes", "--timeout", "0.3")
     assert (told.code, told.out) == (7, "")
     assert "W2105 not done within 0.3 seconds: " in told.err

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
 
 from tests.simulation.cell import KEY, Appender, Cell, cell
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
@@ -22,12 +26,13 @@ from waltzd.cluster.documents import ClusterMeta, Membership, Ownership, ServerM
 from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, Unsafe
-from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.session.owned import OwnedLog
 
 
-class Hands:
+class Hands(Daemons):
     def __init__(self, c: Cell, store: Store | None = None) -> None:
+        super().__init__(None)
         self.cell = c
         self.store = store
         """What replicas are made out of, whatever place an order names."""
@@ -35,7 +40,7 @@ class Hands:
         """Storages that the tool cannot reach; owners can."""
         self.fenced = 0
 
-    async def take_snapshot(
+    async def ask(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
         return ClusterSnapshot(
@@ -49,25 +54,19 @@ class Hands:
             return StorageView(meta=storage.meta, reported=None, error=CannotConnect(f"{name} is down"))
         return StorageView(meta=storage.meta, reported=await storage.calls.describe(), error=None)
 
-    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+    async def fence(self, key: UUID, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         self.fenced += 1
         await asyncio.sleep(0)
+        return await super().fence(key, storage, partition, session)
+
+    @asynccontextmanager
+    async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
         calls = self.cell.storages[storage.name].calls
         if calls is None:
             raise CannotConnect(f"{storage.name} is down")
-        return await calls.fence(partition, session)
-
-    async def restore(
-        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
-    ) -> AsyncIterator[tuple[int, Restoring]]:
-        calls, store = self.cell.storages[storage.name].calls, self.store
-        assert calls is not None
-        assert store is not None
-        calls.restorer._open_store = lambda place: store
-        for order in orders:
-            async with aclosing(calls.restorer.restore(order)) as states:
-                async for state in states:
-                    yield order.partition, state
+        if (store := self.store) is not None:
+            calls.restorer._open_store = lambda place: store
+        yield SimpleNamespace(fence=calls.fence, restore=calls.restorer.restore)
 
 
 async def saved_of(c: Cell) -> SavedDocuments:

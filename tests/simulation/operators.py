@@ -7,26 +7,27 @@ the same time; whatever one of them is told by an error, it tries again a moment
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.placement.changeover import plan_of, waiting
-from waltzctl.placement.mover import MoveOptions, carry_out, completion, placement_state, take_out
+from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.mover import MoveOptions, carry_out, placement_state, take_out
 from waltzctl.placement.replica_moves import MovePlan
 from waltzctl.placement.rescue import carry_out as finish_rescue
 from waltzctl.placement.rescue import read_scene, with_archive
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.errors.operations import ChangedMeanwhile
-from waltzd.format.layout import BATCHES, NO_MARK
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.format.layout import BATCHES
 from waltzd.protocol.document import decode
-from waltzd.protocol.timelines import Lineage
 
 POLL_SECONDS = 0.2
 TRIES_SECONDS = 3.0
@@ -99,10 +100,11 @@ class OperatorMachine(Machine):
             self.wanted = None
 
 
-class _Tool:
+class _Tool(Daemons):
     """The daemons as the tool sees them, and the commands of it that are simulated."""
 
     def __init__(self, world: World, life: Life, cluster: Cluster) -> None:
+        super().__init__(None)
         self._world = world
         self._life = life
         self._cluster = cluster
@@ -119,7 +121,7 @@ class _Tool:
 
     async def upgrade(self) -> bool:
         """One turn of `cluster set --format 1`. True when every partition writes it."""
-        found = await self.take_snapshot()
+        found = await self.take_snapshot(self._cluster)
         if found.meta.format != BATCHES:
             plan_of(found, BATCHES)  # refuses while a storage is silent, or too old
             await self._cluster.set_format(BATCHES, before=found.meta)
@@ -128,13 +130,13 @@ class _Tool:
 
     async def rescue(self, kept: str, wanted: dict[int, int]) -> None:
         """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""
-        found = await self.take_snapshot()
+        found = await self.take_snapshot(self._cluster)
         for number, timelines in list(wanted.items()):
             scene, _ = await read_scene(self._cluster, found, number)
             if scene.lineage.number > timelines or found.partitions[number].is_open:
                 wanted.pop(number, None)
             elif kept in scene.statuses and not scene.by_itself and not scene.refusal:
-                scene = await with_archive(self, scene, {view.meta.name: view.meta for view in found.storages})
+                scene = await with_archive(self, scene, found)
                 done = await finish_rescue(
                     self._cluster, self, scene, self._life.name,
                     new_identity=lambda: UUID(int=self._world.pick.getrandbits(128), version=4),
@@ -148,14 +150,14 @@ class _Tool:
             await self.carry_out(dict(moves.partitions), False)
 
     async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
-        now = await placement_state(self._cluster, None, daemons=self)
+        now = await placement_state(self._cluster, self)
         move_plan = MovePlan(now=now, verb="partition assign", subject="", goals=goals)
         options = MoveOptions(timeout=TRIES_SECONDS)
         cleared = await carry_out(self._cluster, self, move_plan, options, lambda *reported: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
 
     async def _take_out(self) -> None:
-        now = await placement_state(self._cluster, None, daemons=self)
+        now = await placement_state(self._cluster, self)
         used = {name for names in now.goals.values() for name in names}
         used |= {name for roles in now.sets.partitions.values() for name in roles}
         for name in sorted(now.storages):
@@ -168,11 +170,7 @@ class _Tool:
 
     # -- what the tool asks of daemons
 
-    async def pause(self) -> None:
-        await asyncio.sleep(POLL_SECONDS)
-
-    async def take_snapshot(self) -> ClusterSnapshot:
-        cluster = self._cluster
+    async def take_snapshot(self, cluster: Cluster) -> ClusterSnapshot:
         assignment, _ = await cluster.assignment()
         sets, _ = await cluster.replicas()
         moves, _ = await cluster.moves()
@@ -219,28 +217,10 @@ class _Tool:
         except WaltzError as error:
             return StorageView(meta=meta, reported=None, error=error)
 
+    @asynccontextmanager
+    async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
+        yield self._admin(storage)
+
     def _admin(self, meta: StorageMeta) -> SimAdminPort:
         machine = self._world.storages[meta.name]
         return SimAdminPort(self._world.network, self._life, meta.name, machine.serving, seconds=1.0)
-
-    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
-        return await self._admin(storage).fence(partition, session)
-
-    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
-        async for state in self._admin(storage).restore(completion(partition, lineage, looks=True)):
-            if state.proven_to is not None:
-                return state.proven_to
-        return NO_MARK
-
-    async def take_archived(
-        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
-    ) -> ReplicaStatus:
-        async for state in self._admin(storage).restore(completion(partition, lineage, session=session, mark=mark)):
-            if state.status is not None:
-                return state.status
-        raise CannotConnect(f"{storage.name} ended before it had what the archive has")
-
-    async def remove_partitions(
-        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
-    ) -> dict[int, WaltzError | None]:
-        return await self._admin(storage).remove_partitions(numbers, delete_files=delete_files)

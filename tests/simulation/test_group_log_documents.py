@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
 
 from tests.simulation.lost_metadata import wipe
 from tests.unit.waltzd.testing.test_group_log import as_server
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
-from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.testing import LocalCluster
 
 COUNT = 7
 
 
-class Hands:
+class Hands(Daemons):
     """What the tools ask of daemons, without a network."""
 
     def __init__(self, local: LocalCluster) -> None:
+        super().__init__(None)
         self._local = local
 
-    async def take_snapshot(
+    async def ask(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
         views = [
@@ -33,8 +37,9 @@ class Hands:
         ]
         return ClusterSnapshot(meta=meta, leader=None, servers=(), storages=tuple(views), partitions=())
 
-    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
-        return await self._local._storages[storage.name].calls.fence(partition, session)
+    @asynccontextmanager
+    async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
+        yield self._local._storages[storage.name].calls
 
 
 async def saved_of(local: LocalCluster) -> SavedDocuments:

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.simulation.cell import KEY, Cell, cell, story
-from waltzctl.placement.mover import completion
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.rescue import carry_out, read_scene, with_archive
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
-from waltzd.cluster.cluster import partition_path
+from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import ChangedMeanwhile, StaleSession
-from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.descriptions import ReplicaStatus
 
 ABSURD = (1 << 63) - 1
 
 
-class Hands:
+class Hands(Daemons):
     """What `waltzctl` asks storages for, without a network."""
 
     def __init__(self, c: Cell) -> None:
+        super().__init__(None)
         self.cell = c
         self.between: Any = None
         """Called once, when the first replica is fenced."""
 
-    async def take_snapshot(self) -> ClusterSnapshot:
+    async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
         sets, _ = await self.cell.cluster.replicas()
         return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
@@ -46,40 +49,22 @@ class Hands:
             return StorageView(meta=storage.meta, reported=None, error=CannotConnect(f"{name} is down"))
         return StorageView(meta=storage.meta, reported=await storage.calls.describe(), error=None)
 
-    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+    async def fence(self, key: UUID, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         between, self.between = self.between, None
         if between is not None:
             await between()
+        return await super().fence(key, storage, partition, session)
+
+    @asynccontextmanager
+    async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
         calls = self.cell.storages[storage.name].calls
         assert calls is not None
-        return await calls.fence(partition, session)
-
-    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
-        found = [state.proven_to async for state in self._restored(storage, completion(partition, lineage, looks=True))]
-        assert found[-1] is not None
-        return found[-1]
-
-    async def take_archived(
-        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
-    ) -> ReplicaStatus:
-        order = completion(partition, lineage, session=session, mark=mark)
-        found = [state.status async for state in self._restored(storage, order)]
-        assert found[-1] is not None
-        return found[-1]
-
-    def _restored(self, storage: StorageMeta, order: RestoreOrder) -> AsyncIterator[Restoring]:
-        calls = self.cell.storages[storage.name].calls
-        assert calls is not None
-        return calls.restorer.restore(order)
+        yield SimpleNamespace(fence=calls.fence, restore=calls.restorer.restore)
 
     async def scene(self, *, without_archive: bool = True) -> Scene:
-        snapshot = await self.take_snapshot()
+        snapshot = await self.take_snapshot(self.cell.cluster)
         found, _ = await read_scene(self.cell.cluster, snapshot, 0)
-        return (
-            found
-            if without_archive
-            else await with_archive(self, found, {one.meta.name: one.meta for one in snapshot.storages})
-        )
+        return found if without_archive else await with_archive(self, found, snapshot)
 
     async def rescue(self, *, without_archive: bool = True) -> Scene:
         scene = await self.scene(without_archive=without_archive)

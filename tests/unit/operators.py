@@ -50,7 +50,7 @@ def relocate(aim: Callable[[PlacementState], MovePlan], gone: Gone | None = None
     """What `Request.perform` does with it. `gone`: a storage that is taken out, and whether it was before."""
 
     async def act(tool: Tool) -> Plan:
-        now = await placement_state(tool.cluster, None, daemons=tool)
+        now = await placement_state(tool.cluster, tool)
         is_gone = gone is not None and gone.name not in now.storages
         if gone is not None and is_gone and await was_taken_out(tool.cluster, gone.name, replaced_as=gone.replaced_as):
             return Plan(verb="storage remove", subject=gone.name, steps=())
@@ -115,7 +115,7 @@ def moved(verb: str, now: PlacementState, goals: Goals) -> MovePlan:
 
 def take_offline(number: int, name: str) -> Act:
     async def act(tool: Tool) -> Plan:
-        now = await placement_state(tool.cluster, None, daemons=tool)
+        now = await placement_state(tool.cluster, tool)
         now.storage(name)
         level = set(now.found.level(number))
         plan = switching(now, name, [number], is_online=False)

@@ -9,12 +9,25 @@ every step it must still be possible to get back all that was committed, once ev
 from __future__ import annotations
 
 import types
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
+from waltzctl.placement.daemons import Daemons
 from waltzctl.shell.change import ConfirmOptions, recorded
 from waltzctl.shell.safety import Plan, margin
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
@@ -105,10 +118,11 @@ class Disk:
     session: int = 0
 
 
-class Tool:
+class Tool(Daemons):
     """One run of `waltzctl`."""
 
     def __init__(self, world: World, name: str, act: Callable[[Tool], Coroutine[Any, Any, Plan | None]]) -> None:
+        super().__init__(None)
         self.world, self.name = world, name
         self.act = act
         self.cluster = QuickCluster(world.tree.connect())
@@ -160,9 +174,9 @@ class Tool:
     def recorded(self, plan: Plan) -> Any:
         return recorded(self.cluster, plan, ASKED)
 
-    # -- `waltzctl.placement.mover.Daemons`
+    # -- `waltzctl.placement.daemons.Daemons`
 
-    async def take_snapshot(self) -> ClusterSnapshot:
+    async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
         world = self.world
         storages = world.storages
         sets, moves = world.sets, world.moves
@@ -179,7 +193,11 @@ class Tool:
             meta=world.meta, leader=SERVER, servers=(), storages=views, partitions=partitions, moves=moves.partitions
         )
 
-    async def remove_partitions(
+    @asynccontextmanager
+    async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
+        yield types.SimpleNamespace(remove_partitions=partial(self._remove_partitions, storage))
+
+    async def _remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]:
         world = self.world

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from waltzctl.placement.creation import check_formats
-from waltzctl.placement.mover import POLL_SECONDS
+from waltzctl.placement.daemons import POLL_SECONDS
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.numbers import first_few, format_partitions
 from waltzctl.shell.progress import Amount, Report

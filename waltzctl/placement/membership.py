@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
@@ -56,7 +57,7 @@ def add(
     storage, tls = storage_of(given), command.target.tls
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, tls)
+        now = await placement_state(cluster, Daemons(tls))
         reported = await _newcomer(now, storage, tls)
         return change_of(addition(now, storage, reported, spreads=auto_assign), options, tls)
 
@@ -170,7 +171,7 @@ def remove(
         return _replace(name, new, options, command, deletes_files=delete_files)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, command.target.tls)
+        now = await placement_state(cluster, Daemons(command.target.tls))
         if name not in now.storages and await was_taken_out(cluster, name):
             return nothing_to_do("storage remove", name)
         found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
@@ -215,7 +216,7 @@ def _replace(old: str, new: str, options: MoveOptions, command: ChangeCommand, *
     subject = f"{old} {new.partition('=')[0]}"
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, tls)
+        now = await placement_state(cluster, Daemons(tls))
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
             return nothing_to_do(REPLACED, subject)
         group = now.storage(old).group
@@ -277,7 +278,7 @@ def set_(
     _check_words(given)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, command.target.tls)
+        now = await placement_state(cluster, Daemons(command.target.tls))
         before = now.storage(name)
         after = replace(before, **{field: value for field, value in given.items() if value is not None})
         if (after.listen, after.admin_listen) != (before.listen, before.admin_listen):

@@ -22,10 +22,9 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.placement import creation
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, from_saved, from_storages
 from waltzctl.placement.restored_documents import (
-    Daemons,
-    RealDaemons,
     Restoration,
     Target,
     clock_generation,
@@ -173,7 +172,7 @@ def load(
             next_step="use a certificate of that cluster, or the file of yours",
         )
     added = {one.name: one for one in map(creation.storage_of, more)}
-    daemons = RealDaemons(tls)
+    daemons = Daemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
         return await loading(
@@ -236,7 +235,7 @@ async def _from_file(
 ) -> tuple[Target, Restoration, ClusterSnapshot]:
     target = await read_target(cluster, saved.meta)
     storages = {**target.storages, **known}
-    found = await daemons.take_snapshot(saved.meta, list(storages.values()), list(saved.servers.values()))
+    found = await daemons.ask(saved.meta, list(storages.values()), list(saved.servers.values()))
     reports = statements(found.storages, saved.meta.partitions, logs=saved.logs)
     generations = _generations(saved, reports, found)
     _check_newer(saved, target)
@@ -394,7 +393,7 @@ def rebuild(
     storages = {one.name: one for one in map(creation.storage_of, given)}
     if len(storages) < len(given):
         raise BadArgument("two storages have the same name")
-    daemons = RealDaemons(tls)
+    daemons = Daemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
         descriptions = await _descriptions(list(storages.values()), command)
@@ -477,7 +476,7 @@ async def _from_storages(
             not_done="nothing was changed",
             next_step="`waltzctl partition rescue` is for single partitions that do not open",
         )
-    found = await daemons.take_snapshot(meta, list(storages.values()), ())
+    found = await daemons.ask(meta, list(storages.values()), ())
     reports = statements(found.storages, meta.partitions)
     generation = clock_generation(time.time())
     verdicts = list[Verdict]()

@@ -12,30 +12,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
-from uuid import UUID
+from typing import Annotated
 
 from waltzctl.placement import replica_moves
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, change_option, current_user
 from waltzctl.shell.numbers import NAMED_MAX, first_few
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
-from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
-from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets
 from waltzd.daemon.settings import parse_size
-from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors import BadArgument
 from waltzd.errors.operations import ChangedMeanwhile, Unfinished
-from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder
-from waltzd.protocol.quorum import EMPTY
-from waltzd.protocol.timelines import Lineage
-from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
-POLL_SECONDS = 0.2
 CHANGED = "its documents were changed meanwhile"
 
 
@@ -86,81 +80,11 @@ def _rate_of(text: str) -> int:
     return found
 
 
-class Daemons(Protocol):
-    """Daemons of one cluster, as far as a move of replicas needs them. Tests pass their own."""
-
-    async def take_snapshot(self) -> ClusterSnapshot: ...
-    async def remove_partitions(
-        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
-    ) -> dict[int, WaltzError | None]: ...
-    async def pause(self) -> None:
-        """Wait before the next step, so that the daemons can make progress."""
-        ...
-
-
-def completion(
-    partition: int, lineage: Lineage, *, session: int = 0, mark: int = EMPTY, looks: bool = False
-) -> RestoreOrder:
-    """Build the order for an existing replica to take what the archive proves."""
-    nothing = UUID(int=0)
-    return RestoreOrder(
-        store="", archive=nothing, cluster=nothing, partition=partition, number=0, sha256="", mark=mark, session=session,
-        timelines=lineage.later, completes=True, looks=looks,
-    )  # fmt: skip
-
-
-class RealDaemons:
-    def __init__(self, cluster: Cluster, tls: Tls | None) -> None:
-        self._cluster = cluster
-        self._tls = tls
-
-    async def _admin(self, storage: StorageMeta) -> AdminClient:
-        key = (await self._cluster.meta()).key
-        return AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name)
-
-    async def take_snapshot(self) -> ClusterSnapshot:
-        return await take_snapshot(self._cluster.coordinator, tls=self._tls)
-
-    async def remove_partitions(
-        self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
-    ) -> dict[int, WaltzError | None]:
-        async with await self._admin(storage) as admin:
-            return await admin.remove_partitions(numbers, delete_files=delete_files)
-
-    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
-        async with await self._admin(storage) as admin:
-            return await admin.fence(partition, session)
-
-    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
-        async with await self._admin(storage) as admin:
-            async for state in admin.restore(completion(partition, lineage, looks=True)):
-                if state.proven_to is not None:
-                    return state.proven_to
-        return EMPTY
-
-    async def take_archived(
-        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
-    ) -> ReplicaStatus:
-        async with await self._admin(storage) as admin:
-            async for state in admin.restore(completion(partition, lineage, session=session, mark=mark)):
-                if state.status is not None:
-                    return state.status
-        raise CannotConnect(f"{storage.name} ended before partition {partition} had what the archive has")
-
-    async def pause(self) -> None:
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def placement_state(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | None = None) -> PlacementState:
-    """Read the placement state. `daemons`: daemons of the cluster, unless a test passes others."""
+async def placement_state(cluster: Cluster, daemons: Daemons) -> PlacementState:
     _, moves_version = await cluster.moves()
     sets, versions = await cluster.replicas()
-    found = await (daemons or RealDaemons(cluster, tls)).take_snapshot()
+    found = await daemons.take_snapshot(cluster)
     return PlacementState(found=found, sets=sets, versions=versions, moves_version=moves_version)
-
-
-def admin_of(now: PlacementState, name: str, tls: Tls | None) -> AdminClient:
-    return AdminClient(now.storage(name).admin_listen, now.found.meta.key, tls=tls, name=name)
 
 
 # -- from end to end ---------------------------------------------------------------------------------------------------
@@ -168,7 +92,7 @@ def admin_of(now: PlacementState, name: str, tls: Tls | None) -> AdminClient:
 
 def change_of(move_plan: MovePlan, options: MoveOptions, tls: Tls | None) -> Change:
     async def do(cluster: Cluster, report: Report) -> Mapping[str, dict[str, list[int]]]:
-        return {"cleared": await carry_out(cluster, RealDaemons(cluster, tls), move_plan, options, report)}
+        return {"cleared": await carry_out(cluster, Daemons(tls), move_plan, options, report)}
 
     return Change(plan=move_plan.plan(options.bytes_per_second), do=do, interrupted=move_plan.interrupted)
 
@@ -317,7 +241,7 @@ class Mover:
             del left[number]
         if not moving:
             return {}
-        found = await self._daemons.take_snapshot()
+        found = await self._daemons.take_snapshot(self._cluster)
         _check_storages(moving, found)
         views = dict(await self._cluster.each(moving, lambda number: self._view(found, sets, number, moving[number])))
         steps = {number: replica_moves.next_step(view) for number, view in views.items()}
@@ -375,14 +299,15 @@ class Mover:
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
         """Remove the files of these partitions from storages that are no longer assigned any of them; return storage →
         numbers. Files are set aside unless they are to be deleted. A storage that does not answer keeps them."""
-        found = await self._daemons.take_snapshot()
+        found = await self._daemons.take_snapshot(self._cluster)
         cleared: dict[str, list[int]] = {}
         for storage in found.storages:
             name = storage.meta.name
             there = {held.partition for held in storage.reported.assigned} if storage.reported is not None else set()
             orphans = await self._orphans(storage, sorted(there & goals.keys()))
             if orphans:
-                refusals = await self._daemons.remove_partitions(storage.meta, orphans, delete_files=delete_files)
+                async with self._daemons.admin(found.meta.key, storage.meta) as admin:
+                    refusals = await admin.remove_partitions(orphans, delete_files=delete_files)
                 done = [number for number, refusal in refusals.items() if refusal is None]
                 cleared |= {name: done} if done else {}
         return cleared

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
 from waltzctl.shell.change import Change, ChangeCommand
@@ -48,7 +49,7 @@ def describe(
     """
 
     async def ask(cluster: Cluster) -> tuple[PlacementState, Any]:
-        now = await placement_state(cluster, target.tls)
+        now = await placement_state(cluster, Daemons(target.tls))
         now.check_partitions([number])
         meta, _ = await cluster.partition(number)
         return now, meta
@@ -154,7 +155,7 @@ def _relocate(
     typed = chosen(command.target, numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, command.target.tls)
+        now = await placement_state(cluster, Daemons(command.target.tls))
         wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import POLL_SECONDS, MoveOptions, Moving, Throttle, admin_of, placement_state
+from waltzctl.placement.daemons import POLL_SECONDS, Daemons
+from waltzctl.placement.mover import MoveOptions, Moving, Throttle, placement_state
 from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
@@ -143,7 +144,7 @@ def _recover(command: ChangeCommand, name: str, numbers: str | None, options: Mo
     confirmation, target = command.confirmation, command.target
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, target.tls)
+        now = await placement_state(cluster, Daemons(target.tls))
         now.storage(name)
         there = _replicas_of(now, name, wanted)
         replica_states = _replica_states(name, now.found, there)
@@ -205,7 +206,7 @@ async def _still_lost(
 
 
 async def _set_aside(now: PlacementState, target: ClusterTarget, name: str, lost: list[int]) -> None:
-    async with admin_of(now, name, target.tls) as admin:
+    async with Daemons(target.tls).admin(now.found.meta.key, now.storage(name)) as admin:
         results = await admin.remove_partitions(lost)
     for error in results.values():
         if error is not None and not isinstance(error, NoSuchPartition):  # no such replica: it was set aside already

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, placement_state
+from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.mover import placement_state
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.numbers import chosen, format_partitions
@@ -26,34 +27,19 @@ from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
-from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import WaltzError
+from waltzd.cluster.documents import PartitionMeta
+from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder
 from waltzd.protocol.document import decode
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
+from waltzd.wire.storages import AdminClient
 
 VERB = "partition rescue"
 ATTEMPTS_MAX = 20
 """Attempts to fence. An owner that keeps taking sessions does so at growing intervals, so a few attempts are enough."""
 OPEN_SECONDS = 60.0
-
-
-class Storages(Protocol):
-    """Storages of one cluster, as far as a rescue needs them. Tests pass their own."""
-
-    async def take_snapshot(self) -> ClusterSnapshot: ...
-    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
-    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
-        """Return the id up to which the archive of this storage proves the log of this timeline; -1 if it proves
-        nothing."""
-        ...
-
-    async def take_archived(
-        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
-    ) -> ReplicaStatus:
-        """Let its fenced replica take from the archive what it lacks up to this id."""
-        ...
 
 
 def rescue(
@@ -88,7 +74,8 @@ def rescue(
     wanted = chosen(command.target, numbers)
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, command.target.tls)
+        daemons = Daemons(command.target.tls)
+        now = await placement_state(cluster, daemons)
         now.check_partitions(wanted)
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
@@ -99,18 +86,12 @@ def rescue(
             )
         scenes = {number: (await read_scene(cluster, now.found, number))[0] for number in closed}
         if not without_archive:
-            daemons, there = (
-                RealDaemons(cluster, command.target.tls),
-                {one.meta.name: one.meta for one in now.found.storages},
-            )
-            scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
+            scenes = {number: await with_archive(daemons, scene, now.found) for number, scene in scenes.items()}
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            storages = RealDaemons(cluster, command.target.tls)
-            done = [
-                await carry_out(cluster, storages, scene, current_user(command.target.tls)) for scene in scenes.values()
-            ]
-            await _until_open(storages, closed, seconds, report)
+            who = current_user(command.target.tls)
+            done = [await carry_out(cluster, daemons, scene, who) for scene in scenes.values()]
+            await _until_open(cluster, daemons, closed, seconds, report)
             return {
                 "partitions": [
                     {"partition": one.partition, "mark": one.mark, "session": one.session, "given_up": one.given_up}
@@ -169,7 +150,7 @@ async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> t
 
 async def carry_out(
     cluster: Cluster,
-    storages: Storages,
+    daemons: Daemons,
     agreed: Scene,
     who: str | None = None,
     *,
@@ -178,17 +159,18 @@ async def carry_out(
     """Fence the storages and save the decision, which keeps at least as much as the confirmed plan."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
-        found = await storages.take_snapshot()
+        found = await daemons.take_snapshot(cluster)
         roles, roles_version = await cluster.replica_set(number)
         scene, version = await read_scene(cluster, found, number)
         _check(agreed, scene)
-        there = {view.meta.name: view.meta for view in found.storages}
-        names = sorted(scene.statuses)
-        answers = await asyncio.gather(*(storages.fence(there[name], number, scene.session) for name in names))
+        key, names = found.meta.key, sorted(scene.statuses)
+        answers = await asyncio.gather(
+            *(daemons.fence(key, found.storage(name).meta, number, scene.session) for name in names)
+        )
         scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
         _check(agreed, scene)
         if agreed.taker is not None:
-            scene = await _completed(storages, await with_archive(storages, scene, there), agreed, there)
+            scene = await _completed(daemons, await with_archive(daemons, scene, found), agreed, found)
         replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
             document = scene.forked(
@@ -201,18 +183,38 @@ async def carry_out(
     raise ChangedMeanwhile(f"the document of partition {number} was changed by its owner {ATTEMPTS_MAX} times in a row")
 
 
-async def with_archive(storages: Storages, scene: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+async def with_archive(daemons: Daemons, scene: Scene, found: ClusterSnapshot) -> Scene:
     """Return the scene completed by what the archive proves, as reported by each storage that answers and has an
     archive."""
-    found = dict[str, int]()
+    proven = dict[str, int]()
     for name, status in sorted(scene.statuses.items()):
         if status.archives and status.timeline == scene.lineage.current:
             with suppress(WaltzError):  # its store is away, or is none of this cluster: another storage may reach it
-                found[name] = await storages.archived_to(there[name], scene.partition, Lineage(status.timelines))
-    return replace(scene, archived=found)
+                async with daemons.admin(found.meta.key, found.storage(name).meta) as admin:
+                    proven[name] = await _archived_to(admin, scene.partition, Lineage(status.timelines))
+    return replace(scene, archived=proven)
 
 
-async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+async def _archived_to(admin: AdminClient, partition: int, lineage: Lineage) -> int:
+    """Return the id up to which the archive of a storage proves the log of this timeline; -1 if it proves nothing."""
+    async for state in admin.restore(_completion(partition, lineage, looks=True)):
+        if state.proven_to is not None:
+            return state.proven_to
+    return EMPTY
+
+
+def _completion(
+    partition: int, lineage: Lineage, *, session: int = 0, mark: int = EMPTY, looks: bool = False
+) -> RestoreOrder:
+    """Build the order for an existing replica to take what the archive proves."""
+    nothing = UUID(int=0)
+    return RestoreOrder(
+        store="", archive=nothing, cluster=nothing, partition=partition, number=0, sha256="", mark=mark, session=session,
+        timelines=lineage.later, completes=True, looks=looks,
+    )  # fmt: skip
+
+
+async def _completed(daemons: Daemons, scene: Scene, agreed: Scene, found: ClusterSnapshot) -> Scene:
     """Return the scene after one replica has taken what the archive proves."""
     name = scene.taker
     if scene.end < agreed.end:
@@ -223,9 +225,12 @@ async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Map
         )
     if name is None:
         return scene
-    lineage = Lineage(scene.statuses[name].timelines)
-    status = await storages.take_archived(there[name], scene.partition, scene.session, scene.end, lineage)
-    scene = replace(scene, statuses={**scene.statuses, name: status}, archived={})
+    order = _completion(scene.partition, Lineage(scene.statuses[name].timelines), session=scene.session, mark=scene.end)
+    async with daemons.admin(found.meta.key, found.storage(name).meta) as admin:
+        taken = [state.status async for state in admin.restore(order) if state.status is not None]
+    if not taken:
+        raise CannotConnect(f"{name} ended before partition {scene.partition} had what the archive has")
+    scene = replace(scene, statuses={**scene.statuses, name: taken[-1]}, archived={})
     if scene.mark < agreed.end:
         raise ChangedMeanwhile(
             f"{VERB} {scene.partition}: {name} restored ids from the archive up to {scene.mark}, not {agreed.end}",
@@ -245,14 +250,14 @@ def _check(agreed: Scene, scene: Scene) -> None:
         raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
 
 
-async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float, report: Report) -> None:
+async def _until_open(cluster: Cluster, daemons: Daemons, numbers: Sequence[int], seconds: float, report: Report) -> None:
     waiting = ""
     try:
         async with asyncio.timeout(seconds):
-            while closed := [view for view in (await storages.take_snapshot()).closed if view.partition in numbers]:
+            while closed := [view for view in (await daemons.take_snapshot(cluster)).closed if view.partition in numbers]:
                 waiting = f"partition {closed[0].partition}: {closed[0].waiting}"
                 report(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
-                await asyncio.sleep(POLL_SECONDS)
+                await daemons.pause()
     except TimeoutError:
         raise PartitionsClosed(
             f"the decision is saved, but not all partitions are open after {seconds:g} seconds: {waiting}"

@@ -24,12 +24,11 @@ from typer import Argument, Option
 
 from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, cut_rows, moment_of, source_at
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.placement.restored_documents import (
-    RealDaemons,
     Restoration,
-    RestoringDaemons,
     Target,
     clock_generation,
     put_back,
@@ -406,7 +405,7 @@ def _change(
 
     async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         started = time.monotonic()
-        done = await carry_out(cluster, RealDaemons(tls), replace(spec, began=_now(), who=whose), steps, report)
+        done = await carry_out(cluster, Daemons(tls), replace(spec, began=_now(), who=whose), steps, report)
         return {
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
@@ -466,7 +465,7 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
 
 
 async def carry_out(
-    cluster: Cluster, daemons: RestoringDaemons, spec: RestoreSpec, steps: Sequence[str], report: Report
+    cluster: Cluster, daemons: Daemons, spec: RestoreSpec, steps: Sequence[str], report: Report
 ) -> RestoreSpec:
     """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
     there = await read_target(cluster, spec.meta)
@@ -487,7 +486,7 @@ async def carry_out(
     return spec
 
 
-async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, report: Report) -> dict[int, dict[str, ReplicaStatus]]:
+async def _fetch(daemons: Daemons, spec: RestoreSpec, report: Report) -> dict[int, dict[str, ReplicaStatus]]:
     """Let all storages restore their replicas, each storage one replica at a time; return the status of each replica."""
     found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in spec.planned}
     done: dict[tuple[str, int], int] = {}
@@ -504,11 +503,13 @@ async def _fetch(daemons: RestoringDaemons, spec: RestoreSpec, report: Report) -
         numbers = sorted(number for number, names in spec.planned.items() if storage.name in names)
         number = -1
         try:
-            async for number, state in daemons.restore(spec.meta, storage, list(map(spec.order, numbers))):
-                done[storage.name, number] = state.bytes if state.bytes_total else spec._bytes(number)
-                if state.status is not None:
-                    found[number][storage.name] = state.status
-                report_progress()
+            async with daemons.admin(spec.meta.key, storage) as admin:
+                for number in numbers:
+                    async for state in admin.restore(spec.order(number)):
+                        done[storage.name, number] = state.bytes if state.bytes_total else spec._bytes(number)
+                        if state.status is not None:
+                            found[number][storage.name] = state.status
+                        report_progress()
         except WaltzError as error:
             failed = next((n for n in numbers if storage.name not in found[n]), number)
             raise type(error)(

@@ -13,15 +13,14 @@ Storages are fenced before a decision is made from what they hold, as in a rescu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from waltzctl.placement.creation import is_fresh
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Report
-from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
-from waltzctl.snapshot.collector import snapshot_from_daemons
+from waltzctl.snapshot.cluster_snapshot import StorageView
 from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
@@ -46,7 +45,6 @@ from waltzd.cluster.documents import (
     Ownership,
     PartitionMeta,
     ReplicaSet,
-    ServerMeta,
     StorageMeta,
     Unfinished,
     decode_root,
@@ -55,10 +53,8 @@ from waltzd.cluster.documents import (
 from waltzd.cluster.metadata import kind_of
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe
-from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import Document, decode, encode
-from waltzd.wire.storages import AdminClient
-from waltzd.wire.tls import Tls
 
 CHANGES_MAX, CHANGES_BYTES_MAX = 500, 400_000
 """Limits of one ZooKeeper transaction: changes, and bytes."""
@@ -75,46 +71,6 @@ def clock_generation(now: float) -> int:
     for years. Clients remember generations, and would take servers with lower ones for servers that have fallen behind.
     `now`: seconds since 1970."""
     return min(max(0, int(now) - COUNTED_FROM), GENERATION_MAX - GENERATIONS_AHEAD)
-
-
-class Daemons(Protocol):
-    """Daemons of one cluster, as far as restoring its documents needs them. Tests pass their own."""
-
-    async def take_snapshot(
-        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
-    ) -> ClusterSnapshot: ...
-    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
-
-
-class RestoringDaemons(Daemons, Protocol):
-    """Daemons whose storages also make replicas from an archive."""
-
-    def restore(
-        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
-    ) -> AsyncIterator[tuple[int, Restoring]]:
-        """Let a storage restore replicas, one at a time; yield partition and progress."""
-
-
-@dataclass(frozen=True)
-class RealDaemons:
-    tls: Tls | None
-
-    async def take_snapshot(
-        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
-    ) -> ClusterSnapshot:
-        return await snapshot_from_daemons(meta, servers, storages, {}, tls=self.tls)
-
-    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
-        async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:
-            return await admin.fence(partition, session)
-
-    async def restore(
-        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
-    ) -> AsyncIterator[tuple[int, Restoring]]:
-        async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:
-            for order in orders:
-                async for state in admin.restore(order):
-                    yield order.partition, state
 
 
 # -- reports of storages ----------------------------------------------------------------------------------------------
@@ -370,7 +326,7 @@ async def _fenced(daemons: Daemons, wanted: Restoration, one: Proven) -> Proven:
     names = sorted(one.scene.statuses)
     try:
         answers = await asyncio.gather(
-            *(daemons.fence(wanted.meta, wanted.storages[name], one.partition, session) for name in names)
+            *(daemons.fence(wanted.meta.key, wanted.storages[name], one.partition, session) for name in names)
         )
     except WaltzError as error:
         raise type(error)(

@@ -21,7 +21,8 @@ from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl.placement.mover import admin_of, placement_state
+from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.mover import placement_state
 from waltzctl.placement.replica_moves import PlacementState
 from waltzctl.shell.change import Change, ChangeCommand, ConfirmOptions
 from waltzctl.shell.cluster_target import (
@@ -181,13 +182,13 @@ def tidy(command: ChangeCommand, name: str) -> int:
     """`storage recover --clean`: set forgotten replicas aside, and delete what was set aside before."""
 
     async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, command.target.tls)
+        now = await placement_state(cluster, Daemons(command.target.tls))
         forgotten = _forgotten(now, name)
         metas = {number: (await cluster.partition(number))[0] for number in forgotten}
         old = [one.name for one in answering(now, name).set_aside]
 
         async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-            async with admin_of(now, name, command.target.tls) as admin:
+            async with Daemons(command.target.tls).admin(now.found.meta.key, now.storage(name)) as admin:
                 _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
                 deleted = await admin.delete_aside(old) if old else []
             return {
@@ -256,7 +257,7 @@ class StorageChange(SelectedStorage):
         name, target = self.place, self.given.target()
 
         async def prepare(cluster: Cluster) -> Change:
-            now = await placement_state(cluster, target.tls)
+            now = await placement_state(cluster, Daemons(target.tls))
             now.storage(name)
             now.check_partitions(numbers)
             meta = now.found.meta
@@ -264,7 +265,7 @@ class StorageChange(SelectedStorage):
                 raise ForeignCluster(f"{name} belongs to the cluster {meta.name}, {meta.key}, not to {self.key}")
 
             async def do(_cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-                async with admin_of(now, name, target.tls) as admin:
+                async with Daemons(target.tls).admin(now.found.meta.key, now.storage(name)) as admin:
                     results = await act(admin)
                 _check_all(results, done)
                 return shown_storage.results(results, done).document

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.unit.snapshots import KEY, held, owned, partition, placement_state, replica, silent, storage, well
+from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import Mover, Throttle, take_out
 from waltzctl.placement.replica_moves import Add, Done, Drop, PartitionMove, Step, Wait, applied, next_step, partition_move
+from waltzctl.shell.progress import unreported
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
@@ -260,13 +265,17 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
     """It would say whether that storage has a vote. One that went back, behind a move, does not say that either."""
     removed: list[tuple[str, tuple[int, ...]]] = []
 
-    class Daemons:
-        async def take_snapshot(self) -> ClusterSnapshot:
+    class Calm(Daemons):
+        async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
             return snapshot(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
 
-        async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:
-            removed.append((storage.name, tuple(numbers)))
-            return dict.fromkeys(numbers)
+        @asynccontextmanager
+        async def admin(self, _key: UUID, storage: StorageMeta) -> AsyncIterator[Any]:
+            async def remove_partitions(numbers: Sequence[int], **how: Any) -> dict[int, None]:
+                removed.append((storage.name, tuple(numbers)))
+                return dict.fromkeys(numbers)
+
+            yield SimpleNamespace(remove_partitions=remove_partitions)
 
     async def clear() -> None:
         cluster_meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
@@ -275,9 +284,7 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
         cluster = await Cluster.create(MemoryTree().connect(), cluster_meta, storages=storages, replicas=sets)
         if meta is not None:
             await cluster.save_partition(0, meta, NO_VERSION)
-        daemons: Any = Daemons()
-        nobody: Any = None
-        await Mover(cluster, daemons, nobody, Throttle(cluster, None)).clear({0: ("b",)}, delete_files=False)
+        await Mover(cluster, Calm(None), unreported, Throttle(cluster, None)).clear({0: ("b",)}, delete_files=False)
 
     asyncio.run(clear())
     is_needed = last_id >= 0 if meta is None else session > 4
