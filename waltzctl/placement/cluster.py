@@ -13,6 +13,7 @@ from waltzctl.placement.changeover import change_format, finalize_level
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
+from waltzctl.shell import moment
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
@@ -192,7 +193,7 @@ def delete(
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
             await _check_rest(cluster, name)
-            saved = await read_documents(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
+            saved = await read_documents(cluster, moment=moment.now())
             if saved.left_out:
                 raise BadMetadata(
                     f"{', '.join(saved.left_out)} cannot be decoded, and so not be saved",

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
 from typer import Option
 
 from waltzctl.placement.replica_assignment import Creation, assign_replicas
+from waltzctl.shell import moment
 from waltzctl.shell.change import NOTHING_BEGUN, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, first_contact, using
 from waltzctl.shell.interruption import interruptible
@@ -142,7 +142,7 @@ def create(
         check_operator(target.tls, "make a cluster")
     storages = tuple(map(storage_of, given))
     spec = ClusterSpec(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = moment.now()
 
     async def make(cluster: Cluster) -> Creation:
         with Waiting(progress) as line:
@@ -170,6 +170,15 @@ def storage_of(text: str) -> StorageMeta:
     for group in parts[2:]:
         check_group(group, text)
     return StorageMeta(name=name, listen=listen, admin_listen=admin, group=parts[2] if len(parts) == 3 else name)
+
+
+def storages_of(given: Iterable[str]) -> dict[str, StorageMeta]:
+    """Parse storages as they are typed; return them by name."""
+    found = [storage_of(text) for text in given]
+    names = {storage.name: storage for storage in found}
+    if len(names) < len(found):
+        raise BadArgument("two storages have the same name")
+    return names
 
 
 def check_group(text: str, place: str) -> None:
@@ -236,7 +245,7 @@ async def _remember(
     await cluster.begin_history(
         HistoryEntry(
             began=began,
-            ended=datetime.now(UTC).isoformat(timespec="seconds"),
+            ended=moment.now(),
             who=current_user(tls),
             verb="create-cluster",
             subject=meta.name,
@@ -315,6 +324,20 @@ async def describe(storage: StorageMeta, tls: Tls | None) -> StorageDescription:
             f"LISTEN and ADMIN of {storage.name} are swapped: {storage.admin_listen} is its LISTEN address",
             next_step=f"give {storage.admin_listen} as LISTEN and {storage.listen} as ADMIN",
         ) from error
+
+
+async def describe_all(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
+    """Ask every storage, at both of its addresses. Raise unless each is a process of its own, and all were set up for
+    one cluster."""
+    wanted = list(storages.values())
+    reported = await each(wanted, lambda storage: describe(storage, tls))
+    found = {storage.name: one for storage, one in zip(wanted, reported, strict=True)}
+    check_apart(found)
+    await each(wanted, lambda one: reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance))
+    if len({(one.cluster_key, one.partitions) for one in reported}) > 1:
+        rows = "; ".join(f"{name}: key {one.cluster_key}, {one.partitions} partitions" for name, one in found.items())
+        raise ForeignCluster(f"these storages were set up for different clusters: {rows}", not_done="nothing was changed")
+    return found
 
 
 async def reach_replicas(storage: StorageMeta, key: UUID, tls: Tls | None, instance: UUID | None) -> None:

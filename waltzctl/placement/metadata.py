@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
@@ -33,6 +32,7 @@ from waltzctl.placement.restored_documents import (
     read_target,
     statements,
 )
+from waltzctl.shell import moment
 from waltzctl.shell.blueprint import write_whole
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import CommandTarget, check_name, check_operator, using
@@ -68,13 +68,14 @@ from waltzd.cluster.documents import (
 )
 from waltzd.cluster.metadata import SavedDocuments, read, read_documents, write
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, ForeignCluster
+from waltzd.errors import ForeignCluster
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import ChangedMeanwhile, NameInUse, Unsafe
 from waltzd.format.layout import BATCHES
-from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.document import Document
 
+Found = tuple[Target, Restoration, ClusterSnapshot]
+"""What ZooKeeper has, what it shall have, and what daemons report."""
 LOAD, REBUILD = "cluster load-metadata", "cluster rebuild-metadata"
 HALF = (
     "Interrupted. The documents may be incomplete; until they are complete, no server takes part. Run the same command "
@@ -101,7 +102,7 @@ def save(
       waltzctl cluster save-metadata waltz-metadata.jsonl -o json
     """
     check_operator(target.tls, "read the secrets of a cluster")
-    saved = using(target, lambda cluster: read_documents(cluster, moment=_now()))
+    saved = using(target, lambda cluster: read_documents(cluster, moment=moment.now()))
     data = write(saved)
     content = {
         "cluster": saved.meta.name,
@@ -171,7 +172,7 @@ def load(
             not_done="nothing was asked of any daemon",
             next_step="use a certificate of that cluster, or the file of yours",
         )
-    added = {one.name: one for one in map(creation.storage_of, more)}
+    added = creation.storages_of(more)
     daemons = Daemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
@@ -215,24 +216,11 @@ async def loading(
         running = [view.meta.name for view in found.servers if view.reported is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
-    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-        target, now, _ = await _from_file(cluster, daemons, saved, known)
-        _check_same(wanted, now)
-        entry = _entry(LOAD, wanted.meta.name, steps, who)
-        await put_back(cluster, daemons, now, target, entry, report)
-        return _done(now)
-
-    return Change(
-        plan=Plan(verb=LOAD, subject=wanted.meta.name, steps=tuple(steps), unsafe=unsafe),
-        do=do,
-        is_recorded=False,
-        interrupted=HALF,
-    )
+    plan = Plan(verb=LOAD, subject=wanted.meta.name, steps=tuple(steps), unsafe=unsafe)
+    return _change(plan, daemons, wanted, lambda cluster: _from_file(cluster, daemons, saved, known), who)
 
 
-async def _from_file(
-    cluster: Cluster, daemons: Daemons, saved: SavedDocuments, known: Mapping[str, StorageMeta]
-) -> tuple[Target, Restoration, ClusterSnapshot]:
+async def _from_file(cluster: Cluster, daemons: Daemons, saved: SavedDocuments, known: Mapping[str, StorageMeta]) -> Found:
     target = await read_target(cluster, saved.meta)
     storages = {**target.storages, **known}
     found = await daemons.ask(saved.meta, list(storages.values()), list(saved.servers.values()))
@@ -390,41 +378,19 @@ def rebuild(
     tls = command.target.tls
     check_operator(tls, "change a cluster")
     check_name(name)
-    storages = {one.name: one for one in map(creation.storage_of, given)}
-    if len(storages) < len(given):
-        raise BadArgument("two storages have the same name")
+    storages = creation.storages_of(given)
     daemons = Daemons(tls)
 
     async def prepare(cluster: Cluster) -> Change:
-        descriptions = await _descriptions(list(storages.values()), command)
-        keys = {reported.cluster_key for reported in descriptions.values()}
-        sizes = {reported.partitions for reported in descriptions.values()}
-        if len(keys) > 1 or len(sizes) > 1:
-            text = "; ".join(
-                f"{one}: key {reported.cluster_key}, {reported.partitions} partitions"
-                for one, reported in descriptions.items()
-            )
-            raise ForeignCluster(f"these are storages of different clusters: {text}", not_done="nothing was changed")
+        descriptions = await creation.describe_all(storages, tls)
+        one = next(iter(descriptions.values()))
         level = creation.newest_level(descriptions)
-        meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now(), level=level)
+        meta = ClusterMeta(name=name, key=one.cluster_key, partitions=one.partitions, created=moment.now(), level=level)
         return await rebuilding(
             cluster, daemons, meta, storages, replicas=replicas, where=command.target.where, who=current_user(tls)
         )
 
     return command.perform(prepare)
-
-
-async def _descriptions(storages: list[StorageMeta], command: ChangeCommand) -> dict[str, StorageDescription]:
-    """Ask every storage, at both of its addresses."""
-    tls = command.target.tls
-    reported = await creation.each(storages, lambda storage: creation.describe(storage, tls))
-    found = {storage.name: one for storage, one in zip(storages, reported, strict=True)}
-    creation.check_apart(found)
-    await creation.each(
-        storages,
-        lambda one: creation.reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance),
-    )
-    return found
 
 
 async def rebuilding(
@@ -439,7 +405,7 @@ async def rebuilding(
 ) -> Change:
     """Build the change that rebuilds the documents. `replicas`: number of replicas of each partition, as an operator
     remembers it."""
-    wanted, target, found = await _from_storages(cluster, daemons, meta, storages, replicas)
+    target, wanted, found = await _from_storages(cluster, daemons, meta, storages, replicas)
     strangers = sorted(_named(found, where) - storages.keys())
     unsafe = tuple(f"partition {one.partition}: {one.missing}" for one in wanted.unproven) + tuple(
         f"{name} was a storage of this cluster: name it with --storage" for name in strangers
@@ -452,23 +418,15 @@ async def rebuilding(
         "applications",
     ]
 
-    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-        now, target, _ = await _from_storages(cluster, daemons, wanted.meta, storages, replicas)
-        _check_same(wanted, now)
-        await put_back(cluster, daemons, now, target, _entry(REBUILD, meta.name, steps, who), report)
-        return _done(now)
-
-    return Change(
-        plan=Plan(verb=REBUILD, subject=meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe),
-        do=do,
-        is_recorded=False,
-        interrupted=HALF,
+    plan = Plan(verb=REBUILD, subject=meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
+    return _change(
+        plan, daemons, wanted, lambda cluster: _from_storages(cluster, daemons, wanted.meta, storages, replicas), who
     )
 
 
 async def _from_storages(
     cluster: Cluster, daemons: Daemons, meta: ClusterMeta, storages: Mapping[str, StorageMeta], replicas: int
-) -> tuple[Restoration, Target, ClusterSnapshot]:
+) -> Found:
     target = await read_target(cluster, meta)
     if target.meta is not None:
         raise NameInUse(
@@ -501,10 +459,27 @@ async def _from_storages(
         documents=documents,
         storages=storages,
     )
-    return wanted, target, found
+    return target, wanted, found
 
 
 # -- of both -----------------------------------------------------------------------------------------------------------
+
+
+def _change(
+    plan: Plan, daemons: Daemons, agreed: Restoration, find: Callable[[Cluster], Awaitable[Found]], who: str
+) -> Change:
+    async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
+        target, now, _ = await find(cluster)
+        _check_same(agreed, now)
+        began = moment.now()
+        entry = HistoryEntry(
+            began=began, ended=began, who=who, verb=plan.verb, subject=plan.subject, reason=None, steps=plan.steps,
+            outcome="done",
+        )  # fmt: skip
+        await put_back(cluster, daemons, now, target, entry, report)
+        return _done(now)
+
+    return Change(plan=plan, do=do, is_recorded=False, interrupted=HALF)
 
 
 def _partition_steps(wanted: Restoration, target: Target) -> list[str]:
@@ -535,13 +510,6 @@ def _check_same(agreed: Restoration, now: Restoration) -> None:
         )
 
 
-def _entry(verb: str, subject: str, steps: Collection[str], who: str) -> HistoryEntry:
-    now = _now()
-    return HistoryEntry(
-        began=now, ended=now, who=who, verb=verb, subject=subject, reason=None, steps=tuple(steps), outcome="done"
-    )
-
-
 def _done(found: Restoration) -> dict[str, Any]:
     return {
         "partitions": [
@@ -553,7 +521,3 @@ def _done(found: Restoration) -> dict[str, Any]:
             for one in found.verdicts
         ]
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -21,6 +20,7 @@ from typer import Argument, Option
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import placement_state
 from waltzctl.placement.rescue_scene import Scene
+from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.numbers import chosen, format_partitions
 from waltzctl.shell.progress import Report
@@ -173,9 +173,7 @@ async def carry_out(
             scene = await _completed(daemons, await with_archive(daemons, scene, found), agreed, found)
         replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
-            document = scene.forked(
-                identity=new_identity(), cause=VERB, began=datetime.now(UTC).isoformat(timespec="seconds"), who=who
-            )
+            document = scene.forked(identity=new_identity(), cause=VERB, began=moment.now(), who=who)
             await cluster.save_partition(number, document, version, replicas=replicas)
         except ChangedMeanwhile:
             continue

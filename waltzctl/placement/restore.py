@@ -34,6 +34,7 @@ from waltzctl.placement.restored_documents import (
     put_back,
     read_target,
 )
+from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator
 from waltzctl.shell.progress import Amount, Report
@@ -136,13 +137,11 @@ def restore(
     """
     tls = command.target.tls
     check_operator(tls, "make a cluster")
-    storages = {one.name: one for one in map(creation.storage_of, given)}
-    if len(storages) < len(given):
-        raise BadArgument("two storages have the same name")
+    storages = creation.storages_of(given)
 
     async def prepare(cluster: Cluster) -> Change:
         source = await asyncio.to_thread(source_at, store, end.chosen)
-        descriptions = await _descriptions(storages, tls)
+        descriptions = await creation.describe_all(storages, tls)
         spec = _spec_for(source, storages, descriptions, end, name=name, replicas=replicas, same_key=same_key)
         living = await _living(spec, tls)
         if same_key:
@@ -194,7 +193,7 @@ class RestoreSpec:
         name = f"{self.meta.key} {partition} {session} {mark} {log.archive.timeline} {self.began}"
         return before.forked(
             identity=uuid5(self.source.label.archive, name), fork=mark, session=session, parent=log.archive.timeline,
-            cause=VERB, began=self.began or _now(), who=self.who,
+            cause=VERB, began=self.began or moment.now(), who=self.who,
         )  # fmt: skip
 
     def generation(self, partition: int) -> int:
@@ -228,18 +227,6 @@ class RestoreSpec:
         return self.is_same_key
 
 
-async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
-    """Ask every storage, at both of its addresses."""
-    wanted = list(storages.values())
-    reported = await creation.each(wanted, lambda storage: creation.describe(storage, tls))
-    found = {storage.name: one for storage, one in zip(wanted, reported, strict=True)}
-    creation.check_apart(found)
-    await creation.each(
-        wanted, lambda one: creation.reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance)
-    )
-    return found
-
-
 def _spec_for(
     source: Source,
     storages: Mapping[str, StorageMeta],
@@ -250,7 +237,8 @@ def _spec_for(
     replicas: int | None,
     same_key: bool,
 ) -> RestoreSpec:
-    key, partitions = _common(descriptions)
+    one = next(iter(descriptions.values()))
+    key, partitions = one.cluster_key, one.partitions
     _check_key(source, key, same_key=same_key)
     source = of_size(source, partitions)
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
@@ -264,23 +252,12 @@ def _spec_for(
     if replicas is None:
         replicas = min(_replicas(saved), len(storages))
     written = max((BATCHES for log in source.logs.values() if log.has_batches), default=0)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     if saved is None:
-        meta = ClusterMeta(name=name, key=key, partitions=partitions, created=now, format=BATCHES)
+        meta = ClusterMeta(name=name, key=key, partitions=partitions, created=moment.now(), format=BATCHES)
     else:
         meta = replace(saved.meta, name=name, key=key, format=max(saved.meta.format, written))
     planned = assign_replicas(len(source.logs), {one.name: one.group for one in storages.values()}, replicas)
     return RestoreSpec(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
-
-
-def _common(descriptions: Mapping[str, StorageDescription]) -> tuple[UUID, int]:
-    found = {(reported.cluster_key, reported.partitions) for reported in descriptions.values()}
-    if len(found) > 1:
-        rows = "; ".join(
-            f"{name}: key {one.cluster_key}, {one.partitions} partitions" for name, one in descriptions.items()
-        )
-        raise ForeignCluster(f"these storages were set up for different clusters: {rows}", not_done="nothing was changed")
-    return found.pop()
 
 
 def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
@@ -405,7 +382,7 @@ def _change(
 
     async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         started = time.monotonic()
-        done = await carry_out(cluster, Daemons(tls), replace(spec, began=_now(), who=whose), steps, report)
+        done = await carry_out(cluster, Daemons(tls), replace(spec, began=moment.now(), who=whose), steps, report)
         return {
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
@@ -479,8 +456,8 @@ async def carry_out(
     statuses = await _fetch(daemons, spec, report)
     there = await read_target(cluster, spec.meta)
     entry = HistoryEntry(
-        began=began, ended=_now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None, steps=tuple(steps),
-        outcome="done",
+        began=began, ended=moment.now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None,
+        steps=tuple(steps), outcome="done",
     )  # fmt: skip
     await put_back(cluster, daemons, restoration(spec, statuses), there, entry, report)
     return spec
@@ -585,7 +562,3 @@ def _counter(spec: RestoreSpec) -> Counter:
     is_known = isinstance(saved, Counter) and spec.is_same_key and saved.secret != NO_SECRET
     secret = saved.secret if is_known and isinstance(saved, Counter) else uuid4()
     return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,13 +18,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
+from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.interruption import Interrupted, interruptible
 from waltzctl.shell.options import CHANGE, Output, confirmed, option_group, typed
@@ -222,7 +222,7 @@ async def recorded(
 ) -> AsyncIterator[None]:
     """Record the change that runs inside in the history: its start, then its outcome."""
     entry = HistoryEntry(
-        began=_now(),
+        began=moment.now(),
         ended=None,
         who=current_user(tls),
         verb=plan.verb,
@@ -242,7 +242,7 @@ async def recorded(
         raise
     finally:
         try:
-            await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
+            await cluster.end_history(number, replace(entry, ended=moment.now(), outcome=outcome))
             if outcome == "done":
                 await _close_resumed(cluster, number, entry)
         except WaltzError as error:  # only reported: the outcome of the change itself must reach the caller
@@ -260,7 +260,7 @@ async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> 
     for other, before in await cluster.history():
         moves = set(before.moves)
         if before.ended is None and other < number and moves & set(entry.moves) and not moves & left:
-            await cluster.close_history(other, ended=_now(), outcome=f"{how} by entry {number}, {entry.who}")
+            await cluster.close_history(other, ended=moment.now(), outcome=f"{how} by entry {number}, {entry.who}")
 
 
 async def close_finished(cluster: Cluster, plan: Plan, tls: Tls | None = None) -> None:
@@ -271,7 +271,7 @@ async def close_finished(cluster: Cluster, plan: Plan, tls: Tls | None = None) -
             is_same = (before.verb, before.subject) == (plan.verb, plan.subject)
             if before.ended is None and is_same and before.moves and not set(before.moves) & left:
                 outcome = f"its moves had arrived when {current_user(tls)} ran it again"
-                await cluster.close_history(number, ended=_now(), outcome=outcome)
+                await cluster.close_history(number, ended=moment.now(), outcome=outcome)
     except WaltzError as error:  # only reported: the command itself had nothing to do, and succeeded
         why = printable(f"{error.code} {error.message}")
         typer.echo(f"The outcome of an earlier run of this command could not be recorded in the history: {why}", err=True)
@@ -286,7 +286,3 @@ def current_user(tls: Tls | None = None) -> str:
     except (KeyError, OSError):  # the user has no name, as in many containers
         name = f"user {os.getuid()}"
     return printable(f"{UNVERIFIED}{name}@{socket.gethostname()}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

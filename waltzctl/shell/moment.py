@@ -62,6 +62,11 @@ def _parsed(text: str, option: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
+def now() -> str:
+    """Return the present time with seconds, for documents and the history."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def iso(time: int) -> str:
     """Format a time with microseconds, for programs."""
     return _format(time, 6)
