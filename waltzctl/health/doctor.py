@@ -2,9 +2,8 @@
 `waltzctl.health.rules`; this module collects their facts: a snapshot, the state of the ZooKeeper ensemble, and expiry
 dates of certificates.
 
-Everything is asked at the same time, with a deadline; whatever does not answer stays unknown. Certificates are read in
-a TLS handshake without any call: a daemon's in a handshake with that daemon, the tool's own in a handshake with itself
-in memory.
+Everything is asked at the same time, with a deadline; whatever does not answer stays unknown. The certificate of a
+daemon is read in a TLS handshake without any call.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -72,12 +70,12 @@ async def examined(target: ClusterTarget, report: HealthReport, *, seconds: floa
     ensemble = await asyncio.gather(*(_ask(address, target.access.tls, seconds) for address in addresses))
     days: dict[str, float | None] = {}
     if target.tls is not None:
-        files = [target.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
         daemons = [
             (view.meta.name, Role.SERVER if isinstance(view, ServerView) else Role.STORAGE, view.meta.admin_listen)
             for view in report.snapshot.nodes
         ]
-        days = {"waltzctl": own_days(*files), **await days_left(target.tls, daemons, seconds=seconds)}
+        own = (target.tls.current().ends - time.time()) / DAY_SECONDS
+        days = {"waltzctl": own, **await days_left(target.tls, daemons, seconds=seconds)}
     return replace(
         report.facts,
         ensemble=tuple(ensemble),
@@ -136,27 +134,6 @@ async def _days_of(tls: Tls, role: Role, address: str, seconds: float) -> float 
     found = writer.get_extra_info("peercert")
     writer.transport.abort()
     return _days(found)
-
-
-def own_days(certificate: str, key: str, ca: str) -> float | None:
-    """Return the days until our own certificate expires, as the peer of a connection would see it. The TLS contexts are
-    private to this call."""
-    answering, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
-    server, client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        for context in (answering, calling):
-            context.load_cert_chain(certificate, key, password=lambda: "")
-            context.load_verify_locations(ca)
-        answering.verify_mode = ssl.CERT_REQUIRED
-        here = calling.wrap_bio(server, client)
-        there = answering.wrap_bio(client, server, server_side=True)
-        for side in (here, there, here, there):  # each side answers twice in a TLS handshake
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-        return _days(there.getpeercert())
-    except (OSError, ssl.SSLError, ValueError):  # connections report what is wrong with the files
-        return None
 
 
 def _days(certificate: Mapping[str, object] | None) -> float | None:

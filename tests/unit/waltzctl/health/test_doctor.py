@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.health.doctor import days_left, own_days
+from waltzctl.health.doctor import days_left
 from waltzd.protocol.role import Role
 
 KEY = UUID(int=7)
@@ -18,15 +18,6 @@ KEY = UUID(int=7)
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ca")
-
-
-def test_ours(authority: Authority, tmp_path: Path) -> None:
-    files = authority.issue(KEY, Role.OPERATOR, "ann")
-    days = own_days(str(files.certificate), str(files.key), str(files.ca))
-    assert days == pytest.approx(365, abs=0.1)
-    assert own_days(str(tmp_path / "no.pem"), str(files.key), str(files.ca)) is None
-    other = Authority(tmp_path / "other").issue(KEY, Role.OPERATOR, "bob")
-    assert own_days(str(other.certificate), str(files.key), str(files.ca)) is None, "a key of another certificate"
 
 
 def test_those_of_daemons(authority: Authority) -> None:
