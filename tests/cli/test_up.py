@@ -608,8 +608,8 @@ def test_another_size_than_the_cluster_has(home: Path, waltzctl: Tool) -> None:
     (home / "archive").mkdir()
     label = Label(archive=UUID(int=8), cluster=UUID(int=9))
     (home / "archive" / LABEL).write_bytes(label.text)
-    for name in ("small", "new"):
-        refused(waltzctl("up", name, "--archive", "archive"), 4, f"holds the archive of the cluster {label.cluster}")
+    refused(waltzctl("up", "new", "--archive", "archive"), 4, f"holds the archive of the cluster {label.cluster}")
+    refused(waltzctl("up", "small", "--archive", "archive"), 2, "the cluster in small was made without an archive")
     assert not (home / "new" / BLUEPRINT).exists()
 
 

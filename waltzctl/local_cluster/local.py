@@ -29,7 +29,7 @@ import yaml
 from waltzctl.local_cluster.daemon import Daemon, Process, birth, undisturbed
 from waltzctl.local_cluster.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.local_cluster.java import java_command, serves
-from waltzctl.local_cluster.store import same_store, settings_of, store_for
+from waltzctl.local_cluster.store import settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
     ARCHIVE_KEY,
@@ -155,7 +155,7 @@ class LocalCluster:
             raise translate(error, f"making the directory {directory}") from error
         with directory_lock(directory):
             _check_unmade(directory)
-            store = None if archive is None else store_for(archive, None, directory)
+            store = None if archive is None else store_for(archive, directory)
             blueprint = draw(
                 directory,
                 partitions=partitions,
@@ -199,23 +199,6 @@ class LocalCluster:
                 )
             self.daemons = {}
             self._draw_anew(replace(self.blueprint, ports=ports, has_moved=True))
-            save_blueprint(self.directory, self.blueprint)
-
-    def archive_to(self, place: str) -> None:
-        """Archive the log from the next start on. An existing archive cannot be changed."""
-        with directory_lock(self.directory):
-            self.recall()
-            check_whole(self.directory)
-            store = same_store(place, self.blueprint.archive, self.directory)
-            if store is None:
-                return
-            if self.running:
-                raise BadArgument(
-                    f"--archive {place}: {', '.join(self.running)} of the cluster in {self.directory} run without one",
-                    not_done=NOTHING_STARTED,
-                    next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
-                )
-            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key, self.directory))
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from uuid import UUID
 
 from waltzctl.shell.blueprint import ARCHIVE_KEY, write_whole
 from waltzd.archive.listing import label_at
 from waltzd.archive.location import directory_of, open_store
 from waltzd.archive.signature import new_key
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument
 from waltzd.errors.operations import ForeignArchive, StoreRefused, StoreUnavailable
 
 SEGMENT_BYTES = 1 << 20
@@ -33,24 +31,10 @@ def key_file(directory: Path) -> Path:
     return directory.absolute() / ARCHIVE_KEY
 
 
-def same_store(text: str, before: str | None, directory: Path) -> str | None:
-    """Return the store to set, or None if the cluster already archives there; raise if it archives elsewhere."""
-    place = directory_of(text) or text
-    if before is None:
-        return place
-    if place != before:
-        raise BadArgument(
-            f"--archive {text}: the cluster in {directory} archives to {before}",
-            not_done=NOTHING_STARTED,
-            next_step="leave the option out to continue with that archive, or name another directory",
-        )
-    return None
-
-
-def store_for(text: str, key: UUID | None, directory: Path) -> str:
-    """Return the store in the form that settings use, after checking that it is empty or belongs to the cluster with
-    this key (None for a new cluster). A directory is made now, and never later, because a missing one was lost then. A
-    new archive gets a signing key, which stays outside of the store."""
+def store_for(text: str, directory: Path) -> str:
+    """Return the store of a new cluster in the form that settings use, after checking that it is empty. A directory is
+    made now, and never later, because a missing one was lost then. The archive gets a signing key, which stays outside
+    of the store."""
     folder = directory_of(text)
     if folder is not None:
         try:
@@ -65,12 +49,12 @@ def store_for(text: str, key: UUID | None, directory: Path) -> str:
             error.message, not_done=NOTHING_STARTED,
             next_step="check the address of the store and your credentials; a bucket has to be there",
         ) from error  # fmt: skip
-    if there is None and not key_file(directory).exists():
-        write_whole(key_file(directory), new_key(), 0o600)
-    if there is not None and there.cluster != key:
+    if there is not None:
         raise ForeignArchive(
             f"{place} holds the archive of the cluster {there.cluster}",
             not_done=NOTHING_STARTED,
             next_step="name another directory, or another folder of the bucket: each cluster has an archive of its own",
         )
+    if not key_file(directory).exists():
+        write_whole(key_file(directory), new_key(), 0o600)
     return place

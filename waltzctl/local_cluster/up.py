@@ -36,6 +36,7 @@ from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK
@@ -132,8 +133,8 @@ def up(
     A cluster keeps its ports. When another program has taken one, `--port 25000` gives all daemons others: stop those that
     still run (`waltzctl down`), and say it once. An application then connects to 127.0.0.1:25000.
 
-    With --archive, full segments are uploaded as they come, and segments are of 1 MiB, so that some are full soon. A
-    cluster that was made without it gets one while it is down. `waltzctl reset` leaves the archive.
+    With --archive, full segments of a new cluster are uploaded as they come, and segments are of 1 MiB, so that some
+    are full soon. `waltzctl reset` leaves the archive.
 
     With --console an address is printed as well, which opens once, in a browser on this machine. `waltzctl console`
     starts one without this command.
@@ -181,9 +182,15 @@ def _cluster(
                 not_done="nothing was started",
                 next_step="leave the option out to continue with that cluster, or name another directory",
             )
+        there = cluster.blueprint.archive
+        if archive is not None and (directory_of(archive) or archive) != there:
+            made = "was made without an archive" if there is None else f"archives to {there}"
+            raise BadArgument(
+                f"--archive {archive}: the cluster in {directory} {made}",
+                not_done="nothing was started",
+                next_step="leave the option out to continue with that cluster, or name another directory",
+            )
         wanted = _wanted(cluster, asked)
-        if archive is not None:
-            cluster.archive_to(archive)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
             cluster.grow(storages=wanted[0], servers=wanted[1], base=base)
         if base is not None:
