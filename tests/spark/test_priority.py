@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.session import IN_A_SESSION, low_priority_java, start_java
+from waltz_spark.engine.session import IN_A_SESSION, share_least, start_java
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 
@@ -41,28 +41,17 @@ def test_where_it_is_forbidden_it_is_started_all_the_same(monkeypatch: pytest.Mo
     assert started == [True]
 
 
-def test_the_session_of_java_has_the_least_share_and_ours_keeps_its_own(tmp_path: Path) -> None:
+def test_the_session_of_java_has_the_least_share_and_ours_keeps_its_own() -> None:
     share = Path("/proc/self/autogroup")
     if not share.exists():
         pytest.skip("this system does not share the processor between sessions")
     before = share.read_text()
-    real = tmp_path / "it's a java" / "bin" / "java"
-    real.parent.mkdir(parents=True)
-    real.write_text('#!/bin/sh\ncat /proc/self/autogroup\necho "$@"\n')
-    real.chmod(0o755)
-    home = low_priority_java(str(real.parents[1]), tmp_path / "run")
-    command = [f"{home}/bin/java", "-D a=b", "main"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, **IN_A_SESSION)
-    told, arguments = done.stdout.splitlines()
-    assert told.endswith("nice 19")
-    assert (arguments, done.stderr) == ("-D a=b main", "")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, **IN_A_SESSION) as started:
+        share_least(started.pid)
+        assert Path(f"/proc/{started.pid}/autogroup").read_text().strip().endswith("nice 19")
+        started.communicate()
     assert share.read_text() == before
-
-
-def test_what_lies_among_temporary_files_may_not_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that is mounted so."""
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.X_OK)
-    assert low_priority_java("/opt/java", tmp_path) == "/opt/java"
+    share_least(started.pid)  # it has ended
 
 
 def test_a_failure_reaches_whoever_asked() -> None:

@@ -5,8 +5,8 @@ after a success. Its settings are in a file that only this user can read, becaus
 lines. On a cluster, Waltz is sent with the job, and executors are watched (`job_package`).
 
 The temporary files of a run are in a directory with a lock. The system releases the lock when the process ends; unlike a
-process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. A log is locked by
-every process that can write to it (Java and its workers); the newest of the other logs are kept, to explain failed runs.
+process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. The newest logs are
+kept, to explain failed runs.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
 
     is_behind = settings.is_local and os.environ.get(PRIORITY) != "normal"
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
-    os.environ["JAVA_HOME"] = low_priority_java(settings.java.home, folder) if is_behind else settings.java.home
+    os.environ["JAVA_HOME"] = settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     os.environ.pop("SPARK_HOME", None)  # use this package's Spark, not another installed version
     os.environ["PYSPARK_PYTHON"] = settings.python
@@ -204,7 +204,14 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # for the Java that only computes the command line of Java
     with redirect_output(log), _quiet_workers():
         launch: Any = launch_gateway
-        start_java(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)), is_behind=is_behind)
+
+        def start() -> None:
+            gateway = launch(popen_kwargs=IN_A_SESSION)
+            if is_behind:
+                share_least(gateway.proc.pid)
+            SparkContext._ensure_initialized(gateway=gateway)
+
+        start_java(start, is_behind=is_behind)
         builder: Any = SparkSession.builder
         with _our_interruption():
             session = builder.getOrCreate()
@@ -331,7 +338,6 @@ def redirect_output(path: Path) -> Iterator[None]:
     file. Java writes warnings to standard output as well, which is for results."""
     own = {number: os.dup(number) for number in (1, 2)}
     with path.open("ab") as file:
-        lock_log(file.fileno())
         for number in own:
             os.dup2(file.fileno(), number)
     try:
@@ -464,22 +470,17 @@ def clear_up() -> None:
 
 
 def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:
-    """Remove all unlocked logs but the newest; names begin with the time."""
-    free = [path for path in sorted(folder.glob("*.log"), reverse=True) if _is_free(path)]
-    for path in free[kept:]:
+    """Remove all logs but the newest; names begin with the time."""
+    for path in sorted(folder.glob("*.log"), reverse=True)[kept:]:
         with suppress(OSError):
             path.unlink()
 
 
-def lock_log(number: int) -> None:
-    """Lock an open log; the lock lasts until the last process has closed the file."""
-    fcntl.flock(number, fcntl.LOCK_SH)
-
-
 def _locked(path: Path) -> int | None:
     """Lock a directory; return None if another process has the lock, or the directory was removed."""
-    number = _opened(path, os.O_DIRECTORY)
-    if number is None:
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError:
         return None
     with suppress(OSError):
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -490,54 +491,24 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-def _is_free(path: Path) -> bool:
-    number = _opened(path, 0)
-    if number is None:
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(number)
-    return True
-
-
-def _opened(path: Path, flags: int) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | flags)
-    except OSError:
-        return None
-
-
 # -- low priority ------------------------------------------------------------------------------------------------------
 # Spark on this machine only runs when no other process needs the processor: an export uses every core, and must not delay
 # the appends of a storage. Linux has a scheduling class for such work (SCHED_IDLE), which belongs to a thread and is
 # inherited: a thread of its own starts Java, and Java starts the workers. Their writes have low priority as well, if the
 # disk scheduler supports it. The class only applies within one session, because autogroups divide the processor among
-# sessions first: so Java begins a session and gives it the lowest priority. On an idle machine nothing is lost.
+# sessions first: so Java begins a session, which gets the lowest priority. On an idle machine nothing is lost.
 
 PRIORITY = "WALTZ_SPARK_PRIORITY"
 """Variable of the environment; with `normal`, Spark on this machine has the normal priority."""
 _LOWEST = 19
-_SCRIPT = f"""#!/bin/sh
-# Made by Waltz for one run: the session that this Java is in gets the least share of the processor.
-{{{{ echo {_LOWEST} >/proc/self/autogroup; }}}} 2>/dev/null
-exec '{{java}}' "$@"
-"""
 IN_A_SESSION: dict[str, Any] = {"start_new_session": True}
 """Arguments with which the process of Java is started."""
 
 
-def low_priority_java(home: str, folder: Path) -> str:
-    """Make a JAVA_HOME in `folder` whose Java gives its session the lowest priority; return its path.
-
-    If files there cannot be executed (noexec), return the home of the Java itself."""
-    program = folder / "java" / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(_SCRIPT.format(java=f"{home}/bin/java".replace("'", "'\\''")))
-    program.chmod(0o755)
-    return str(folder / "java") if os.access(program, os.X_OK) else home
+def share_least(process: int) -> None:
+    """Give the session of a process the least share of the processor, where the system lets sessions share it."""
+    with suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text(str(_LOWEST))
 
 
 def start_java(start: Callable[[], object], *, is_behind: bool) -> None:
