@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from waltz_spark.engine.java import find_java
-from waltz_spark.engine.session import SparkSettings, default_master, running
+from waltz_spark.engine.session import SparkChoice, default_master, running
 from waltz_spark.export.destination import LocalDestination
 from waltz_spark.export.export import Range, Run, planned, wanted
 from waltz_spark.export.form import form_of
@@ -37,8 +37,7 @@ def spark_at(home: Path) -> Iterator[Any]:
     from waltz_spark.source import WaltzDataSource
 
     conf = {"spark.driver.extraJavaOptions": "-Dwaltz.bench=true", "spark.sql.shuffle.partitions": "2"}
-    settings = SparkSettings(master=default_master(), java=find_java(), conf=conf)
-    with running(settings, home / "spark.log") as session:
+    with running(SparkChoice(master=default_master(), conf=conf), find_java(), home / "spark.log") as session:
         session.dataSource.register(WaltzDataSource)
         yield session
 

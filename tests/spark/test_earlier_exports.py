@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from waltz_spark.export import export_command
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.tasks import Assignment, Job, Written
+from waltz_spark.export.tasks import Written
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
@@ -41,11 +41,12 @@ CHANGING = {"seconds", "megabytes_per_second", "task_seconds", "runs_on", "writt
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks run in this process, and Java is not looked for."""
 
-    def here(_settings: Any, _watch: Any, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+    def here(*arguments: Any) -> Generator[Written, None, None]:
+        job, given = arguments[-2:]
         yield from tasks(job, given)
 
     monkeypatch.setattr(export_command, "_tasks", here)
-    monkeypatch.setattr("waltz_spark.engine.spark_choice.SparkChoice.settings", lambda _self, _needs=(): None)
+    monkeypatch.setattr("waltz_spark.engine.session.SparkChoice.ready", lambda _self: None)
 
 
 @pytest.fixture

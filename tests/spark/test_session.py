@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 from waltz_spark.engine.session import (
-    SparkSettings,
+    SparkChoice,
     _py4j_into,
     conf_of,
-    is_local,
     settings_in,
     spark_error,
     write_privately,
 )
-from waltz_spark.engine.spark_choice import SparkChoice, chosen
+from waltz_spark.engine.spark_choice import chosen
 
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool
-from waltzctl.local_cluster.java import Java
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.operations import PythonDiffers
 
@@ -46,7 +44,7 @@ def test_a_file_of_settings_and_what_is_typed(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == f"{path}: other.c left out: settings of Spark begin with spark.\n"
     found = choice(properties_file=path, master="local[1]", conf=("spark.master=spark://x:1",))
     assert found.master == "local[1]"
-    assert is_local(choice().master)
+    assert choice().is_local
 
 
 def test_secrets_that_others_can_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +92,7 @@ def test_settings_that_are_none() -> None:
 def test_whose_python(monkeypatch: pytest.MonkeyPatch) -> None:
     def python(master: str, **conf: str) -> str:
         named = {name.replace("_", "."): value for name, value in conf.items()}
-        return SparkSettings(master=master, java=Java(program="", version="", place=""), conf=named).python
+        return SparkChoice(master=master, conf=named).python
 
     monkeypatch.setenv("PYSPARK_PYTHON", "/of/the/environment")
     assert python("local[2]") == sys.executable

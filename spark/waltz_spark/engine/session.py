@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
+from waltz_spark.engine import java as machine
 from waltz_spark.engine.java import cache_directory
 from waltz_spark.engine.job_package import watched, zipped
 from waltz_spark.engine.properties import BadLine, encode, parse
@@ -60,18 +61,19 @@ _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparkSettings:
+class SparkChoice:
     master: str
-    java: Java
     conf: Mapping[str, str]
     """Settings of the user, which override all others."""
     py_files: Sequence[str] = ()
+    shared_path: bool = False
     executor_seconds: float = EXECUTOR_SECONDS
     """Seconds for which a cluster may be without executors, at the start and later."""
+    java_home: str | None = None
 
     @property
     def is_local(self) -> bool:
-        return is_local(self.master)
+        return self.master == "local" or self.master.startswith("local[")
 
     @property
     def python(self) -> str:
@@ -79,9 +81,27 @@ class SparkSettings:
         named = self.conf.get("spark.pyspark.python")
         return named or (None if self.is_local else os.environ.get("PYSPARK_PYTHON")) or sys.executable
 
+    def check_places(self, places: Sequence[str]) -> None:
+        """Raise `BadArgument` if the workers cannot reach these directories of this machine."""
+        if self.is_local or self.shared_path or not places:
+            return
+        raise BadArgument(
+            f"{places[0]} is a directory of this machine, and the tasks run wherever the master {self.master} has workers",
+            not_done="nothing was written",
+            next_step="use storage that all of them reach, or say --shared-path if this directory is such",
+        )
 
-def is_local(master: str) -> bool:
-    return master == "local" or master.startswith("local[")
+    def java(self) -> Java | WaltzError:
+        """Return the Java that would be used, or the error if there is none."""
+        try:
+            return machine.find_java(self.java_home)
+        except WaltzError as error:
+            return error
+
+    def ready(self) -> Java:
+        """Return the Java that Spark runs on; raise if there is none, or the master does not answer."""
+        knock(self.master)
+        return machine.find_java(self.java_home)
 
 
 def default_master() -> str:
@@ -139,7 +159,7 @@ def settings_in(path: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
+def running(choice: SparkChoice, java: Java, log: Path) -> Iterator[Any]:
     """Yield a session. Errors of Spark are raised as `WaltzError`; the log is then kept."""
     try:
         from pyspark.errors import PySparkException
@@ -154,9 +174,9 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
     session, has_failed = None, False
     try:
         with ExitStack() as watching:
-            session = _start(settings, folder, log)
-            if not settings.is_local:
-                watching.enter_context(watched(session, settings.master, settings.executor_seconds, log))
+            session = _start(choice, java, folder, log)
+            if not choice.is_local:
+                watching.enter_context(watched(session, choice.master, choice.executor_seconds, log))
             yield session
     except (PySparkException, Py4JError, ConnectionError) as error:
         found = _gone(log) or spark_error(error, log)
@@ -187,19 +207,19 @@ def new_log(environment: Mapping[str, str]) -> Path:
     return Path(path)
 
 
-def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
+def _start(choice: SparkChoice, java: Java, folder: Path, log: Path) -> Any:
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    is_behind = settings.is_local and os.environ.get(PRIORITY) != "normal"
-    properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
-    os.environ["JAVA_HOME"] = settings.java.home
+    is_behind = choice.is_local and os.environ.get(PRIORITY) != "normal"
+    properties = write_privately(folder / "settings.properties", encode(_settings(choice, folder)))
+    os.environ["JAVA_HOME"] = java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     os.environ.pop("SPARK_HOME", None)  # use this package's Spark, not another installed version
-    os.environ["PYSPARK_PYTHON"] = settings.python
+    os.environ["PYSPARK_PYTHON"] = choice.python
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if settings.is_local:
+    if choice.is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # for the Java that only computes the command line of Java
     with redirect_output(log), _quiet_workers():
@@ -216,16 +236,16 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
         with _our_interruption():
             session = builder.getOrCreate()
     _quiet(session.sparkContext, log)
-    for path in settings.py_files:
+    for path in choice.py_files:
         session.sparkContext.addPyFile(path if "://" in path else str(Path(path).absolute()))
-    if not settings.is_local:
+    if not choice.is_local:
         session.sparkContext.addPyFile(zipped(folder / "waltz_job.zip"))
     return session
 
 
-def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
+def _settings(choice: SparkChoice, folder: Path) -> dict[str, str]:
     found = {
-        "spark.master": settings.master,
+        "spark.master": choice.master,
         "spark.app.name": "waltz spark-export",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -236,11 +256,11 @@ def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
         "spark.speculation": "false",
         **PATIENCE,
     }
-    if settings.is_local:
+    if choice.is_local:
         found["spark.driver.bindAddress"] = found["spark.driver.host"] = "127.0.0.1"
     else:
         found[f"spark.executorEnv.{_GRPC_SPEAKS}"] = os.environ.get(_GRPC_SPEAKS, "NONE")
-    return found | dict(settings.conf)
+    return found | dict(choice.conf)
 
 
 def write_privately(path: Path, text: str) -> Path:
@@ -295,7 +315,7 @@ def _py4j_into(log: Path) -> Iterator[None]:
         logging.getLogger().removeFilter(wanted)
 
 
-def end_java(settings: SparkSettings, is_first: bool) -> None:
+def end_java(choice: SparkChoice, is_first: bool) -> None:
     """End Java after Ctrl-C or SIGTERM. On this machine Java is killed, because it has no state of value; on a cluster the
     job is cancelled first, unless this is the second Ctrl-C."""
     from pyspark import SparkContext
@@ -303,7 +323,7 @@ def end_java(settings: SparkSettings, is_first: bool) -> None:
     gateway = SparkContext._gateway
     if gateway is None:
         _kill_starting()
-    elif settings.is_local or not is_first:
+    elif choice.is_local or not is_first:
         gateway.proc.kill()
 
 

