@@ -310,7 +310,7 @@ async def partition(asked: PageRequest) -> Page:
         if one.meta.name != view.owner and not one.meta.is_draining
     ]
     if number in snapshot.moves:
-        moves.append(("take the move of its replicas back", ("moves", "cancel", number)))
+        moves.append(("take the move of its replicas back", ("partition", "assign", number, "--cancel")))
     return Page(
         title=f"Partition {number}",
         commands=(asked.command("partition", "describe", number),),

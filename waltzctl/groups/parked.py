@@ -19,7 +19,7 @@ from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
-from waltzctl.shell.progress import Report
+from waltzctl.shell.progress import Report, unreported
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
@@ -181,15 +181,11 @@ async def parked_in(
             async def ask(admin: ServerAdminClient, number: int = number, after: int = after, count: int = count) -> Any:
                 return await admin.parked(group.name, number, after=after, count=count)
 
-            part = await call_server(cluster, target.tls, _quietly, ask)
+            part = await call_server(cluster, target.tls, unreported, ask)
             found += part.parked
             is_more = part.is_more and bool(part.parked)
             after = part.parked[-1].id if part.parked else after
     return found
-
-
-def _quietly(_sentence: str, _amount: object = None, /) -> None:
-    pass
 
 
 @asynccontextmanager

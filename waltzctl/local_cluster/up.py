@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machi
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import ConfirmOptions, agree
-from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, LOCAL_ROOT, ClusterTarget, load_contexts, resolve, unknown
+from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, ClusterTarget, load_contexts, resolve, unknown, unprotected
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
 from waltzctl.shell.options import Misused, Output
@@ -511,9 +512,7 @@ def _target(directory: Path) -> ClusterTarget:
     }
     name = next((name for name, context in named.items() if context.protected), str(directory))
     is_protected = any(context.protected for context in named.values())
-    return ClusterTarget(
-        hosts="", root=LOCAL_ROOT, tls=None, name=name, is_protected=is_protected, origins={}, directory=directory
-    )
+    return replace(unprotected(name, directory), is_protected=is_protected)
 
 
 def _print(sentence: str) -> None:

@@ -5,7 +5,6 @@ its cluster."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,9 @@ from typer import Argument, Option
 
 from waltzctl.placement.backup import End, MaybeEnding
 from waltzctl.records import backup
+from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import ConfirmOptions, agree
-from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
+from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, unprotected, using
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output, Watch
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
@@ -29,10 +29,9 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
-from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
-from waltzd.errors.operations import AlreadyThere, BadMetadata, StoreUnavailable, Unsafe
+from waltzd.errors.operations import BadMetadata, StoreUnavailable, Unsafe
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Reaching
@@ -372,8 +371,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
     if rest and not steps:
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
-    target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, confirmation, target, output):
+    if not agree(plan, confirmation, unprotected(opened.place), output):
         return EXIT_FINDINGS if rest else EXIT_OK
     for name, made in again.items():
         put_back(opened, name, made)
@@ -404,8 +402,7 @@ def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
     archive.print_strange(found)
-    target = ClusterTarget(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, confirmation, target, output):
+    if not agree(plan, confirmation, unprotected(opened.place), output):
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
@@ -499,15 +496,7 @@ def _make_key(file: Path, output: str) -> int:
     from waltzd.archive.signature import VARIABLE
     from waltzd.archive.signature import new_key as fresh
 
-    try:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-            made.write(fresh())
-            made.flush()
-            os.fsync(made.fileno())
-    except FileExistsError as error:
-        raise AlreadyThere(f"{file} is there already", next_step="use it, or name another file") from error
-    except OSError as error:
-        raise translate(error, f"writing {file}") from error
+    write_new(file, fresh())
     path = file.absolute()
     if output == "json":
         put_json({"archive_key": str(path)})
@@ -543,8 +532,7 @@ def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
     unsigned = unsigned_among(bare, key, names)
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
     archive.print_strange(found)
-    target = ClusterTarget(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
-    if not agree(plan, confirmation, target, output):
+    if not agree(plan, confirmation, unprotected(bare.place), output):
         return EXIT_OK
     put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK

@@ -142,6 +142,11 @@ class ClusterTarget:
         return f"{self.hosts}{self.root}"
 
 
+def unprotected(name: str, directory: Path | None = None) -> ClusterTarget:
+    """Return the target of a change that concerns no running cluster, for its confirmation only."""
+    return ClusterTarget(hosts="", root="", tls=None, name=name, is_protected=False, origins={}, directory=directory)
+
+
 def unknown(kind: str, name: str, there: Any, *, not_done: str = "nothing was changed") -> NoSuchName:
     """Return the error for an unknown name, with the closest known name."""
     import difflib

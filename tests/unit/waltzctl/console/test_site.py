@@ -157,8 +157,9 @@ def test_every_page_names_its_command_and_is_small() -> None:
 
 
 def test_commands_that_change_something_can_be_typed() -> None:
-    client = browser(seen_of(well()))
-    for path, verb in (("/servers", "server drain"), ("/partitions/0", "partition transfer 0 --to")):
+    client = browser(seen_of(replace(well(), moves={0: ("s1", "s2")})))
+    verbs = "server drain", "partition transfer 0 --to", "partition assign 0 --cancel"
+    for path, verb in zip(("/servers", "/partitions/0", "/partitions/0"), verbs, strict=True):
         shown = client.get(path).text.partition("<h2>Change</h2>")[2]
         commands = [html.unescape(one) for one in re.findall(r"<code[^>]*>waltzctl ([^<]*)</code>", shown)]
         assert any(one.startswith(verb) for one in commands), path
