@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltzctl.shell.progress import Report
 from waltzctl.snapshot.cluster_snapshot import OPEN
+from waltzctl.snapshot.collector import AdminConnections
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta
@@ -95,16 +95,12 @@ async def arrival(cluster: Cluster, wanted: Handover, key: UUID, tls: Tls | None
     """Wait until all have arrived; return the seconds that it took. Raise `NotTakenOver` on a timeout, or if they never
     will."""
     began = time.monotonic()
-    async with AsyncExitStack() as stack:
-        clients: dict[tuple[str, str], ServerAdminClient] = {}
+    async with AdminConnections() as connections:
 
         async def ask(server: ServerMeta) -> ServerDescription | WaltzError:
-            place = server.name, server.admin_listen
-            if place not in clients:
-                client = ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=server.name)
-                clients[place] = await stack.enter_async_context(client)
             try:
-                return await clients[place].describe()
+                async with connections.to(ServerAdminClient, server, key, tls, CALL_SECONDS) as admin:
+                    return await admin.describe()
             except WaltzError as error:
                 return error
 
