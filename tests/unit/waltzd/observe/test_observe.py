@@ -291,7 +291,7 @@ def test_without_its_package_it_says_what_to_install(call: str, package: str, ex
 import sys
 sys.modules[{package!r}] = None
 from waltzd import Client, observe
-from waltzd.errors import NotInstalled
+from waltzd.errors.operations import NotInstalled
 try:
     observe.{call}(Client("localhost:1"))
 except NotInstalled as error:
