@@ -153,10 +153,11 @@ def _search(told: Told) -> None:
         told.append(0, "others", "--lock", f"append:other:{number}")
     last = told.rows("tail", 0, "-n", 1)[0]["id"]
     found = told.json("lock", "explain", 0, "forgotten", 1)
-    assert (found["is_exact"], found["marked_by"]["id"]) == (False, marked)
-    assert found["searched"] == {"first_id": 1, "last_id": found["lock_mark"]}
-    assert f"The log says: transaction {marked:,} marked it last." in told("lock", "explain", 0, "forgotten", 1).out
-    assert found["lock_mark"] <= last
+    assert (found["is_exact"], found["lock_mark"], found["marked_by"]["id"]) == (True, marked, marked)
+    assert found["searched"] is None, "the owner has asked the key indexes"
+    basis = f"It was marked last by transaction {marked:,}, which is committed."
+    assert basis in told("lock", "explain", 0, "forgotten", 1).out
+    assert marked < last
     never = told("lock", "explain", 0, "nobody", 1).out
     assert "below id 1 it is of format 0, which keeps no locks." in never
     refused(told("lock", "explain", 0, "forgotten", 1, "--search", 2), 2, "--search of `waltzctl lock explain` was removed")

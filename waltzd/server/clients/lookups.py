@@ -55,11 +55,19 @@ class LockLookups:
     """Look-ups of one pipeline, which end with it."""
 
     def __init__(
-        self, table: LockTable, log: LogReader, turns: asyncio.Semaphore, *, lookups_max: int, bytes_max: int,
-        on_ready: Callable[[], None], on_fatal: Callable[[BaseException], None],
-    ) -> None:  # fmt: skip
+        self,
+        table: LockTable,
+        log: LogReader,
+        turns: asyncio.Semaphore,
+        *,
+        lookups_max: int,
+        bytes_max: int,
+        seconds: float,
+        on_ready: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
         """Create the look-ups of a pipeline. `turns`: turns of readers of replicas. `bytes_max`: bytes that may wait.
-        `on_ready`: called when batches are ready. `on_fatal`: gets an internal error."""
+        `seconds`: time for one look-up. `on_ready`: called when batches are ready. `on_fatal`: gets an internal error."""
         self.ready: deque[QueuedBatch[MountHandle]] = deque()
         """Batches that have waited, and go in front of the queue."""
         self._table = table
@@ -67,6 +75,7 @@ class LockLookups:
         self._turns = turns
         self._max = lookups_max
         self._bytes_max = bytes_max
+        self._seconds = seconds
         self._on_ready = on_ready
         self._on_fatal = on_fatal
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -131,7 +140,7 @@ class LockLookups:
     async def _find(self, lookup: Lookup) -> None:
         mark: int | None = None
         try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 mark = await self._last_mark(lookup)
         except (TimeoutError, WaltzError):
             mark = None  # the table refuses what it does not know

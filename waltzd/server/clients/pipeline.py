@@ -45,10 +45,10 @@ from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
-from waltzd.server.clients.lookups import LOOKUPS_MAX, LockLookups, Waiting
+from waltzd.server.clients.lookups import LOOKUP_SECONDS, LOOKUPS_MAX, LockLookups, Waiting
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
-from waltzd.server.core.locks import NOTHING_REFUSED, LockTable
+from waltzd.server.core.locks import FOUND_MAX, NOTHING_REFUSED, LockTable
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -85,6 +85,9 @@ class PipelineSettings:
     lock_history_bytes: int = LOCKS_BYTES
     lookups_max: int = LOOKUPS_MAX
     """Locks of a partition that are looked up in the log at a time, in format 1; 0 turns look-ups off."""
+    lookup_seconds: float = LOOKUP_SECONDS
+    found_locks_max: int = FOUND_MAX
+    """Locks of a partition in memory that were looked up."""
     inflight_bytes_max: int = 16 << 20
     """Bytes in flight to the replicas. The same number may wait in the queue."""
     mount_bytes_max: int = 8 << 20
@@ -245,14 +248,22 @@ class Pipeline:
         """Mark up to which outcomes were passed to the mounts, so the feed may go as far."""
         self.ended: WaltzError | None = None
         looks_up = settings.lookups_max > 0 and session.format > 0
-        self._locks = LockTable(settings.lock_table_size, session.low_mark, looks_up=looks_up)
+        self._locks = LockTable(
+            settings.lock_table_size, session.low_mark, looks_up=looks_up, found_max=settings.found_locks_max
+        )
         self._lookups: LockLookups | None = None
         """Look-ups of locks that the table does not know; None in format 0."""
         if looks_up:
             self._lookups = LockLookups(
-                self._locks, session, capacity.cold_turns, lookups_max=settings.lookups_max,
-                bytes_max=settings.inflight_bytes_max, on_ready=self._schedule_step, on_fatal=self._fail,
-            )  # fmt: skip
+                self._locks,
+                session,
+                capacity.cold_turns,
+                lookups_max=settings.lookups_max,
+                bytes_max=settings.inflight_bytes_max,
+                seconds=settings.lookup_seconds,
+                on_ready=self._schedule_step,
+                on_fatal=self._fail,
+            )
         self._clock = HybridClock((session.cache.end or End()).time)
         self._intake = Budget(settings.inflight_bytes_max)
         self._queue: deque[QueuedBatch[MountHandle]] = deque()

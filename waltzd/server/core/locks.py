@@ -52,11 +52,13 @@ class Lookup:
 
 
 class LockTable:
-    def __init__(self, size: int, low_mark: int, *, looks_up: bool = False) -> None:
+    def __init__(self, size: int, low_mark: int, *, looks_up: bool = False, found_max: int = FOUND_MAX) -> None:
         """`low_mark`: the mark at which the session opened. Older marks are unknown until `lower` adds them. `looks_up`:
-        whether unknown locks are looked up, so that a refusal names a known conflict rather than the floor."""
+        whether unknown locks are looked up, so that a refusal names a known conflict rather than the floor. `found_max`:
+        locks in memory that were looked up."""
         assert size > 0
         self._looks_up = looks_up
+        self._found_max = found_max
         self.floor = low_mark
         self._low_mark = low_mark
         self._size = size
@@ -182,15 +184,14 @@ class LockTable:
         if evicted >= 0:
             self._keep(lookup.lock, evicted, is_exact=True)
         elif mark is not None:
-            self._keep(
-                lookup.lock, max(mark, lookup.first_id - 1), is_exact=mark >= lookup.first_id or lookup.first_id == 0
-            )
+            is_exact = mark >= lookup.first_id or lookup.first_id == 0
+            self._keep(lookup.lock, max(mark, lookup.first_id - 1), is_exact=is_exact)
 
     def _keep(self, lock: int, mark: int, *, is_exact: bool) -> None:
         found = self._found
         found[lock] = mark, is_exact
         found.move_to_end(lock)
-        if len(found) > FOUND_MAX:
+        if len(found) > self._found_max:
             found.popitem(last=False)
 
     def _mark(self, lock: int) -> int:
@@ -252,7 +253,7 @@ class LockTable:
         assert self.has_evicted or self.floor <= self._low_mark
         oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
         assert [self.floor, *oldest] == sorted([self.floor, *oldest])
-        assert len(self._found) <= FOUND_MAX
+        assert len(self._found) <= self._found_max
         for lock, (mark, is_exact) in self._found.items():
             assert mark <= self.floor or not is_exact or lock in self._marked or lock in self._before
 

@@ -83,9 +83,7 @@ def test_others_pass_and_the_mount_keeps_its_order() -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_without_an_answer_it_is_refused_as_if_nobody_had_asked(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "LOOKUP_SECONDS", 0.01)
-
+def test_without_an_answer_it_is_refused_as_if_nobody_had_asked(fails: bool) -> None:
     async def test(room: Room) -> None:
         one = await room.mount(mark=3)
         rows = [[(lock, WRITE)] for lock in range(40)]
@@ -95,7 +93,7 @@ def test_without_an_answer_it_is_refused_as_if_nobody_had_asked(fails: bool, mon
         assert len({query.lock for query in room.session.lookups}) == lookups.AHEAD_MAX, "it is not asked for each row"
         room.pipe.check()
 
-    in_room(test, of_old(None if fails else {}, gated=not fails), **CLOCK)
+    in_room(test, of_old(None if fails else {}, gated=not fails), lookup_seconds=0.01, **CLOCK)
 
 
 def test_over_the_bounds_it_is_refused() -> None:
