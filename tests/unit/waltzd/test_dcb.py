@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from tests.unit.waltzd.testing.test_cluster import with_cluster
 from waltzd import dcb
 from waltzd.dcb import AppendCondition, BlockingEventStore, Event, EventStore, Query, QueryItem, SequencedEvent
-from waltzd.errors import AppendConditionFailed, BadArgument, NeedsBatches, NotSent, OtherTimeline
+from waltzd.errors import (
+    AppendConditionFailed,
+    BadArgument,
+    NeedsBatches,
+    NotSent,
+    OtherTimeline,
+    OutcomeUnknown,
+)
 from waltzd.protocol.locks import Committed, Reason, Rejected, append_lock
 from waltzd.serializers import Json
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -145,6 +153,68 @@ def test_racers_win_once_while_owners_are_replaced() -> None:
                 there = (await store.read(Query([QueryItem(tags=[f"seat:{number}"])]))).events
                 assert found == [one.position for one in there]
                 assert len(found) == 1
+
+    with_cluster(story)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_racers_keep_to_the_sentence_of_the_specification(seed: int) -> None:
+    """Decisions over boundaries that overlap, by type, by tag, by both or by anything, race while connections break and
+    owners are replaced. The sentence, on the final log: what was appended under a condition has no event between the
+    position of the condition and itself that matches the query, and what was refused has one."""
+    chance = random.Random(seed)
+    names, marks = ["a", "b", "c"], ["x", "y", "z"]
+
+    def some(among: list[str], most: int) -> list[str]:
+        return chance.sample(among, chance.randrange(most + 1))
+
+    async def story(cluster: LocalCluster) -> None:
+        told: dict[bytes, tuple[AppendCondition, int | str | None]] = {}
+
+        async def race(store: EventStore, name: bytes, size: int, condition: AppendCondition) -> None:
+            mine = [Event(chance.choice(names), b"%b %d" % (name, at), some(marks, 2)) for at in range(size)]
+            try:
+                told[name] = condition, await append(store, mine, condition)
+            except (NotSent, OutcomeUnknown) as error:
+                told[name] = condition, error.code
+
+        async with cluster.client() as one, cluster.client() as other:
+            stores = [EventStore(client, partition=0) for client in (one, other)]
+            for turn in range(5):
+                head = (await stores[0].read(limit=None)).head or 0
+                racers = []
+                for number in range(12):
+                    items = [QueryItem(some(names, 2), some(marks, 1)) for _ in range(chance.randrange(1, 3))]
+                    after = chance.choice([None, head, head, max(0, head - 2)])
+                    condition = AppendCondition(Query(items), after)
+                    name = b"%d-%d" % (turn, number)
+                    racers.append(race(stores[number % 2], name, chance.randrange(1, 3), condition))
+                racing = asyncio.gather(*racers)
+                await asyncio.sleep(0)
+                fault = chance.randrange(3)
+                if fault == 0:
+                    await cluster.start_server(await cluster.kill_owner(0))
+                elif fault == 1:
+                    cluster.break_connections(0)
+                await racing
+            log = (await stores[0].read()).events
+        places: dict[bytes, list[int]] = {}
+        for event in log:
+            places.setdefault(event.event.data.split()[0], []).append(event.position)
+        for name, (condition, outcome) in told.items():
+            mine = places.get(name, [])
+            if isinstance(outcome, int):
+                assert mine == list(range(outcome - len(mine) + 1, outcome + 1)), "it is there, in a row"
+            before = mine[0] if mine else len(log) + 1
+            against = [
+                event.position
+                for event in log
+                if (condition.after or 0) < event.position < before
+                and Twin.does_match(condition.fail_if_events_match, event.event)
+            ]
+            assert not (mine and against), f"{name!r} was appended at {mine}, in spite of {against}"
+            assert outcome is not None or (against and not mine), f"{name!r} was refused without a reason"
+        assert {type(outcome) for _, outcome in told.values()} >= {int, type(None)}, "some win and some lose"
 
     with_cluster(story)
 
