@@ -14,6 +14,7 @@ from hypothesis import settings
 from waltzctl.shell import blueprint
 
 settings.register_profile("waltz", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("quick", settings.get_profile("waltz"), max_examples=20)  # of `./dev test --quick`
 settings.load_profile("waltz")
 
 TESTS = Path(__file__).parent
