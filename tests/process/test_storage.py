@@ -571,11 +571,8 @@ def test_every_port_refuses_who_means_another_storage(make_daemon: MakeDaemon) -
 
 def test_a_bad_start_is_one_clear_message(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     for settings, exit_code, said in (
-        ({"segment_bytes_max": "tiny"}, 2, "segment_bytes_max"),
-        ({"colour": "blue"}, 2, "colour"),
+        ({"colour": "blue"}, 2, "colour"),  # what else a file may have wrong is in tests/unit/waltzd/daemon/test_config.py
         ({"cluster_key": None}, 2, "cluster_key and partitions must say which cluster"),
-        ({"partitions": None}, 2, "cluster_key and partitions must say which cluster"),
-        ({"listen": "127.0.0.1:99999"}, 2, "listen"),
         ({"directory": "/proc/nothing/here"}, 2, "W1003"),
     ):
         daemon = make_daemon(f"bad{len(list(tmp_path.iterdir()))}", **settings)
