@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def forgetful(tmp_path: Path) -> Iterator[LocalCluster]:
     """A cluster to break, where a server that is gone is soon forgotten."""
-    cluster = LocalCluster.make(tmp_path / "own", partitions=2)
+    cluster = LocalCluster.make(tmp_path / "own", partitions=2, servers=1)
     try:
         cluster.start()
         yield cluster
@@ -151,12 +151,11 @@ def test_no_majority_and_no_server(forgetful: LocalCluster, waltzctl: Tool) -> N
         waltzctl, forgetful, lambda found: found["verdict"] == "DOWN" and found["reasons"][0]["partitions"] == [0, 1, 2]
     )
     assert found["reasons"][0]["stops"]
-    for name in ("server-1", "server-2"):
-        forgetful.daemons[name].kill()
+    forgetful.daemons["server-1"].kill()
     found = until(waltzctl, forgetful, lambda found: all(one["error"] for one in found["cluster"]["servers"]))
-    found = until(waltzctl, forgetful, lambda found: found["reasons"][0]["sentence"].startswith("partitions 0-2 "))
-    assert {"silent server-1", "silent server-2"} <= {reason["key"] for reason in found["reasons"]}, "they do not run"
-    assert found["reasons"][0]["sentence"].startswith("partitions 0-2 take no transactions: the owner is gone (")
+    gone = "partitions 0-2 take no transactions: the owner is gone ("
+    found = until(waltzctl, forgetful, lambda found: found["reasons"][0]["sentence"].startswith(gone))
+    assert "silent server-1" in {reason["key"] for reason in found["reasons"]}, "it does not run"
 
 
 PATIENT = "from waltzctl.health import troubles; troubles.SLOW_MS = 1e9; from waltzctl.main import main; main()"

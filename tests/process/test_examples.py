@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.cluster import Cluster
+from waltzctl.local_cluster.local import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
@@ -24,10 +24,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(directory: Path) -> Iterator[str]:
-    cluster = Cluster.make(directory, partitions=4)
-    cluster.start()
-    yield cluster.servers
-    cluster.close()
+    cluster = LocalCluster.make(directory, partitions=4, storages=1, servers=1, replication=1)
+    try:
+        cluster.start()
+        yield ",".join(cluster.server_addresses)
+    finally:
+        cluster.kill()
 
 
 def operator(directory: Path, *words: str) -> str:
@@ -40,13 +42,6 @@ def operator(directory: Path, *words: str) -> str:
 def example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"tests.examples.{name}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
-
-
-def test_the_counter(servers: str) -> None:
-    done = example("counter", "--servers", servers, "--clients", "3", "--changes", "10", "--partition", "2")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("right: the counter is ")
-    assert "3 views agree: True" in done.stdout
 
 
 def test_the_bank(servers: str, tmp_path: Path) -> None:
