@@ -6,7 +6,7 @@ from waltzctl.shell.cluster_target import resolve, using
 from waltzd.cluster.cluster import Cluster
 
 Tree = dict[str, tuple[bytes, int]]
-_MOVED_BY_SERVERS = ("/partitions/", "/ids/", "/servers/", "/election/", "/assignment")
+_MOVED_BY_SERVERS = ("/partitions/", "/ids/", "/servers/", "/election/", "/assignment", "/clients/")
 """What servers and clients write by themselves."""
 
 
