@@ -104,6 +104,17 @@ class Recorder:
         self.returned(attempt, outcome)
         return outcome
 
+    async def append_behind(self, client: Any, command: Command, partition: int, position: int) -> AppendOutcome:
+        """Append under locks as one who has seen the log only up to this position."""
+        builder = Builder(position)
+        command.build(builder)
+        attempt = self.invoked(builder, partition, builder.payload, builder.kind, builder.locks)
+        outcome: AppendOutcome = await client.append(
+            builder.payload, partition=partition, kind=builder.kind, locks=builder.locks, position=position
+        )
+        self.returned(attempt, outcome)
+        return outcome
+
     async def end_position(self, client: Any, partition: int, *, confirmed: bool = True) -> int:
         invoked = self.clock()
         mark: int = await client.end_position(partition, confirmed=confirmed)

@@ -17,6 +17,7 @@ from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.errors import NotGranted, Superseded, WaltzError
 from waltzd.protocol.locks import Committed
+from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Identity, Role
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 GROUP_MAX = 6
+LAG_MAX = 40
+"""Transactions by which a caller pretends to be behind, where locks are looked up."""
 WITH_CERTIFICATES = {"instances", "policies", "quotas"}
 """Kinds of faults in which applications have names."""
 HEADERS = 4
@@ -147,6 +150,7 @@ class ClientMachine(Machine):
         world, setup = self.world, self.world.setup
         pick = random.Random(f"{world.plan.seed} {name}")
         headers = random.Random(f"{world.plan.seed} {name} headers")
+        lags = random.Random(f"{world.plan.seed} {name} lags")
         pause_seconds = setup.clients * setup.callers / setup.rate
         count = 0
         while world.is_racing:
@@ -161,6 +165,11 @@ class ClientMachine(Machine):
                         for n in row
                     ]
                     outcome = await client.submit_atomic(recorder.group(members), fresh=False)
+                elif lags.random() < 0.5 and "lookups" in setup.faults:
+                    attempt = Attempt(name, count, pick, partition, locks=setup.locks, header=self._header(headers))
+                    seen = client.position(partition)
+                    position = Position(max(-1, seen - lags.randrange(LAG_MAX)), seen.timeline)
+                    outcome = await recorder.append_behind(client, attempt, partition, position)
                 else:
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks, header=self._header(headers))
                     is_fresh = "marks" in setup.faults and pick.random() < 0.3

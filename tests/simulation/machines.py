@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.loop import Life, SimLoop
 from tests.simulation.network import Network
-from tests.simulation.plan import Setup
+from tests.simulation.plan import Plan, Setup
 from waltzd.cluster.documents import ClusterMeta
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class World(Protocol):
 
     loop: SimLoop
     network: Network
+    plan: Plan
     setup: Setup
     pick: random.Random
     meta: ClusterMeta

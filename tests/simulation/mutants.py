@@ -21,6 +21,7 @@ import tests.simulation.batch_mutants
 import tests.simulation.client_mutants
 import tests.simulation.group_mutants
 import tests.simulation.instance_mutants
+import tests.simulation.key_mutants
 import tests.simulation.rescue_mutants
 import tests.simulation.server_mutants
 import tests.simulation.storage_mutants  # noqa: F401  each registers its mutants

@@ -14,6 +14,7 @@ from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.batches import ClientFrame, ServerFrame, SingleAppend, SingleCommittal
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring, ServerDescription, StorageDescription
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
@@ -158,12 +159,21 @@ class SimReplicaPort(_Port[StorageCalls], Replicas):
         owner_key: bytes,
         seconds: float = CALL_SECONDS,
         lingers: bool = False,
+        late: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`late`: by how many seconds the next answer about a lock is late."""
         _Port.__init__(self, network, caller, name, find, seconds=seconds, lingers=lingers)
         Replicas.__init__(self, key, owner_key, number=next(_numbers))
+        self._late = late
 
     def _service(self, host: StorageCalls) -> Host:
         return ReplicaService(host, clock=lambda: 0)
+
+    async def find_marks(self, partition: int, query: LockQuery, *, session: int) -> LockMarks:
+        found = await super().find_marks(partition, query, session=session)
+        if seconds := self._late():
+            await asyncio.sleep(seconds)
+        return found
 
     def append(self, partition: int, session: int) -> SimAppend:
         contact = self._contact(partition, session)

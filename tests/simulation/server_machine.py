@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -29,6 +30,12 @@ STOP_SECONDS = 2.0
 CACHE_BYTES = 20_000
 """Of what a server has read from the archive: a few segments."""
 BACKUP_SECONDS = 1.0
+LOOKUPS_MAX = 8
+"""Locks that are looked up at a time: fewer than callers ask for, sometimes."""
+FOUND_LOCKS_MAX = 3
+"""Answers that are kept: so few that a lock is looked up again."""
+LOOKUP_SECONDS = 0.25
+"""Time for a look-up: so short that some have no answer."""
 PIECE_BYTES = 500
 """Of the log that is read at a time for locks: some batches."""
 FIRST_SECOND = 1_800_000_000
@@ -41,6 +48,7 @@ class ServerMachine(Machine):
         self.server: LocalServer | None = None
         self.session: Session | None = None
         self._instance: UUID | None = None
+        self._lateness = random.Random(f"{world.plan.seed} {name} lookups")
         self.clock_ahead = 0.0
         """So many seconds what it shows as the time of day is wrong."""
 
@@ -93,6 +101,9 @@ class ServerMachine(Machine):
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
                 lock_table_size=setup.lock_table_size,
+                lookups_max=LOOKUPS_MAX if "lookups" in setup.faults else 0,
+                found_locks_max=FOUND_LOCKS_MAX,
+                lookup_seconds=LOOKUP_SECONDS,
                 lock_history_bytes=PIECE_BYTES if "pieces" in setup.faults else LOCKS_BYTES,
                 inflight_bytes_max=setup.inflight_bytes,
                 feed_frame_bytes=setup.feed_bytes,
@@ -143,7 +154,13 @@ class ServerMachine(Machine):
             owner_key=self._instance.bytes,
             seconds=self.world.setup.storage_seconds,
             lingers="linger" in self.world.setup.faults,
+            late=self._late,
         )
+
+    def _late(self) -> float:
+        if "lookups" not in self.world.setup.faults:
+            return 0.0
+        return self._lateness.choice((0.0, 0.0, 0.0, 0.1, 0.2, 0.3))
 
     def _log_port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
         """As a client of the group log."""

@@ -1,0 +1,124 @@
+"""Mutants of reading by lock: key indexes, histories below the trim floor, and locks that are looked up for a decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.mutant import BUSY, Aim, Patches, mutant
+from waltzd.format.key_index import HEADER_BYTES, KeyIndex, LockMarks, LockQuery
+from waltzd.protocol.quorum import EMPTY
+from waltzd.server.clients.lookups import LockLookups
+from waltzd.server.core.locks import LockTable, Lookup
+from waltzd.server.session.archive_fetcher import ArchiveFetcher
+
+KEYS = Aim(faults=("crash",), format=1, setup={**BUSY, "segment_bytes": 1500, "locks": 3})
+"""Every run ends with the histories of some locks, before and after key indexes are lost, damaged and swapped."""
+TRIMMED = Aim(
+    faults=("trim", "archive", "crash"), format=1, seconds=8.0,
+    setup={**BUSY, "segment_bytes": 1500, "locks": 3, "keep_local": "1KB"},
+)  # fmt: skip
+LOOKUPS = Aim(
+    faults=("lookups", "slow", "pause"), format=1,
+    setup={**BUSY, "rate": 200.0, "callers": 3, "locks": 12, "lock_table_size": 1},
+)  # fmt: skip
+"""Callers pretend to be behind, and the table is small: most of what they want is looked up."""
+
+
+# -- key indexes -------------------------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=KEYS)
+def believes_the_key_index_of_another_segment(patches: Patches) -> None:
+    """Whatever stands in the file beside a segment answers for it."""
+
+    def make(right: Any) -> Any:
+        def read(file: Any, header: Any) -> KeyIndex:
+            raw = file.read(0, HEADER_BYTES)
+            theirs = replace(
+                header, first_id=int.from_bytes(raw[24:32], "big"), last_id=int.from_bytes(raw[32:40], "big"),
+                footer=raw[40:72],
+            )  # fmt: skip
+            found: KeyIndex = right.__func__(file, theirs)
+            return found
+
+        return staticmethod(read)
+
+    patches.wrap(KeyIndex, "read", make)
+
+
+@mutant(0, 1, aim=KEYS)
+def reads_no_checksum_of_a_page_of_a_key_index(patches: Patches) -> None:
+    """A page is what stands on the disk."""
+    patches.set(KeyIndex, "_page", lambda self, file, offset, size: memoryview(file.read(offset, size))[: size - 4])
+
+
+@mutant(0, 1, aim=KEYS)
+def has_a_filter_that_says_no_too_often(patches: Patches) -> None:
+    """It denies a quarter of the locks that it has."""
+
+    def make(right: Any) -> Any:
+        def may_have(self: KeyIndex, file: Any, lock: int) -> Any:
+            return right(self, file, lock) and lock % 4 > 0
+
+        return may_have
+
+    patches.wrap(KeyIndex, "_may_have", make)
+
+
+@mutant(0, 1, aim=TRIMMED)
+def ends_a_history_at_the_trim_floor(patches: Patches) -> None:
+    """What storages have trimmed was marked by nobody."""
+
+    async def find_marks(self: ArchiveFetcher, partition: int, known: Any, query: LockQuery) -> LockMarks:
+        return LockMarks(ids=(), through=query.first_id if query.newest_first else query.last_id)
+
+    patches.set(ArchiveFetcher, "find_marks", find_marks)
+
+
+# -- locks that are looked up ------------------------------------------------------------------------------------------
+
+
+@mutant(0, 3, aim=LOOKUPS)
+def believes_a_lookup_over_a_mark_that_was_evicted_since(patches: Patches) -> None:
+    """A lock was marked while it was looked up, and the table has forgotten that: the answer of the log counts."""
+
+    def make(right: Any) -> Any:
+        def learn(self: LockTable, lookup: Lookup, mark: int | None) -> None:
+            self._sought[lookup.lock] = -1
+            right(self, lookup, mark)
+
+        return learn
+
+    patches.wrap(LockTable, "learn", make)
+
+
+@mutant(3, aim=LOOKUPS)
+def uses_the_lookup_of_an_older_session(patches: Patches) -> None:
+    """What was found once is kept beside the session."""
+    known: dict[tuple[int, int], int] = {}
+
+    def make(right: Any) -> Any:
+        async def last_mark(self: LockLookups, lookup: Lookup) -> int:
+            log: Any = self._log
+            name = log.partition, lookup.lock
+            if name not in known:
+                known[name] = await right(self, lookup)
+            return known[name] if known[name] >= lookup.first_id else EMPTY
+
+        return last_mark
+
+    patches.wrap(LockLookups, "_last_mark", make)
+
+
+@mutant(3, 1, aim=LOOKUPS)
+def takes_no_answer_for_no_mark(patches: Patches) -> None:
+    """A lock that the log says nothing of was never marked."""
+
+    def make(right: Any) -> Any:
+        def learn(self: LockTable, lookup: Lookup, mark: int | None) -> None:
+            right(self, lookup, EMPTY if mark is None else mark)
+
+        return learn
+
+    patches.wrap(LockTable, "learn", make)
