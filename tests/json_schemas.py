@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 SHAPES = ROOT / "tests" / "golden" / "outside" / "json.txt"
 SCHEMAS = ROOT / "waltzctl" / "show" / "schemas.json"
 TYPES = {"bool": "boolean", "number": "number", "text": "string", "null": "null"}
+VERSION_ONCE = "segment dump "
+"""Command that prints the version in the first of its lines only; the schema is that of each line."""
 _STEP = re.compile(r"\[\]|\.[^.\[]+")
 
 
@@ -71,7 +73,8 @@ def schemas(shapes: str) -> dict[str, Any]:
         schema = root.schema()
         if "version" in root.fields:
             schema["properties"]["version"] = {"const": JSON_VERSION}
-            schema["required"] = ["version"]
+            if not command.startswith(VERSION_ONCE):
+                schema["required"] = ["version"]
         found[command] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "type": "object"}
     return found
 
