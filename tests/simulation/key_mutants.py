@@ -99,7 +99,7 @@ def uses_the_lookup_of_an_older_session(patches: Patches) -> None:
     known: dict[tuple[int, int], int] = {}
 
     def make(right: Any) -> Any:
-        async def last_mark(self: LockLookups, lookup: Lookup) -> int:
+        async def last_mark(self: LockLookups[Any], lookup: Lookup) -> int:
             log: Any = self._log
             name = log.partition, lookup.lock
             if name not in known:

@@ -16,16 +16,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from waltzd.errors import WaltzError
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.locks import LockTable, Lookup
-from waltzd.server.core.step import QueuedBatch, cut
-
-if TYPE_CHECKING:
-    from waltzd.server.clients.pipeline import MountHandle
+from waltzd.server.core.step import QueuedBatch, Sender, cut
 
 LOOKUPS_MAX = 64
 """Look-ups of one partition under way."""
@@ -35,11 +32,21 @@ AHEAD_MAX = 16
 """Look-ups for one batch, unless its first transaction needs more: later rows are looked up together with the first."""
 
 
+class WaitingMount(Sender, Protocol):
+    """Mount whose batches can wait."""
+
+    waiting: Waiting[Any] | None
+    """Batches that wait; None if none do."""
+
+
+M = TypeVar("M", bound=WaitingMount)
+
+
 @dataclass(eq=False)
-class Waiting:
+class Waiting(Generic[M]):
     """Batches of one mount that wait, in order. Only the first one needs look-ups."""
 
-    items: deque[QueuedBatch[MountHandle]]
+    items: deque[QueuedBatch[M]]
     locks: dict[int, None]
     """Locks of the first batch whose look-ups are under way."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,7 +58,7 @@ class LogReader(Protocol):
     async def find_marks(self, query: LockQuery, turns: asyncio.Semaphore) -> LockMarks: ...
 
 
-class LockLookups:
+class LockLookups(Generic[M]):
     """Look-ups of one pipeline, which end with it."""
 
     def __init__(
@@ -68,7 +75,7 @@ class LockLookups:
     ) -> None:
         """Create the look-ups of a pipeline. `turns`: turns of readers of replicas. `bytes_max`: bytes that may wait.
         `seconds`: time for one look-up. `on_ready`: called when batches are ready. `on_fatal`: gets an internal error."""
-        self.ready: deque[QueuedBatch[MountHandle]] = deque()
+        self.ready: deque[QueuedBatch[M]] = deque()
         """Batches that have waited, and go in front of the queue."""
         self._table = table
         self._log = log
@@ -80,16 +87,16 @@ class LockLookups:
         self._on_fatal = on_fatal
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Look-up of each lock that is under way."""
-        self._waiting: dict[MountHandle, Waiting] = {}
+        self._waiting: dict[M, Waiting[M]] = {}
         self._bytes = 0
         """Bytes of batches that wait, or are ready."""
 
-    def take_ready(self) -> QueuedBatch[MountHandle]:
+    def take_ready(self) -> QueuedBatch[M]:
         item = self.ready.popleft()
         self._bytes -= item.cost
         return item
 
-    def decidable(self, item: QueuedBatch[MountHandle], committed: int) -> QueuedBatch[MountHandle] | None:
+    def decidable(self, item: QueuedBatch[M], committed: int) -> QueuedBatch[M] | None:
         """Return the part of a batch that can be decided now, or None; the rest of it waits."""
         mount = item.mount
         if mount.waiting is not None:
@@ -110,14 +117,12 @@ class LockLookups:
             self._begin(lookup)
         return head
 
-    def _wait(self, waiting: Waiting, item: QueuedBatch[MountHandle]) -> None:
+    def _wait(self, waiting: Waiting[M], item: QueuedBatch[M]) -> None:
         waiting.items.append(item)
         self._bytes += item.cost
 
     @staticmethod
-    def _split(
-        item: QueuedBatch[MountHandle], row: int
-    ) -> tuple[QueuedBatch[MountHandle] | None, QueuedBatch[MountHandle]]:
+    def _split(item: QueuedBatch[M], row: int) -> tuple[QueuedBatch[M] | None, QueuedBatch[M]]:
         if row == 0:
             return None, item
         first, second = cut(item.batch, row)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -146,7 +146,7 @@ class MountHandle:
         self.error: WaltzError | None = None
         """Error that ended the mount; None while it lives."""
         self.over = asyncio.Event()
-        self.waiting: Waiting | None = None
+        self.waiting: Waiting[Any] | None = None
         """Batches that wait for a look-up of a lock; None if none do."""
         self.changed = asyncio.Event()
         """Set when there may be something to send."""
@@ -251,7 +251,7 @@ class Pipeline:
         self._locks = LockTable(
             settings.lock_table_size, session.low_mark, looks_up=looks_up, found_max=settings.found_locks_max
         )
-        self._lookups: LockLookups | None = None
+        self._lookups: LockLookups[MountHandle] | None = None
         """Look-ups of locks that the table does not know; None in format 0."""
         if looks_up:
             self._lookups = LockLookups(
