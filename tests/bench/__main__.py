@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import archive, curves, failover, formats, groups, idle, moves, spark, storage, tool, views
+from tests.bench import archive, curves, failover, formats, groups, idle, keys, moves, spark, storage, tool, views
 from tests.bench.peers import command as peers
 from tests.bench.peers import groups as groups_nats
 
@@ -16,6 +16,7 @@ BENCHES = {
     "groups": groups.main,
     "groups-nats": groups_nats.main,
     "idle": idle.main,
+    "keys": keys.main,
     "moves": moves.main,
     "peers": peers.main,
     "spark": spark.main,

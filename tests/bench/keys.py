@@ -1,0 +1,104 @@
+"""Reading by lock at a storage: how long an index takes to make, and a look-up among many transactions.
+
+    ./dev bench keys [--transactions N]
+
+Each transaction marks a lock of its own, and ten of them the one that is looked up. A cold look-up opens each key index
+anew; the files are in the memory of the machine. The owner and the network add a round to what is shown here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.disk.real import RealDisk
+from waltzd.format.batch import End, encode_batch
+from waltzd.format.key_index import LockQuery
+from waltzd.format.record import LockColumns, encode_payloads
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.key_indexes import KeyIndexes
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.replica_context import PartitionSettings
+
+ROWS, PAYLOAD, SESSION = 4096, b"x" * 40, 1
+HOT = 7
+"""The lock with ten marks."""
+ROUNDS = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench keys")
+    parser.add_argument("--transactions", type=int, default=1_000_000)
+    count = parser.parse_args(arguments).transactions
+    with tempfile.TemporaryDirectory(prefix="waltz-keys-") as home:
+        disk = RealDisk()
+        directory = Directory.open(disk, home, key=UUID(int=7), partitions=1, settings=PartitionSettings())
+        partition = directory.create_partition(0)
+        partition.open_session(SESSION)
+        partition.set_low_mark(SESSION, -1)
+        fill(partition, count)
+        sealed = partition.missing_keys()
+        locks = sum(last + 1 - first for first, last in partition.sealed_segments())
+        begun = time.perf_counter()
+        for first_id in sealed:
+            partition.write_key(first_id)
+        seconds = time.perf_counter() - begun
+        print(f"{count:,} transactions, {len(sealed)} sealed segments")
+        print(f"an index: {1e6 * seconds / max(1, locks):.2f} µs a lock")
+        for name, lock, marks in (("ten marks", HOT, 10), ("no mark", 3, 0)):
+            query = LockQuery(lock=lock, last_id=partition.last_id, limit=100)
+            assert len(found(partition, query)) == marks
+            cold = statistics.median(timed(partition, query, is_cold=True) for _ in range(ROUNDS))
+            warm = statistics.median(timed(partition, query) for _ in range(ROUNDS))
+            print(f"a lock with {name}: {1e3 * cold:.2f} ms cold, {1e3 * warm:.2f} ms warm")
+    return 0
+
+
+def fill(partition: Partition, count: int) -> None:
+    end, first_id, hot = End(), 0, range(count // 20, count, count // 10)
+    while first_id < count:
+        rows = min(ROWS, count - first_id)
+        locks = np.arange(first_id + 1000, first_id + 1000 + rows).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        locks[[id_ - first_id for id_ in hot if first_id <= id_ < first_id + rows]] = HOT
+        batch = encode_batch(
+            encode_payloads(first_id, [PAYLOAD] * rows, partition=0, client=9),
+            session=SESSION,
+            generation=0,
+            committed=first_id - 1,
+            time=end.time + 1,
+            before=end,
+            locks=LockColumns(np.ones(rows, np.int64), locks, np.full(rows, 2, np.uint8)),
+            follows=None,
+            segment_bytes_max=64 << 20,
+        )
+        partition.append(SESSION, [batch], first_id - 1)
+        end, first_id = batch.end(end), first_id + rows
+
+
+def found(partition: Partition, query: LockQuery) -> list[int]:
+    ids: list[int] = []
+    while not query.is_done:
+        part = partition.find_marks(query, session=SESSION)
+        ids += part.ids
+        query = query.after(part)
+    return ids
+
+
+def forget(partition: Partition) -> None:
+    before = partition._keys
+    partition._keys = KeyIndexes(before._context, before._segments)
+    partition._keys._scanned = before._scanned  # of the segment that is not sealed: it is in memory all the time
+
+
+def timed(partition: Partition, query: LockQuery, *, is_cold: bool = False) -> float:
+    if is_cold:
+        forget(partition)
+    begun = time.perf_counter()
+    found(partition, query)
+    return time.perf_counter() - begun
