@@ -301,7 +301,7 @@ def test_an_owner_that_does_not_know_the_end_is_not_believed() -> None:
                 """Answer as an owner that was replaced before the last two events, unless a majority is asked."""
                 if options.get("confirmed", True):
                     return await asked(*arguments, **options)
-                return await asked(*arguments, **{**options, "before": 1})
+                return await asked(*arguments, **{**options, "through": 0})
 
             client.history = history  # type: ignore[method-assign]
             assert [one.position for one in (await store.read(JOINED)).events] == [1, 2, 3]
