@@ -21,7 +21,7 @@ from waltzd.protocol.batches import (
     SingleCommittal,
 )
 from waltzd.protocol.locks import Mode, Reason
-from waltzd.protocol.policy import Amount, Quotas
+from waltzd.protocol.policy import NO_QUOTAS, Amount, Quotas
 from waltzd.server.clients.stream_port import _FramedLink
 from waltzd.wire.codec import (
     packed_client_frames,
@@ -151,6 +151,22 @@ def test_who_has_a_quota_is_charged_where_it_can_wait() -> None:
         await one.say(one_of(b"counted"))
         assert room.session.runs == []
         await one.until(lambda reader: reader.committed == {0: 0})
+
+    in_room(test)
+
+
+def test_a_batch_that_waited_for_its_quota_is_overtaken_by_none() -> None:
+    async def test(room: Room) -> None:
+        one = await room.mount(1)
+        (mount,) = room.pipe._mounts.values()
+        mount.usage.grant(Quotas(transactions_per_second=Amount(1)))
+        await one.say(batch_of(*[b"first"] * 9))
+        await room.quiet()
+        assert room.session.runs == [], "it waits"
+        mount.usage.grant(NO_QUOTAS)
+        await one.say(one_of(b"second", first=9))
+        await one.until(lambda reader: 9 in reader.committed)
+        assert room.session.payloads() == [b"first"] * 9 + [b"second"]
 
     in_room(test)
 

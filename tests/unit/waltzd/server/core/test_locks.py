@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.mounting import batch_of, single_of
@@ -96,12 +96,22 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
         assert len(table) <= size
 
 
+@example(size=3, rows=[(0, [(1, WRITE)]), (9, [(1, WRITE)]), (0, [(2, APPEND)]), (9, [(2, READ)])])
 @given(size=st.integers(1, 4), rows=st.lists(row, max_size=30))
 def test_a_transaction_alone_is_decided_like_a_batch_of_one(size: int, rows: list[Row]) -> None:
-    alone, columns = LockTable(size, -1), LockTable(size, -1)
+    alone, columns = LockTable(size, -1, looks_up=True), LockTable(size, -1, looks_up=True)
     next_id = 0
     for lag, locks in rows:
         batch = batch_of(b"x", first=7, marks=max(-1, next_id - 1 - lag), locks=[locks])
+        committed = next_id - 1
+        asked = [
+            table.look_up(one, committed, decided=0, most=3, ahead=3)
+            for table, one in ((alone, single_of(batch)), (columns, batch))
+        ]
+        assert asked[0] == asked[1]
+        for table in (alone, columns) if asked[0] is not None else ():
+            for lookup in asked[0][1]:
+                table.learn(lookup, -1)
         mine, theirs = alone.decide(single_of(batch), next_id, next_id - 3), columns.decide(batch, next_id, next_id - 3)
         assert [column.tolist() for column in vars(mine).values()] == [column.tolist() for column in vars(theirs).values()]
         assert vars(alone) == vars(columns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.mounting import batch_of, single_of
@@ -57,6 +57,8 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
     assert not bad_payloads(run).size
 
 
+@example(b"abc", 7, [(5, Mode.WRITE), (6, Mode.READ)], False)
+@example(b"abc", 7, [(5, Mode.WRITE)], True)
 @given(
     payload=st.binary(max_size=40),
     header=st.integers(-(1 << 31), (1 << 31) - 1),
@@ -70,13 +72,15 @@ def test_a_transaction_alone_is_written_like_a_batch_of_one(
     built = []
     for batch in (columns, single_of(columns)):
         check_payloads(batch)
-        (piece,) = slices(batch, 1, 1)
+        (piece,) = slices(batch, 1, 1 << 20)
+        assert piece is batch
         items = [QueuedBatch(Mount(3), piece)]
         accepted = items[0].decide(np.array([0] if is_refused else [], np.int64))
         assert (accepted, list(items[0].sequences)) == ((0, []) if is_refused else (1, [100]))
+        run, found = build(40, items, partition=2, generation=6), locks_of(items)
+        assert len(run) == accepted
         if is_refused:
             continue
-        run, found = build(40, items, partition=2, generation=6), locks_of(items)
         made = encode_batch(
             run, session=9, generation=6, committed=30, time=5, before=End(crc=1, time=4, segment_bytes=70),
             locks=found, follows=groups_of(items), segment_bytes_max=1000,
