@@ -167,13 +167,20 @@ class Neighbour(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for all tests: it takes long to start."""
+    with Browser() as started:
+        yield started
+
+
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_browser_sends_the_session_to_nobody_else(here: Path) -> None:
+def test_a_browser_sends_the_session_to_nobody_else(here: Path, browser: Browser) -> None:
     """A cookie goes to all ports of a host, and neither the cookie nor the secret of the addresses opens anything alone."""
     neighbour = HTTPServer(("127.0.0.1", 0), Neighbour)
     threading.Thread(target=neighbour.serve_forever, daemon=True).start()
     try:
-        with serving(here) as console, Browser() as browser:
+        with serving(here) as console:
             browser.open(console.address())
             browser.until(lambda: "/enter" not in browser.url)
             home = browser.url.rstrip("/")
@@ -194,10 +201,10 @@ def test_a_browser_sends_the_session_to_nobody_else(here: Path) -> None:
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_in_a_browser(waltzctl: Tool, here: Path, live: LocalCluster) -> None:
-    """One browser, which takes long to start: every page, by keyboard, without scripts, and while a storage goes."""
+def test_in_a_browser(waltzctl: Tool, here: Path, live: LocalCluster, browser: Browser) -> None:
+    """Every page, by keyboard, without scripts, and while a storage goes."""
     waltzctl("txn", "append", "0", NASTY)
-    with serving(here) as console, Browser() as browser:
+    with serving(here) as console:
         address = console.address()
         browser.open(address)
         browser.until(lambda: "/enter" not in browser.url)
