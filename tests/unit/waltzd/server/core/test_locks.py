@@ -109,9 +109,9 @@ def test_a_transaction_alone_is_decided_like_a_batch_of_one(size: int, rows: lis
             for table, one in ((alone, single_of(batch)), (columns, batch))
         ]
         assert asked[0] == asked[1]
-        for table in (alone, columns) if asked[0] is not None else ():
-            for lookup in asked[0][1]:
-                table.learn(lookup, -1)
+        for lookup in () if asked[0] is None else asked[0][1]:
+            alone.learn(lookup, -1)
+            columns.learn(lookup, -1)
         mine, theirs = alone.decide(single_of(batch), next_id, next_id - 3), columns.decide(batch, next_id, next_id - 3)
         assert [column.tolist() for column in vars(mine).values()] == [column.tolist() for column in vars(theirs).values()]
         assert vars(alone) == vars(columns)
