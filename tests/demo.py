@@ -25,8 +25,8 @@ from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")
 COUNTER_PARTITION, BANK_PARTITION = 0, 1
-COUNTER = ["--clients", "8", "--changes", "80"]
-BANK = ["--branches", "3", "--first-branch", str(BANK_PARTITION), "--accounts", "8", "--transfers", "200"]
+COUNTER = ["--clients", "8", "--changes", "30"]
+BANK = ["--branches", "3", "--first-branch", str(BANK_PARTITION), "--accounts", "8", "--transfers", "80"]
 DATABASES = 4
 KILL_AFTER = 25
 """Committed transactions of each application: both are in the middle of their work then, also where one of them was slower

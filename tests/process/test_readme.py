@@ -61,6 +61,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert re.search(r"^right: the counter is \d+, its lowest value was \d+$", done.stdout, re.M)
+    assert "views agree: True" in done.stdout
     assert re.search(r"^right: \d+ accounts add up to 0, ", done.stdout, re.M)
     assert "1 finding" in done.stdout
 
