@@ -158,7 +158,8 @@ def overview(groups: list[tuple[str, list[tuple[str, str]]]]) -> str:
     """Return `llms.txt`: what Waltz is, and every page with its address, for programs that read a site."""
     parts = ["# Waltz\n\n> A distributed write-ahead log with optimistic locks.\n"]
     for name, pages in groups:
-        links = [f"- [{words}]({page.removesuffix('index.md').removesuffix('.md')})\n" for words, page in pages]
+        addresses = [(words, re.sub(r"(index|README)?\.md$", "", page) or "./") for words, page in pages]
+        links = [f"- [{words}]({address})\n" for words, address in addresses]
         parts.append(f"\n## {name}\n\n{''.join(links)}")
     return "".join(parts)
 
