@@ -291,7 +291,7 @@ class Transaction(Generic[E_co]):
 
         Raises:
             CannotConnect: The owner did not answer within `submit_seconds`.
-            BadFrame: The payload does not belong to the head.
+            WaltzError: The payload that came does not match the head of the transaction.
         """
         if self._payload is None:
             assert self._fetch is not None

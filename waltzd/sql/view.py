@@ -74,7 +74,9 @@ class Poison:
     """Transaction, or group of them, that a view has given up; the argument of `on_poison`."""
 
     view: str
+    """Name of the view."""
     partition: int
+    """Partition of the transaction."""
     id: int
     """Id of the first transaction."""
     count: int
