@@ -33,7 +33,6 @@ class ReplicaContext:
     disk: Disk
     directory: str
     number: int
-    """Number of the partition."""
     control: ControlFile
     settings: PartitionSettings
 
