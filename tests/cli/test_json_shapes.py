@@ -66,8 +66,8 @@ def shape(value: object, path: str = "") -> Iterator[str]:
         for key, inner in value.items():
             name = "{}" if key.isdigit() or "-" in key or ":" in key else key
             yield from shape(inner, f"{path}.{name}")
-    elif isinstance(value, list) and value:
-        for inner in value:
+    elif isinstance(value, list):
+        for inner in value or [None]:
             yield from shape(inner, f"{path}[]")
     else:
         yield f"{path} {TYPES.get(type(value), 'null')}"
