@@ -394,4 +394,5 @@ def test_the_package_ships_what_pages_are_made_of() -> None:
     shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["waltzctl"]
     there = {path for pattern in shipped for path in (root / "waltzctl").glob(pattern)}
     folders = [root / "waltzctl/console" / name for name in ("templates", "static")]
-    assert there == {path for folder in folders for path in folder.iterdir()}
+    schemas = root / "waltzctl" / "show" / "schemas.json"
+    assert there == {schemas, *(path for folder in folders for path in folder.iterdir())}
