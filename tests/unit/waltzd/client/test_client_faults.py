@@ -190,7 +190,7 @@ def test_an_older_mount_that_arrives_late_changes_nothing() -> None:
     async def work() -> None:
         async with Client("s0:1", connect=fake.connect, settings=SETTINGS) as client:
             await client.append(b"first", partition=0)
-            fake.fault = lambda moment: "late" if "AppendBatch" in moment else None
+            fake.fault = lambda moment: "late" if "Append" in moment else None
             task = asyncio.create_task(client.append(b"late", partition=0))
             await until(lambda: fake.partitions[0].late)
             fake.fault = lambda moment: None
