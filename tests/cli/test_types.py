@@ -38,6 +38,8 @@ MISTAKES = {
 }
 """The right text, the wrong one, and what stands in the line where a checker must say so."""
 EXTRA = """
+from waltzd import Command
+
 
 class With(Command[bytes]):
     def __init__(self, engine: sa.Engine, account: str, cents: int, purpose: str) -> None: ...
