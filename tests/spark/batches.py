@@ -111,7 +111,7 @@ class Log:
     ) -> dict[str, Any]:
         signed = [{"lock": lock - (lock >> 63 << 64), "mode": mode.name} for lock, mode in locks or ()]
         return {
-            "partition": self.partition, "txid": row[3], "client_id": row[0], "kind": row[4], "data": row[5],
+            "partition": self.partition, "txid": row[3], "client_id": row[0], "header": row[4], "data": row[5],
             "time": when, "locks": None if locks is None else signed, "group": group,
         }  # fmt: skip
 

@@ -26,7 +26,7 @@ from waltzd.format.batch import HEAD_BYTES, batch_at, why_wrong
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import NO_TIME
 
-NAMES = ("partition", "txid", "client_id", "kind", "data", "time", "locks", "group")
+NAMES = ("partition", "txid", "client_id", "header", "data", "time", "locks", "group")
 
 
 def origin_of(log: Log) -> DirectoryOrigin:

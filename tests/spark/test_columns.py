@@ -48,11 +48,11 @@ def test_chosen_records_are_those_that_the_filters_let_through(
     count: int, headers: set[int], ids: list[tuple[int, int]]
 ) -> None:
     run = made_up(count)
-    filters = Filters(txid=Ranges(ids), kind=Ranges((each, each) for each in headers))
+    filters = Filters(txid=Ranges(ids), header=Ranges((each, each) for each in headers))
     batch = Projection(SCHEMA).batch(run, AROUND, filters)
     batch.validate(full=True)
     whole = record_batch(run, 3).to_pylist()
-    assert batch.to_pylist() == [row for row in whole if row["txid"] in filters.txid and row["kind"] in headers]
+    assert batch.to_pylist() == [row for row in whole if row["txid"] in filters.txid and row["header"] in headers]
 
 
 def test_what_surrounds_a_record() -> None:

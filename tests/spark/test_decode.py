@@ -32,7 +32,7 @@ def rows_of(run: Run, partition: int) -> list[dict[str, object]]:
                 "generation": request.generation,
                 "req_partition": request.partition,
                 "seq": request.sequence,
-                "kind": record.header,
+                "header": record.header,
                 "crc": signed(record.data_crc),
                 "data": record.payload,
                 **dict.fromkeys(BESIDE.names),
@@ -83,6 +83,6 @@ def test_the_files_of_the_original(original: Path, storage: str) -> None:
                 request = ":".join(str(row[name]) for name in ("client_id", "generation", "req_partition", "seq"))
                 digest = hashlib.sha256(row["data"]).hexdigest()
                 crc = f"{row['crc'] & 0xFFFFFFFF:08x}"
-                words = [row["partition"], row["txid"], request, row["kind"], len(row["data"]), digest, crc]
+                words = [row["partition"], row["txid"], request, row["header"], len(row["data"]), digest, crc]
                 found.append(["rec", *map(str, words)])
     assert found == [words[:8] for words in said]

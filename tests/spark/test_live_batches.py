@@ -23,7 +23,7 @@ from waltzctl.main import run
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, Committed, FeedMode, append_lock
 
-NAMES = ("txid", "kind", "data", "time", "locks", "group")
+NAMES = ("txid", "header", "data", "time", "locks", "group")
 
 
 @dataclass
@@ -79,7 +79,7 @@ def rows_of(client: BlockingClient) -> list[dict[str, Any]]:
             rows[-1]["group"] = first
         taken = [{"lock": lock - (lock >> 63 << 64), "mode": mode.name} for lock, mode in transaction.locks or ()]
         rows.append({
-            "txid": transaction.id, "kind": transaction.kind, "data": bytes(transaction.payload),
+            "txid": transaction.id, "header": transaction.kind, "data": bytes(transaction.payload),
             "time": transaction.time, "locks": None if transaction.time is None else taken,
             "group": rows[-1]["group"] if transaction.follows else None,
         })  # fmt: skip

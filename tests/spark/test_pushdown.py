@@ -99,7 +99,7 @@ def test_a_condition_leaves_what_it_says(condition: Filter, holds: Callable[[int
     assert opposite is not None
     assert listed(found.txid) == {value for value in SMALL if holds(value)}
     assert listed(opposite.txid) == {value for value in SMALL if not holds(value)}
-    assert found.partition == found.kind == EVERYTHING
+    assert found.partition == found.header == EVERYTHING
 
 
 def test_conditions_hold_together_each_on_its_column() -> None:
@@ -108,14 +108,14 @@ def test_conditions_hold_together_each_on_its_column() -> None:
         GreaterThan(("txid",), 3),
         LessThan(("txid",), 7),
         EqualTo(("partition",), 2),
-        In(("kind",), (1, 9)),
+        In(("header",), (1, 9)),
     ):
         narrowed = filters.narrowed(condition)
         assert narrowed is not None
         filters = narrowed
     assert filters.txid == Ranges([(4, 6)])
     assert filters.partition == Ranges([(2, 2)])
-    assert filters.kind == Ranges([(1, 1), (9, 9)])
+    assert filters.header == Ranges([(1, 1), (9, 9)])
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def seen(rows: list[Any]) -> list[tuple[Any, ...]]:
             row.partition,
             row.txid,
             f"{row.client_id}:{row.generation}:{row.req_partition}:{row.seq}",
-            row.kind,
+            row.header,
             len(row.data),
             hashlib.sha256(row.data).hexdigest(),
             f"{row.crc & 0xFFFFFFFF:08x}",
@@ -106,8 +106,8 @@ def test_what_only_the_files_know(spark: Any, growing: GrowingStorage) -> None:
 
 
 def test_the_schema_of_the_user_is_the_projection(spark: Any, original: Path) -> None:
-    frame = spark.read.format("waltz").schema("TxId BIGINT, kind INT").load(str(original / "storage0"))
-    assert frame.columns == ["TxId", "kind"]
+    frame = spark.read.format("waltz").schema("TxId BIGINT, header INT").load(str(original / "storage0"))
+    assert frame.columns == ["TxId", "header"]
     whole = [(each[1], each[3]) for each in recorded(original, "storage0")]
     assert sorted(map(tuple, frame.collect())) == sorted(whole)
     assert frame.where("txid = 7").count() == sum(id_ == 7 for id_, _ in whole)
@@ -122,7 +122,7 @@ def test_columns_by_name(spark: Any, original: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"columns": "txid,knid"}, "a column 'knid' that a log does not have; the nearest is kind"),
+        ({"columns": "txid,heder"}, "a column 'heder' that a log does not have; the nearest is header"),
         ({"columns": "txid,TXID"}, "the column TXID is asked for twice"),
         ({"includeMetadata": "yes"}, "includeMetadata is 'yes'; it can be true or false"),
         ({"startingTxnId": "5"}, "did you mean startingTxnIds"),
@@ -150,13 +150,13 @@ def test_a_schema_that_does_not_fit_says_so(spark: Any, original: Path, schema: 
 
 PREDICATES: list[tuple[str, Callable[[Any], bool]]] = [
     ("partition IN (0, 4) AND txid BETWEEN 10 AND 20", lambda row: row.partition in (0, 4) and 10 <= row.txid <= 20),
-    ("kind >= 0 AND kind < 100 AND partition <> 0", lambda row: 0 <= row.kind < 100 and row.partition != 0),
+    ("header >= 0 AND header < 100 AND partition <> 0", lambda row: 0 <= row.header < 100 and row.partition != 0),
     ("length(data) > 10 AND partition < 2", lambda row: len(row.data) > 10 and row.partition < 2),
     ("partition = 1", lambda row: row.partition == 1),
     ("txid = 33 OR txid = 5", lambda row: row.txid in (5, 33)),
     ("txid IN (1, 200, 389) AND partition = 0", lambda row: row.txid in (1, 200, 389) and row.partition == 0),
     ("txid > 380 AND NOT txid = 385", lambda row: row.txid > 380 and row.txid != 385),
-    ("kind <=> 3 AND txid IS NOT NULL", lambda row: row.kind == 3),
+    ("header <=> 3 AND txid IS NOT NULL", lambda row: row.header == 3),
     ("txid IS NULL", lambda _: False),
     ("partition = 99", lambda _: False),
     ("txid > 9223372036854775806", lambda _: False),
@@ -177,7 +177,7 @@ def test_filters_find_the_same_rows_pushed_or_not(spark: Any, original: Path, is
 
 
 def test_filters_are_given_to_the_source(spark: Any, original: Path, pushing_down: None) -> None:
-    frame = log(spark, original / "storage0").where("partition = 1 AND kind < 0 AND length(data) > 3")
+    frame = log(spark, original / "storage0").where("partition = 1 AND header < 0 AND length(data) > 3")
     rows = frame.collect()
     metrics = scan_metrics(frame)
     whole = recorded(original, "storage0")

@@ -24,7 +24,7 @@ RECORD = pa.schema(
         ("generation", pa.int32()),
         ("req_partition", pa.int32()),
         ("seq", pa.int32()),
-        ("kind", pa.int32()),
+        ("header", pa.int32()),
         ("crc", pa.int32()),
         ("data", pa.binary()),
     ]
@@ -49,7 +49,7 @@ _COLUMN = {
     "generation": "generation",
     "req_partition": "partition",
     "seq": "sequence",
-    "kind": "header",
+    "header": "header",
 }
 
 

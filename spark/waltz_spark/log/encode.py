@@ -41,7 +41,7 @@ _FIELDS = {
     "generation": "generation",
     "partition": "req_partition",
     "sequence": "seq",
-    "header": "kind",
+    "header": "header",
 }
 
 

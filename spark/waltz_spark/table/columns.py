@@ -110,7 +110,7 @@ _MAKERS: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "generation": _field("generation"),
     "req_partition": _field("partition"),
     "seq": _field("sequence"),
-    "kind": _field("header"),
+    "header": _field("header"),
     "crc": lambda rows: _bits(rows.heads["data_crc"]),
     "data": _Rows.payloads,
     "time": _Rows.times,
@@ -214,11 +214,11 @@ class Projection:
 
 def _chosen(run: Run, filters: Filters) -> I64 | None:
     """Return the indexes of the records that pass the filters; None for all records."""
-    if filters.txid == filters.kind == filters.time == EVERYTHING:
+    if filters.txid == filters.header == filters.time == EVERYTHING:
         return None
     is_in = filters.txid.hold(np.arange(run.first_id, run.first_id + len(run), dtype=np.int64))
-    if filters.kind != EVERYTHING:
-        is_in &= filters.kind.hold(heads(run)["header"].astype(np.int64))
+    if filters.header != EVERYTHING:
+        is_in &= filters.header.hold(heads(run)["header"].astype(np.int64))
     if filters.time != EVERYTHING:
         is_in &= filters.time.hold(np.full(len(run), NO_TIME) if run.times is None else run.times)
     return None if is_in.all() else np.flatnonzero(is_in)

@@ -1,7 +1,7 @@
-"""Filters of a query as ranges of partitions, ids, kinds and times that need not be read. Pure.
+"""Filters of a query as ranges of partitions, ids, headers and times that need not be read. Pure.
 
 Spark passes conditions on one column and a constant, all of which must hold. Conditions on `partition`, `txid` and
-`kind` are sets of integers, which are a few ranges; their intersection is exact. Spark does not check accepted
+`header` are sets of integers, which are a few ranges; their intersection is exact. Spark does not check accepted
 conditions again, so a condition that is not fully understood must be returned to it.
 
 Times are microseconds. A record without a time has a special number below all times, which only `IS NULL` and null-safe
@@ -24,7 +24,7 @@ from waltz_spark.log.origin import Span
 from waltzd.format.record import NO_TIME
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-NUMBERS = ("partition", "txid", "kind")
+NUMBERS = ("partition", "txid", "header")
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
@@ -111,7 +111,7 @@ class Filters:
 
     partition: Ranges = field(default=EVERYTHING)
     txid: Ranges = field(default=EVERYTHING)
-    kind: Ranges = field(default=EVERYTHING)
+    header: Ranges = field(default=EVERYTHING)
     time: Ranges = field(default=EVERYTHING)
 
     def narrowed(self, condition: object) -> Filters | None:
