@@ -16,7 +16,6 @@ from typing import Any
 
 from waltzctl.console.pages import Page, PageRequest, Part
 from waltzctl.console.table import GridStyle, Tone, grid
-from waltzctl.records.append import lock_id
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
 from waltzctl.records.lock import ask, can_search, search_log
@@ -29,7 +28,7 @@ from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog, WaltzError
 from waltzd.errors.operations import NoServerUp
 from waltzd.format.layout import ID_MAX
-from waltzd.protocol.locks import Lock, Mode
+from waltzd.protocol.locks import Lock, Mode, lock_id
 
 ROWS = 50
 SHOWN_BYTES = 4096

@@ -15,15 +15,12 @@ from pathlib import Path
 from waltzd import Client, Lock
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
-from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected, lock_id
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """Maximum size of a payload that is read; servers enforce a lower limit."""
 LOCK_FORM = "write it as MODE:NAME:ID with the mode read, write or append, like write:account:17"
-LOCK_ID_MIN, LOCK_ID_MAX = -(1 << 63), (1 << 64) - 1
 _LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>[^:]+)", re.DOTALL)
-_MARKED = re.compile(r"(?P<bits>[0-9a-fA-F]{16})|(?:(?:read|write|append):)?(?P<name>.+):(?P<id>[^:]+)", re.DOTALL)
-_INTEGER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,27 +99,6 @@ def lock_of(text: str) -> Lock:
     if found is None or found["mode"] not in modes:
         raise BadArgument(f"--lock {text}: this is not a lock", next_step=LOCK_FORM)
     return Lock(found["name"], lock_id(found["id"]), modes[found["mode"]])
-
-
-def marked_lock(text: str) -> Lock | int:
-    """Parse a lock whose mode does not matter: `NAME:ID`, also with a mode in front, or the 16 hex digits of its hash."""
-    found = _MARKED.fullmatch(text)
-    if found is None:
-        raise BadArgument(
-            f"{text[:40]!r} is not a lock",
-            not_done="nothing was read",
-            next_step="write it as NAME:ID, like account:17, or as the 16 hex digits that `waltzctl txn get --locks` shows",
-        )
-    return int(found["bits"], 16) if found["bits"] else Lock(found["name"], lock_id(found["id"]))
-
-
-def lock_id(text: str) -> int | str:
-    """Parse the id of a lock: an integer if it looks like one, else a text."""
-    if not _INTEGER.fullmatch(text):
-        return text
-    if len(text) > len(str(LOCK_ID_MIN)) or not LOCK_ID_MIN <= (number := int(text)) <= LOCK_ID_MAX:
-        raise BadArgument(f"an integer as the id of a lock has 64 bits; {text[:40]} does not fit")
-    return number
 
 
 def format_lock(lock: Lock) -> str:

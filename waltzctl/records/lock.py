@@ -19,7 +19,7 @@ from waltzctl.show.records import LogSearch
 from waltzd.errors import NeedsBatches, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import PartitionsClosed
-from waltzd.protocol.locks import Lock, Mode
+from waltzd.protocol.locks import Lock, Mode, lock_id
 
 if TYPE_CHECKING:
     from waltzd import Client
@@ -61,8 +61,6 @@ def explain(
       waltzctl lock explain 0 seat 12A
       waltzctl lock explain 0 order 17 --mark -1 --mode read -o json
     """
-    from waltzctl.records.append import lock_id
-
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
     owner, found = using(target, lambda cluster: ask(cluster, target, partition, lock))
     searched, trouble = _search_log(target, partition, found)

@@ -23,7 +23,7 @@ from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.format.layout import ID_MAX
-from waltzd.protocol.locks import HISTORY_IDS_MAX
+from waltzd.protocol.locks import HISTORY_IDS_MAX, marked_lock
 
 if TYPE_CHECKING:
     from waltzd import Client
@@ -308,7 +308,6 @@ def history(
       waltzctl txn history order:17 --partition 0
       waltzctl txn history seat:12A --newest-first --limit 10 -o json
     """
-    from waltzctl.records.append import marked_lock
     from waltzctl.records.follow import each, with_client
 
     lock = marked_lock(name)

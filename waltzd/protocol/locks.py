@@ -136,6 +136,32 @@ def namespace_of(prefix: str) -> int:
     return int.from_bytes(blake2b(prefix.encode(), digest_size=2).digest(), "big")
 
 
+LOCK_ID_MIN, LOCK_ID_MAX = -(1 << 63), (1 << 64) - 1
+_MARKED = re.compile(r"(?P<bits>[0-9a-fA-F]{16})|(?:(?:read|write|append):)?(?P<name>.+):(?P<id>[^:]+)", re.DOTALL)
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+def marked_lock(text: str) -> Lock | int:
+    """Parse a lock whose mode does not matter: `NAME:ID`, also with a mode in front, or the 16 hex digits of its hash."""
+    found = _MARKED.fullmatch(text)
+    if found is None:
+        raise BadArgument(
+            f"{text[:40]!r} is not a lock",
+            not_done="nothing was read",
+            next_step="write it as NAME:ID, like account:17, or as the 16 hex digits that `waltzctl txn get --locks` shows",
+        )
+    return int(found["bits"], 16) if found["bits"] else Lock(found["name"], lock_id(found["id"]))
+
+
+def lock_id(text: str) -> int | str:
+    """Parse the id of a lock: an integer if it looks like one, else a text."""
+    if not _INTEGER.fullmatch(text):
+        return text
+    if len(text) > len(str(LOCK_ID_MIN)) or not LOCK_ID_MIN <= (number := int(text)) <= LOCK_ID_MAX:
+        raise BadArgument(f"an integer as the id of a lock has 64 bits; {text[:40]} does not fit")
+    return number
+
+
 class Reason(enum.IntEnum):
     """Reason of a rejection: `Rejected.reason`. Each reason but NOT_IN_LOG concerns a lock of the transaction."""
 

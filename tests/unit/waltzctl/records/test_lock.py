@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from waltzctl.records.append import marked_lock
 from waltzctl.records.follow import LOOK_BACK, Groups, stretch
 from waltzctl.records.lock import can_search, search_log
 from waltzctl.shell.moment import Within
 from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, NeedsBatches
-from waltzd.protocol.locks import History, Lock, LockExplanation, LoggedLock, Mode, Reason
+from waltzd.protocol.locks import History, Lock, LockExplanation, LoggedLock, Mode, Reason, marked_lock
 from waltzd.protocol.positions import Position
 
 OURS = 17
