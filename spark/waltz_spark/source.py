@@ -19,7 +19,7 @@ from waltz_spark.log.plan import sizing_of
 from waltz_spark.log.selection import selection_of, truth_of
 from waltz_spark.stream import WaltzStreamReader, limit_of
 from waltz_spark.table.columns import wanted
-from waltz_spark.table.pushdown import UNFILTERED
+from waltz_spark.table.pushdown import filters_of
 from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks, timed
 
 COLUMNS, METADATA = "columns", "includeMetadata"
@@ -38,6 +38,7 @@ class WaltzDataSource(DataSource):
             given = given_options(self.options)
             sizing_of(given)
             limit_of(given)
+            filters_of(given)
             selection_of(given, is_stream=True)
             metadata = truth_of(METADATA, given.get(METADATA.lower(), "false"))
             return from_arrow_schema(wanted(given.get(COLUMNS), metadata=metadata))
@@ -57,9 +58,9 @@ class WaltzReader(DataSourceReader):
             given = given_options(options)
             self._selection = selection_of(given)
             self._sizing = sizing_of(given)
+            self._filters = filters_of(given)
             self._projection = projection_of(schema)
             self._origin = open_origin(options)
-        self._filters = UNFILTERED
         self.pushFilters = _OptionalPushdown(self)  # type: ignore[method-assign]
 
     def narrow(self, filters: Iterable[Filter]) -> Iterator[Filter]:

@@ -39,6 +39,7 @@ from waltz_spark.table.position import (
     readable,
     reconciled,
 )
+from waltz_spark.table.pushdown import filters_of
 from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks, timed
 from waltzd.errors import BadArgument
 
@@ -54,6 +55,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._selection = selection_of(given, is_stream=True)
             self._sizing = sizing_of(given)
             self._limit = limit_of(given)
+            self._filters = filters_of(given)
             self._projection = projection_of(schema)
             self._origin = open_origin(options)
         self._catalog: Catalog | None = None
@@ -101,10 +103,10 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reconciled(begin, catalog)
             check_timelines(behind, self._origin, catalog, start=begin)
             left = readable(spans, catalog, fail_on_loss=self._selection.fails_on_loss)
-            return [*tasks(self._origin, catalog, left, self._sizing)]
+            return [*tasks(self._origin, catalog, left, self._sizing, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return Reading(self._origin, self._projection).batches(partition)
+        return Reading(self._origin, self._projection, self._filters).batches(partition)
 
     def _look(self) -> Catalog:
         if self._end:  # not in __init__: PySpark hides errors of a reader's constructor behind its own

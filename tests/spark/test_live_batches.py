@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import LiveOrigin
-from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Sizing
+from waltz_spark.table import read_task
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import HIGHEST, Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import microseconds
+from tests.spark.test_marked import marks
 from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.main import run
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, Committed, FeedMode, append_lock
+from waltzd.format.record import Run
 
 NAMES = ("txid", "header", "data", "time", "locks", "group")
 
@@ -131,3 +134,41 @@ def test_the_cluster_and_each_of_its_directories_give_what_a_client_reads(there:
         assert origin.first_at(catalog, 0, HIGHEST) == 390
         filters = Filters(time=Ranges([(microseconds(times[270]), HIGHEST)]))
         assert read(origin, catalog, whole, filters) == there.rows[cut:]
+
+
+def test_a_lock_is_read_by_its_marks_alone(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From replicas and from the owner; of format 0, which keeps no locks, all is read."""
+    ids: list[int] = []
+    read_from = LiveOrigin.read
+
+    def counting(origin: LiveOrigin, extent: Extent, span: Span, **how: Any) -> Iterable[Run]:
+        ids.extend(range(span.first, span.last + 1))
+        return read_from(origin, extent, span, **how)
+
+    monkeypatch.setattr(LiveOrigin, "read", counting)
+    monkeypatch.setattr(read_task, "READ_TOGETHER", 0)
+    live = LiveOrigin(coordinator=there.cluster.blueprint.addresses(ZOOKEEPER)[0], root=ROOT)
+    whole, later = Span(0, len(there.rows) - 1), Span(150, len(there.rows) - 1)
+    lock = append_lock("account", 3).hash
+    signed = lock - (lock >> 63 << 64)
+    expected = [row for row in there.rows if marks(row, signed)]
+    wanted = [row["txid"] for row in expected]
+    assert 20 < len(expected) < 40
+    projection = columns_of(("txid", "header", "data", "time", "locks"))
+    for origin in (live, LiveOrigin(servers=there.servers)):
+        catalog = origin.catalog()
+        for span, plain in ((later, []), (whole, list(range(150)))):
+            for filters, some in (
+                (Filters(lock=lock), wanted),
+                (Filters(lock=lock, txid=Ranges([(0, 250)])), [id_ for id_ in wanted if id_ <= 250]),
+            ):
+                ids.clear()
+                given = tasks(origin, catalog, {0: span}, Sizing(), filters)
+                batches = [batch for task in given for batch in Reading(origin, projection, filters).batches(task)]
+                found = [row for batch in batches for row in batch.to_pylist()]
+                assert found == [
+                    {name: row[name] for name in projection.schema.names} for row in expected if row["txid"] in some
+                ]
+                assert sorted(ids) == plain + some
+        ids.clear()
+        assert tasks(origin, catalog, {0: later}, Sizing(), Filters(lock=append_lock("account", 99).hash)) == []

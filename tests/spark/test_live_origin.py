@@ -20,6 +20,8 @@ from waltz_spark.log.live_origin import FRAME_BYTES, LiveOrigin, Route, _Memory,
 from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 from waltz_spark.log.throttle import CREDIT_SECONDS, Throttle
+from waltz_spark.table.pushdown import Filters
+from waltz_spark.table.read_task import tasks
 
 from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
@@ -136,6 +138,7 @@ def test_what_is_archived_is_read_from_there_and_the_rest_from_the_cluster(clust
     both, live = open_origin(place), by_coordinator(cluster)
     catalog, theirs = both.catalog(), live.catalog()
     assert (catalog.key, catalog.spans) == (theirs.key, theirs.spans)
+    assert tasks(both, catalog, catalog.spans, Sizing(), Filters(lock=17)) == [], "owners say that nothing marked it"
     pieces = archive.contents(LOG).pieces
     for partition, log in LOG.items():
         there = Span(pieces[partition][0].first, pieces[partition][-1].last)

@@ -12,7 +12,7 @@ from tests.spark.test_spark_page import PAGE, programs
 from tests.spark.test_stream import Sink
 from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
-from waltzd import BlockingClient, FeedMode
+from waltzd import BlockingClient, FeedMode, append_lock
 
 PARTITIONS = 3
 
@@ -56,6 +56,23 @@ def test_a_table_and_a_stream_of_a_cluster(spark: Any, cluster: LocalCluster, tm
     assert names["log"].count() == len(everything)
     by_servers = spark.read.format("waltz").option("bootstrap.servers", ",".join(servers(cluster))).load()
     assert by_servers.where("partition = 1").count() == 500
+
+    with BlockingClient(servers(cluster), feed=FeedMode.NONE, partitions=[1]) as client:
+        client.append(b"marked", partition=1, locks=[append_lock("account", 17)])
+    log[1].append(b"marked")
+    marking = {**place, "lock": "account:17"}
+    everything, marked = grow(200), [(1, 500, b"marked")]
+    rows = spark.read.format("waltz").options(**marking).load().collect()
+    assert [(row.partition, row.txid, bytes(row.data)) for row in rows] == marked
+    narrow = Sink()
+    frame = spark.readStream.format("waltz").options(**marking, maxTxnsPerTrigger="400").load()
+    query = (
+        frame.writeStream.foreachBatch(narrow).option("checkpointLocation", str(tmp_path / "marked"))
+        .trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    assert narrow.rows == marked
+    assert len(narrow.batches) > 3, "most batches have no task"
 
     sink = Sink()
     frame = spark.readStream.format("waltz").options(**place, maxTxnsPerTrigger="400").load()

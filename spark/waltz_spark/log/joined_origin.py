@@ -6,7 +6,7 @@ of each partition: ids that the archive has above it are not returned.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents, is_piece
@@ -74,6 +74,10 @@ class JoinedOrigin:
             if found <= last or not rest:
                 return min(found, last + 1)
         return self.live.first_at(_of(catalog, partition, rest), partition, time)
+
+    def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
+        """Ask the cluster, whose servers look into the archive too; ids that they cannot answer for are read."""
+        return self.live.marked(catalog, spans, lock)
 
     def header(self, extent: Extent) -> FileHeader | None:
         """Return the header of an archived segment; None for extents of the cluster."""

@@ -40,6 +40,7 @@ from waltzd.errors import (
 )
 from waltzd.errors.operations import BadConfig, BadFrame, LogUnreadable, NoServerUp
 from waltzd.format.record import Run, join_runs
+from waltzd.protocol.locks import HISTORY_IDS_MAX, HistoryPart
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -62,6 +63,9 @@ REMEMBERED_SECONDS = 10.0
 """Seconds for which the lists of servers, storages and segments are cached."""
 FRAME_BYTES = 1 << 20
 """Bytes of records in one message: smaller and larger messages were slower."""
+MARKS_MAX = 100_000
+"""Transactions that marked a lock, of one partition, up to which they are read alone. All ids below them are read: the
+driver keeps them in memory, and a lock with more marks is found everywhere."""
 RECORD_BYTES_LIKELY = 256
 """Assumed size of a record while no segment is known."""
 T = TypeVar("T")
@@ -212,6 +216,49 @@ class LiveOrigin:
             return await where.ask(number, "FindTime", lambda port: port.find_time(number, time), self.seconds)
         finally:
             await where.close()
+
+    def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
+        """Ask the owners, whose storages have key indexes."""
+        return wait_for(self._marked(catalog, spans, lock)) if spans else {}
+
+    async def _marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
+        route = Route.decode(catalog.routes[next(iter(spans))])
+        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
+        try:
+            await where.open(self.seconds)
+            return await _each(spans, lambda number: self._marked_in(where, catalog, number, spans[number], lock))
+        finally:
+            await where.close()
+
+    async def _marked_in(self, where: Routes, catalog: Catalog, number: int, span: Span, lock: int) -> list[Span]:
+        """Return the ids that marked a lock, and the ids for which the owner has no answer. The newest come first: the
+        start of the log may be of format 0, or in an archive that the owner cannot read."""
+        found: list[Span] = []
+        rest = span
+
+        async def ask(port: ServerPort) -> HistoryPart:
+            part = await port.history(
+                number, lock, after=rest.first - 1, before=rest.last + 1, limit=HISTORY_IDS_MAX, newest_first=True,
+                confirmed=False,
+            )  # fmt: skip
+            if part.history.end < rest.last:
+                raise CannotConnect(f"an owner before answered: it had committed up to id {part.history.end}")
+            return part
+
+        while rest.count and len(found) < MARKS_MAX:
+            try:
+                part = await where.ask(number, "History", ask, self.seconds)
+            except WaltzError as error:
+                level = logging.DEBUG if isinstance(error, NeedsBatches) else logging.WARNING
+                _log.log(level, "partition %d: ids %d to %d are all read, to look for the lock in them: %s",
+                         number, rest.first, rest.last, error.message)  # fmt: skip
+                break
+            if part.history.end.timeline != catalog.position(number, span.last).timeline:
+                return [span]  # what was found may be above the fork; the tasks notice it
+            found += [Span(id_, id_) for id_ in part.history.ids]
+            through = part.history.ids[-1] if part.history.has_more else part.through
+            rest = Span(rest.first, rest.first - 1 if through is None else through - 1)
+        return [*found, rest]
 
     def check(self, partition: int, position: Position, *, route: str = "") -> None:
         wait_for(self._check(partition, position, route))

@@ -23,8 +23,9 @@ from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA, TIME, group_column, 
 from waltz_spark.table.pushdown import EVERYTHING, UNFILTERED, Filters
 from waltzd.errors import BadArgument, TooLarge
 from waltzd.format.checksum import I64
+from waltzd.format.key_index import marks_of
 from waltzd.format.layout import FileHeader
-from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, HeadArray, Run, heads, trailers
+from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, HeadArray, Run, heads, no_locks, trailers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,13 +215,17 @@ class Projection:
 
 def _chosen(run: Run, filters: Filters) -> I64 | None:
     """Return the indexes of the records that pass the filters; None for all records."""
-    if filters.txid == filters.header == filters.time == EVERYTHING:
+    if filters.txid == filters.header == filters.time == EVERYTHING and filters.lock is None:
         return None
-    is_in = filters.txid.hold(np.arange(run.first_id, run.first_id + len(run), dtype=np.int64))
+    ids = np.arange(run.first_id, run.first_id + len(run), dtype=np.int64)
+    is_in = filters.txid.hold(ids)
     if filters.header != EVERYTHING:
         is_in &= filters.header.hold(heads(run)["header"].astype(np.int64))
     if filters.time != EVERYTHING:
         is_in &= filters.time.hold(np.full(len(run), NO_TIME) if run.times is None else run.times)
+    if filters.lock is not None:
+        marks = marks_of(run.first_id, run.locks or no_locks(len(run)))
+        is_in &= np.isin(ids, marks.ids[marks.locks == np.uint64(filters.lock)])
     return None if is_in.all() else np.flatnonzero(is_in)
 
 

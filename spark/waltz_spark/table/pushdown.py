@@ -11,7 +11,7 @@ bounds (`Origin.first_at`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from waltz_spark.log.origin import Span
 from waltzd.format.record import NO_TIME
+from waltzd.protocol.locks import marked_lock
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 NUMBERS = ("partition", "txid", "header")
+LOCK = "lock"
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
@@ -92,7 +94,10 @@ class Ranges:
     def within(self, span: Span, *, nearer: int) -> tuple[Span, ...]:
         """Return the parts of a span to read; parts that are at most `nearer` ids apart are joined."""
         pieces: list[Span] = []
-        for first, last in self & Ranges([(span.first, span.last)]):
+        firsts, lasts = self._bounds.T
+        start = int(lasts.searchsorted(span.first))
+        stop = int(firsts.searchsorted(span.last, "right")) if span.count else start
+        for first, last in ((max(first, span.first), min(last, span.last)) for first, last in self._ranges[start:stop]):
             if pieces and first - pieces[-1].last <= nearer:
                 pieces[-1] = Span(pieces[-1].first, last)
             else:
@@ -113,6 +118,9 @@ class Filters:
     txid: Ranges = field(default=EVERYTHING)
     header: Ranges = field(default=EVERYTHING)
     time: Ranges = field(default=EVERYTHING)
+    lock: int | None = None
+    """64 bits of the lock that all rows marked; None for any row. An option sets it: Spark pushes no condition on an
+    array."""
 
     def narrowed(self, condition: object) -> Filters | None:
         """Return the filters with one more condition of `pyspark.sql.datasource`; None if it is not understood."""
@@ -121,10 +129,20 @@ class Filters:
         if not column or values is None:
             return None
         mine: Ranges = getattr(self, column)
-        return replace(self, **{column: mine & values})
+        changed: dict[str, Any] = {column: mine & values}
+        return replace(self, **changed)
 
 
 UNFILTERED = Filters()
+
+
+def filters_of(options: Mapping[str, str]) -> Filters:
+    """Parse the option `lock`; names are in lower case."""
+    text = options.get(LOCK)
+    if text is None:
+        return UNFILTERED
+    lock = marked_lock(text)
+    return Filters(lock=lock if isinstance(lock, int) else lock.hash)
 
 
 def _column(condition: object) -> str:

@@ -31,8 +31,9 @@ from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 
 _log = logging.getLogger("waltz.spark")
-READ_TOGETHER = 10_000
-"""Unwanted ids between two wanted ones that are read and dropped, because that is faster than a new read."""
+READ_TOGETHER, READ_TOGETHER_BYTES = 10_000, 1 << 20
+"""Unwanted ids between two wanted ones, and their bytes, that are read and dropped, because that is faster than a new
+read."""
 TIMES_MAX = 16
 """Ranges of times that are looked up; more are replaced by one range that covers them."""
 
@@ -42,6 +43,15 @@ class KnowsSegments(Protocol):
     """An origin whose extents are segments, with access to their headers."""
 
     def header(self, extent: Extent) -> FileHeader | None: ...
+
+
+@runtime_checkable
+class KnowsLocks(Protocol):
+    """An origin that finds the transactions that marked a lock without reading all of them."""
+
+    def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
+        """Return for each partition ids in its span among which are all that marked the lock."""
+        ...
 
 
 class Task(InputPartition):
@@ -92,7 +102,7 @@ class Reading:
             ) from error
 
     def _rows(self, part: Part) -> Iterator[Grouped]:
-        with_locks = self.projection.asks_for_locks
+        with_locks = self.projection.asks_for_locks or self.filters.lock is not None
         if self.projection.asks_for_groups:
             yield from read_grouped(self.origin, part.extent, part.span, batch_bytes=BATCH_BYTES, with_locks=with_locks)
             return
@@ -116,17 +126,27 @@ def tasks(
 ) -> list[Task]:
     """Return the tasks that read the ids in `spans` that pass the filters."""
     ids = {number: ids_of(origin, catalog, number, filters) for number in spans if number in filters.partition}
-    hulls: dict[int, Span] = {}
-    for partition, wanted in ids.items():
-        pieces = wanted.within(spans[partition], nearer=READ_TOGETHER)
-        if pieces:
-            hulls[partition] = Span(pieces[0].first, pieces[-1].last)
+    hulls = _hulls(ids, spans)
+    if filters.lock is not None and isinstance(origin, KnowsLocks):
+        for number, found in origin.marked(catalog, hulls, filters.lock).items():
+            ids[number] &= Ranges((span.first, span.last) for span in found)
+        hulls = _hulls(ids, hulls)
     left = (_left(split, ids[split.partition]) for split in plan(catalog, hulls, sizing))
     return [
         Task(split, catalog.position(split.partition, split.span.last).timeline, catalog.routes.get(split.partition, ""))
         for split in left
         if split is not None
     ]
+
+
+def _hulls(ids: Mapping[int, Ranges], spans: Mapping[int, Span]) -> dict[int, Span]:
+    """Return the first to the last of the ids within each span, for the partitions that have any."""
+    hulls: dict[int, Span] = {}
+    for number in ids.keys() & spans.keys():
+        pieces = ids[number].within(spans[number], nearer=0)
+        if pieces:
+            hulls[number] = Span(pieces[0].first, pieces[-1].last)
+    return hulls
 
 
 def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -> Ranges:
@@ -147,8 +167,12 @@ def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -
 
 
 def _left(split: Split, ids: Ranges) -> Split | None:
-    parts = [Part(part.extent, piece) for part in split.parts for piece in ids.within(part.span, nearer=READ_TOGETHER)]
+    parts = [Part(part.extent, piece) for part in split.parts for piece in ids.within(part.span, nearer=_nearer(part))]
     return replace(split, parts=tuple(parts)) if parts else None
+
+
+def _nearer(part: Part) -> int:
+    return min(READ_TOGETHER, READ_TOGETHER_BYTES * part.span.count // max(1, part.bytes))
 
 
 def timed(selection: Selection, origin: Origin, catalog: Catalog) -> Selection:
