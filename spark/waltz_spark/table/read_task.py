@@ -47,7 +47,7 @@ class KnowsSegments(Protocol):
 
 @runtime_checkable
 class KnowsLocks(Protocol):
-    """An origin that finds the transactions that marked a lock without reading all of them."""
+    """An origin that finds the transactions that marked a lock without reading the whole log."""
 
     def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
         """Return for each partition ids in its span among which are all that marked the lock."""
