@@ -17,9 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 from tests.bench.machine import this_machine
 from tests.bench.peers.etcd import Etcd
@@ -54,8 +57,11 @@ CAVEATS = (
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
-    chosen, skipped = choose(options.peers)
+    return carry_out(Comparison, parsed(arguments), SYSTEMS)
+
+
+def carry_out(comparison: type[Comparison], options: argparse.Namespace, systems: Mapping[str, type[System]]) -> int:
+    chosen, skipped = choose(options.peers, systems)
     for line in skipped:
         print(line, file=sys.stderr)
     if not chosen:
@@ -66,7 +72,7 @@ def main(arguments: list[str]) -> int:
     home = Path(tempfile.mkdtemp(prefix="waltz-peers-", dir=options.directory))
     home.chmod(0o711)  # a database that runs as another user has to pass
     try:
-        return Comparison(options, home, chosen, skipped).run()
+        return comparison(options, home, chosen, skipped).run()
     except KeyboardInterrupt:
         print("interrupted; everything that was started has ended", file=sys.stderr)
         return 130
@@ -76,20 +82,28 @@ def main(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./dev bench peers", description=__doc__)
-    parser.add_argument("--rounds", type=_count, default=5)
-    parser.add_argument("--seconds", type=_seconds, default=3.0, help="of each measurement")
-    parser.add_argument("--sizes", type=_sizes, default=(128, 512, 4096), help="of payloads: 128,512,4096")
+    parser = parser_of("./dev bench peers", __doc__, SYSTEMS, sizes=(128, 512, 4096))
     parser.add_argument(
         "--in-flight",
         type=_flight,
         default=4000,
         help=f"for many in flight; a multiple of {LANES_MANY}; etcd refuses more than 5000",
     )
-    parser.add_argument("--peers", type=_names, default=tuple(SYSTEMS), help=",".join(SYSTEMS))
+    return parser.parse_args(arguments)
+
+
+def parser_of(
+    program: str, description: str | None, systems: Mapping[str, type[System]], *, sizes: tuple[int, ...]
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("--rounds", type=_count, default=5)
+    parser.add_argument("--seconds", type=_seconds, default=3.0, help="of each measurement")
+    parser.add_argument("--sizes", type=_sizes, default=sizes, help="of payloads: 128,512,4096")
+    names = ",".join(systems)
+    parser.add_argument("--peers", type=partial(_names, systems=systems), default=tuple(systems), help=names)
     parser.add_argument("--json", type=_file, help="where to write everything that was measured")
     parser.add_argument("--directory", type=_folder, help="where the servers write; the temporary directory by default")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _count(words: str) -> int:
@@ -116,10 +130,10 @@ def _sizes(words: str) -> tuple[int, ...]:
     return tuple(_count(word) for word in words.split(","))
 
 
-def _names(words: str) -> tuple[str, ...]:
+def _names(words: str, systems: Mapping[str, type[System]]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(words.split(",")))
-    if unknown := [name for name in names if name not in SYSTEMS]:
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
+    if unknown := [name for name in names if name not in systems]:
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(systems)}")
     return names
 
 
@@ -134,19 +148,25 @@ def _file(words: str) -> Path:
     return _folder(str(Path(words).parent)) / Path(words).name
 
 
-def choose(names: tuple[str, ...]) -> tuple[list[type[System]], list[str]]:
+def choose(names: tuple[str, ...], systems: Mapping[str, type[System]]) -> tuple[list[type[System]], list[str]]:
     """Those that can be started, and a sentence for each of the others."""
     chosen, skipped = [], []
     for name in names:
-        missing = SYSTEMS[name].missing()
+        missing = systems[name].missing()
         if missing is None:
-            chosen.append(SYSTEMS[name])
+            chosen.append(systems[name])
         else:
-            skipped.append(f"{name} is skipped: {missing} is not here. To have it: {SYSTEMS[name].package}")
+            skipped.append(f"{name} is skipped: {missing} is not here. To have it: {systems[name].package}")
     return chosen, skipped
 
 
 class Comparison:
+    load: ClassVar = "tests.bench.peers.load"
+    """Module that makes the load, in a process of its own."""
+    workloads: ClassVar = len(WORKLOADS)
+    """Measurements of each size."""
+    caveats: ClassVar = CAVEATS
+
     def __init__(self, options: argparse.Namespace, home: Path, systems: list[type[System]], skipped: list[str]) -> None:
         self._options = options
         self._home = home
@@ -161,9 +181,10 @@ class Comparison:
         rounds = [self._round(number) for number in range(1, self._options.rounds + 1)]
         rows = rows_of(rounds)
         print(f"{machine}\n\n{facts_of(self._facts)}\n")
-        print("\n".join([*CAVEATS, *self._skipped, *self._failed]))
+        print("\n".join([*self.caveats, *self._skipped, *self._failed]))
         many, seconds = self._options.in_flight, self._options.seconds
-        print(f"\nMedians of {len(rounds)} rounds, {seconds:g} s a measurement; many in flight: {many}.\n")
+        flight = f"; many in flight: {many}" if many else ""
+        print(f"\nMedians of {len(rounds)} rounds, {seconds:g} s a measurement{flight}.\n")
         print(text_of(rows))
         if self._options.json:
             self._save(machine, rounds, rows)
@@ -209,8 +230,8 @@ class Comparison:
             warm_seconds=min(options.seconds / 2, WARM_SECONDS_MAX),
             in_flight=options.in_flight,
         )
-        command = [sys.executable, "-m", "tests.bench.peers.load", json.dumps(asdict(plan))]
-        seconds = len(options.sizes) * len(WORKLOADS) * (options.seconds + WARM_SECONDS_MAX) + LOAD_SECONDS_MORE
+        command = [sys.executable, "-m", self.load, json.dumps(asdict(plan))]
+        seconds = len(options.sizes) * self.workloads * (options.seconds + WARM_SECONDS_MAX) + LOAD_SECONDS_MORE
         pipe = subprocess.PIPE
         with undisturbed():
             load = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -227,7 +248,7 @@ class Comparison:
         everything = {
             "machine": machine,
             "systems": {name: asdict(facts) for name, facts in self._facts.items()},
-            "caveats": CAVEATS,
+            "caveats": self.caveats,
             "skipped": self._skipped,
             "failed": self._failed,
             "rows": [asdict(row) for row in rows],

@@ -13,7 +13,7 @@ import pwd
 import subprocess
 from contextlib import suppress
 from signal import SIGQUIT
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.bench.peers.process import HOST, START_SECONDS, Process, environment
 from tests.bench.peers.system import LANES, LANES_MANY, Facts, System, until_it_works
@@ -40,6 +40,7 @@ SETTINGS = {
 class Postgres(System):
     name = "postgres"
     package = "apt-get install postgresql"
+    wants_standby: ClassVar[bool] = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -57,7 +58,7 @@ class Postgres(System):
         self._ports = [next(self.ports), next(self.ports)]
         self._do("initdb", "-D", "primary", "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
         self._serve("primary", self._ports[0])
-        self._has_standby = (bin / "pg_basebackup").exists()
+        self._has_standby = self.wants_standby and (bin / "pg_basebackup").exists()
         if self._has_standby:
             source = ["-d", f"host={HOST} port={self._ports[0]} user={USER} application_name=standby"]
             self._do("pg_basebackup", *source, "-D", "standby", "-R", "-X", "stream", "-c", "fast", "--no-sync")
@@ -76,7 +77,7 @@ class Postgres(System):
         """The table; and from then on no commit returns before the standby has flushed it."""
         import psycopg
 
-        async with await psycopg.AsyncConnection.connect(self.address[0], autocommit=True) as connection:
+        async with await psycopg.AsyncConnection.connect(_words(self.port), autocommit=True) as connection:
             await connection.execute(CREATE)
             if self._has_standby:
                 await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
@@ -100,6 +101,11 @@ class Postgres(System):
             raise RuntimeError(f"{program} failed: {done.stderr}")
 
     @property
+    def port(self) -> int:
+        """Port of the primary."""
+        return self._ports[0]
+
+    @property
     def address(self) -> tuple[str, ...]:
         return tuple(_words(port) for port in self._ports[: 1 + self._has_standby])
 
@@ -109,7 +115,8 @@ class Postgres(System):
         if self._has_standby:
             durability = "flushed to the disks of the primary and of one synchronous standby before it is acknowledged"
         else:
-            durability = "flushed to one disk before it is acknowledged: one copy only, pg_basebackup is missing"
+            why = ", pg_basebackup is missing" if self.wants_standby else ""
+            durability = f"flushed to one disk before it is acknowledged: one copy only{why}"
         return Facts(
             version=said.split()[2],
             durability=durability,

@@ -238,13 +238,13 @@ def test_every_system_has_a_session() -> None:
 
 def test_a_missing_program_is_skipped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    chosen, skipped = choose(("etcd",))
+    chosen, skipped = choose(("etcd",), SYSTEMS)
     assert chosen == []
     assert skipped == ["etcd is skipped: the program etcd is not here. To have it: apt-get install etcd-server"]
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     program.chmod(0o755)
-    assert choose(("etcd",)) == ([SYSTEMS["etcd"]], [])
+    assert choose(("etcd",), SYSTEMS) == ([SYSTEMS["etcd"]], [])
 
 
 def test_a_program_of_this_environment_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
