@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 from tests.bench import archive, curves, failover, formats, groups, idle, keys, moves, spark, storage, tool, views
+from tests.bench.dcb import command as dcb
 from tests.bench.peers import command as peers
 from tests.bench.peers import groups as groups_nats
 
 BENCHES = {
     "archive": archive.main,
     "curves": curves.main,
+    "dcb": dcb.main,
     "failover": failover.main,
     "formats": formats.main,
     "groups": groups.main,
