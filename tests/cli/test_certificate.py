@@ -199,6 +199,7 @@ CHANGING = {
     "channel set": ["orders", "0"],
     "client disconnect": ["billing"],
     "cluster delete": [],
+    "cluster finalize": [],
     "cluster load-metadata": ["metadata.jsonl"],
     "cluster rebuild-metadata": ["--name", "trial", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
     "cluster restore": ["/none", "--latest", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],

@@ -40,7 +40,7 @@ ELSEWHERE = {
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", "validate"]],
     "cli/test_console": [["console"]],
-    "cli/test_context": [["context", name] for name in ("add", "list", "remove", "use")],
+    "cli/test_context": [["context", name] for name in ("add", "list", "use")],
     "cli/test_group": [
         *(["group", name] for name in ("create", "describe", "list", "remove")),
         *(["group", name] for name in ("reset", "resume", "set")),
@@ -61,7 +61,7 @@ ELSEWHERE = {
     ],
     "cli/test_partition": [
         *(["partition", name] for name in ("assign", "auto-assign", "describe", "list")),
-        *(["cluster", name] for name in ("delete", "set")),
+        *(["cluster", name] for name in ("delete", "finalize", "set")),
         ["history"],
     ],
     "cli/test_archive": [

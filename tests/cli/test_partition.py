@@ -198,6 +198,7 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
         ["partition", "assign"],
         ["partition", "auto-assign"],
         ["storage", "list"],
+        ["cluster", "finalize"],
         ["cluster", "set"],
         ["history"],
     ):
