@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
+
+PATIENCE_SECONDS = 90
 
 
 def refused(told: Any, code: int, *sentences: str) -> None:
@@ -32,3 +36,11 @@ def plain(err: str) -> str:
             )  # fmt: skip
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def until(is_true: Callable[[], Any], what: str = "") -> None:
+    """Wait until it is true; fail with `what` when it does not come to be."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from kazoo.client import KazooClient
 
 from tests.cli.example import examples
 from tests.cli.numbered_load import NumberedLoad
-from tests.cli.outcome import refused
+from tests.cli.outcome import refused, until
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.shell.cluster_target import resolve, using
@@ -54,13 +53,6 @@ def lose(cluster: LocalCluster) -> None:
     zookeeper.spawn()
     cluster.remember()
     until(zookeeper.is_ready, "ZooKeeper is there again")
-
-
-def until(true: Callable[[], Any], what: str) -> None:
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < ends, what
-        time.sleep(0.1)
 
 
 def until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from tests.cli.outcome import as_json, refused
+from tests.cli.outcome import as_json, refused, until
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.cluster_target import resolve, using
 from waltzd.client.blocking import BlockingClient
@@ -66,7 +66,7 @@ def test_a_policy_from_its_file_to_its_end(place: list[str], waltzctl: Tool, tmp
     refused(waltzctl("policy", "set", again, "--yes", *place), 2, "anonymous should be allowed to append partition 0")
     more = write(tmp_path / "policy.json", ALL)
     assert waltzctl("policy", "set", more, "--yes", "--reason", "trials", *place).code == 0
-    assert waltzctl("txn", "append", "0", "x", *place).code == 0
+    until(lambda: waltzctl("txn", "append", "0", "x", *place).code == 0, "servers hear of a policy a moment later")
     (entry,) = as_json(waltzctl("history", "-n", "1", *place, "-o", "json"))["history"]
     assert entry["verb"] == "policy set"
     assert entry["reason"] == "trials"

@@ -20,6 +20,7 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
+from tests.cli.outcome import until
 from tests.unit import snapshots
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, replica_state
@@ -440,10 +441,3 @@ def full(waltzctl: Tool, cluster: LocalCluster) -> list[int]:
     """How many members of each partition count, learners left out."""
     told = json.loads(waltzctl("partition", "list", "-o", "json", "--directory", cluster.directory).out)
     return [row["level"] if not any("*" in name for name in row["replicas"]) else 0 for row in told["partitions"]]
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -335,8 +335,8 @@ def begins_with_an_empty_lock_table(patches: Patches) -> None:
     """A new owner takes every lock for never marked."""
 
     def make(right: Any) -> Any:
-        def init(self: LockTable, size: int, low_mark: int) -> None:
-            right(self, size, EMPTY)
+        def init(self: LockTable, size: int, low_mark: int, **options: Any) -> None:
+            right(self, size, EMPTY, **options)
 
         return init
 
