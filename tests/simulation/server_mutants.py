@@ -61,7 +61,7 @@ LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.
 # -- what counts -------------------------------------------------------------------------------------------------------
 
 
-@mutant(4, aim=FAIL_OVER)
+@mutant(6, aim=FAIL_OVER)
 def commits_with_a_minority(patches: Patches) -> None:
     """The majority is one too small."""
 
@@ -207,7 +207,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     patches.wrap(Session, "_save", make)
 
 
-@mutant(5, aim=FORGET)
+@mutant(20, aim=FORGET)
 def ignores_incarnations(patches: Patches) -> None:
     """An old copy of a replica votes like the replica."""
 
