@@ -120,7 +120,7 @@ class Scene:
         lineage = min(self._lineage(status), self._shared(status))
         if status.is_sound:
             return lineage
-        # What is damaged can be cut from the damaged segment on, but never what it knows to be committed.
+        # A damaged replica counts up to its first damaged segment, unless that would cut ids that it knows to be committed.
         end = min(status.damaged_segments, default=0) - 1
         return min(lineage, end) if end >= status.certain else EMPTY
 

@@ -107,7 +107,7 @@ class StorageCalls:
         """Reads that are under way, from the event loops of calls and of streams."""
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changing = asyncio.Lock()
-        """Held by each change of the directory, and by work that allows none meanwhile."""
+        """Lock of the directory: held by each change of it, and by work during which it must not change."""
         self._arriving: dict[int, object] = {}
         """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))

@@ -327,7 +327,7 @@ class Listener:
     async def _keep(self, on_fatal: Callable[[BaseException], None]) -> None:
         while True:
             try:
-                # Without a limit it would not say what ended it before all calls have ended.
+                # Without a timeout it returns only when all calls have ended, and an error of the server shows that late.
                 while await self._server.wait_for_termination(LOOK_SECONDS):
                     pass
                 return
