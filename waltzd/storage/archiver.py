@@ -271,9 +271,9 @@ class Archiver:
     # -- a timeline that begins
 
     def _begun(self, store: Store, partition: Partition, known: Archived, lineage: Lineage) -> Archived:
-        """Begin the archive of the current timeline, which the coordinator does not know yet, and return how far it reaches:
-        to the end of what it takes over from its ancestors, or, if this replica was trimmed beyond that, of what the store
-        has. It runs on the archiver's thread."""
+        """Begin the archive of the current timeline, which the coordinator does not know yet, on the archiver's thread.
+        Return how far it reaches: to the end of what it takes over from its ancestors or, if this replica was trimmed
+        beyond that, of what the store has."""
         archive = self._archive(store, partition, known.archive, lineage.current)
         begin = archive.begin()
         if begin is None:
