@@ -47,7 +47,7 @@ def check_level(level: int, path: str) -> None:
     """Raise `LevelUnknown` if the cluster was finalized for a newer version than this program."""
     if level > LEVEL:
         raise LevelUnknown(
-            f"{path}: the cluster has level {level}; this version of Waltz, {_spell(RELEASE)}, supports levels to {LEVEL}",
+            f"{path}: the cluster has level {level}; this version of Waltz, {_text(RELEASE)}, supports levels to {LEVEL}",
             path=path,
             level=level,
         )
@@ -65,10 +65,10 @@ def check_storage(name: str, version: str, level: int, *, ours: Release = RELEAS
     if level_of(version) < level:
         needed = min(release for release, newest in LEVELS.items() if newest >= level)
         raise IncompatibleVersion(
-            f"storage {name} runs version {version or 'before ' + _spell(needed)}, and the cluster was finalized at level "
-            f"{level}, which needs version {_spell(needed)}",
+            f"storage {name} runs version {version or 'before ' + _text(needed)}, and the cluster was finalized at level "
+            f"{level}, which needs version {_text(needed)}",
             not_done="its replicas do not take part",
-            next_step=f"install version {_spell(needed)} or newer on {name}, and start it again",
+            next_step=f"install version {_text(needed)} or newer on {name}, and start it again",
         )
 
 
@@ -77,7 +77,7 @@ def check_client(version: str, *, ours: Release = RELEASE) -> None:
     major = release_of(version)[0]
     if version and major != ours[0]:
         raise IncompatibleVersion(
-            f"the client library has version {version}, and this server {_spell(ours)}: their major versions differ",
+            f"the client library has version {version}, and this server {_text(ours)}: their major versions differ",
             not_done="the client got no id, and nothing was written",
             next_step=f"use a client library of version {ours[0]}.x",
         )
@@ -89,12 +89,12 @@ def _check_apart(who: str, version: str, ours: Release) -> None:
     if newer in (older, (older[0], older[1] + 1), (older[0] + 1, 0)):
         return
     raise IncompatibleVersion(
-        f"{who} runs version {version or _spell(theirs)}, and this is version {_spell(ours)}: in one cluster versions "
+        f"{who} runs version {version or _text(theirs)}, and this is version {_text(ours)}: in one cluster versions "
         "differ by at most one minor version",
         not_done="this process does not work with it",
         next_step="upgrade one minor version at a time, every process before the next version (docs/upgrade.md)",
     )
 
 
-def _spell(release: Release) -> str:
+def _text(release: Release) -> str:
     return f"{release[0]}.{release[1]}"
