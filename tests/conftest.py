@@ -25,13 +25,15 @@ SEED = "WALTZ_SEED"
 def pytest_configure() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as `waltzctl` has it: Java is started beside calls here, too
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1_000_000, 1 << 40)))  # workers inherit it
-    blueprint.PORTS = ports_of_this_worker(blueprint.PORTS)
+    part = ports_of_this_worker(blueprint.PORTS)
+    os.environ[blueprint.PORTS_VARIABLE] = f"{part[0]}-{part[-1]}"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background; Ctrl-C is tested
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ports_of_this_worker(ports: range) -> range:
-    """A part for each: a port whose daemon is down for a moment is not given to a cluster of another worker."""
+    """A part for each worker and what it starts: a port whose daemon is down for a moment, or has not begun to listen, is
+    not given to a cluster of another worker."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # who takes a dead one's place
     size = len(ports) // workers

@@ -24,7 +24,7 @@ def blocks(page: str) -> list[str]:
 
 
 def test_the_commands_that_pages_show_in_a_checkout_run(tmp_path: Path) -> None:
-    somewhere = random.randrange(len(blueprint.PORTS))
+    somewhere = random.randrange(len(blueprint.candidate_ports()))
     listen, admin = islice(blueprint.free_ports(somewhere), 2)  # and no outgoing connection is given one of them
     tried = 0
     for block in [block for page in PAGES for block in blocks(page)]:

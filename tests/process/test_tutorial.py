@@ -71,7 +71,7 @@ def followed(script: str, folder: Path) -> tuple[int, str, str]:
 
 def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
     programs = environment("HEAD", project_version()).parent  # of the built wheel, as the page says
-    somewhere = random.randrange(len(blueprint.PORTS))
+    somewhere = random.randrange(len(blueprint.candidate_ports()))
     ports = dict(zip(("8001", "8002", "8003"), blueprint.free_ports(somewhere), strict=False))
     (tmp_path / "theatre.py").write_text(LOOK)
     script = [f'theatre() {{ "{sys.executable}" theatre.py "$@"; }}']

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waltzctl.shell.blueprint import PORTS, free_ports
+from waltzctl.shell.blueprint import candidate_ports, free_ports
 from waltzd.client.loop import run
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import NO_CREDENTIALS, ZooKeeperCredentials
@@ -20,7 +20,7 @@ END_SECONDS = 60
 
 def free_port() -> int:
     """A port that nobody listens on, and that no outgoing connection is given while its ZooKeeper is down."""
-    return next(free_ports(random.randrange(len(PORTS))))
+    return next(free_ports(random.randrange(len(candidate_ports()))))
 
 
 class LocalZooKeeper:

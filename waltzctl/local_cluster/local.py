@@ -39,6 +39,7 @@ from waltzctl.shell.blueprint import (
     OPERATOR,
     ZOOKEEPER,
     Blueprint,
+    candidate_ports,
     certificate_files,
     coordinator_files,
     credentials_file,
@@ -139,6 +140,7 @@ class LocalCluster:
         """Make a new cluster without starting it. `has_tls`: with certificates for all, and a closed ZooKeeper.
         `archive`: store to which the log is archived. `base`: first port."""
         check_whole(directory)
+        candidate_ports()  # a wrong range is refused before anything is made
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
         # After the listing, because files outside MAKING appear after the blueprint; before the lock, which would
         # otherwise keep the command that has just made a cluster from starting it.

@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 
 from waltzd.cluster.documents import FORMAT
 from waltzd.disk.real import translate
+from waltzd.errors import BadArgument
 from waltzd.errors.operations import AlreadyThere, NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.document import Document, Name, decode, encode, whole
@@ -28,6 +29,8 @@ ARCHIVE_KEY = "archive.key"
 """File with the key that signs the archive; it is never copied to the store."""
 PORTS = range(20_000, 32_000)
 """Candidate ports, below the range for outgoing connections, so that no port is taken while its daemon is down."""
+PORTS_VARIABLE = "WALTZ_LOCAL_PORTS"
+"""Environment variable that names other candidate ports, as `FIRST-LAST`."""
 STORAGES_MAX, SERVERS_MAX = 16, 16
 PORT_BLOCK = 2 * SERVERS_MAX + 2 * STORAGES_MAX + 1
 """Number of ports reserved from `--port` on, for a cluster whose user chose the first port."""
@@ -152,20 +155,39 @@ def ports_from(base: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def free_base(names: Sequence[str]) -> int:
     """Return the first port of a block in which the ports of these daemons are free."""
-    for base in range(PORTS.start, PORTS.stop - PORT_BLOCK, 100):
+    candidates = candidate_ports()
+    for base in range(candidates.start, candidates.stop - PORT_BLOCK, 100):
         if all(is_free(port) for ports in ports_from(base, names).values() for port in ports):
             return base
-    return PORTS.start
+    return candidates.start
 
 
 def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
     """Yield free ports, from one that depends on the seed, so that two clusters created at the same time get different
     ports. `taken` are ports of daemons that may be down now."""
-    for step in range(len(PORTS)):
-        port = PORTS[(seed + step) % len(PORTS)]
+    candidates = candidate_ports()
+    for step in range(len(candidates)):
+        port = candidates[(seed + step) % len(candidates)]
         if port not in taken and is_free(port):
             yield port
-    raise PortInUse(f"no port from {PORTS[0]} to {PORTS[-1]} is free at {HOST}")
+    raise PortInUse(f"no port from {candidates[0]} to {candidates[-1]} is free at {HOST}")
+
+
+def candidate_ports() -> range:
+    """Return the ports from which local clusters take theirs."""
+    given = os.environ.get(PORTS_VARIABLE)
+    if given is None:
+        return PORTS
+    first, _, last = given.partition("-")
+    try:
+        ports = range(int(first), int(last) + 1)
+    except ValueError:
+        ports = range(0)
+    if not ports or ports.start < 1024 or ports.stop > 65536:
+        raise BadArgument(
+            f"{PORTS_VARIABLE}={given} is not FIRST-LAST with ports from 1024 to 65535", next_step=f"unset {PORTS_VARIABLE}"
+        )
+    return ports
 
 
 def is_free(port: int) -> bool:
