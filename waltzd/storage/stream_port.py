@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import BadFrame, PortInUse
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.peers import RecordsFrame
@@ -22,10 +22,10 @@ from waltzd.storage.append_queue import refuse
 from waltzd.storage.calls import StorageCalls
 from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_status
-from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
+from waltzd.wire.connections import CONNECTIONS_MAX
+from waltzd.wire.framed_listener import FramedListener
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
-from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
@@ -104,42 +104,26 @@ class StreamPort:
         *,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        self.address = address
         self._calls = calls
         self._tls = tls
         self._auditor = auditor
-        self._shares = ConnectionShares(connections_max)
-        self._server: asyncio.Server | None = None
-        self._on_fatal: Callable[[BaseException], None] | None = None
-        self._serving: dict[asyncio.Task[None], None] = {}
+        self._listener = FramedListener(
+            address,
+            tls,
+            make_connection=lambda accept: Connection(calls.config.message_bytes_max, accept, first_max=FIRST_BYTES),
+            serve=self._serve,
+            purpose="streams",
+            busy="this storage has too many streams, or too many of this caller",
+            connections_max=connections_max,
+        )
+
+    @property
+    def address(self) -> Address:
+        return self._listener.address
 
     async def start(self, on_fatal: Callable[[BaseException], None]) -> None:
-        self._on_fatal = on_fatal
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: Connection(self._calls.config.message_bytes_max, self._accept, first_max=FIRST_BYTES),
-                self.address.host,
-                self.address.port,
-                ssl=self._tls.answering() if self._tls is not None else None,
-                ssl_handshake_timeout=HELLO_SECONDS if self._tls is not None else None,
-            )
-        except OSError as error:
-            raise PortInUse(f"cannot listen for streams on {self.address}: {error}") from error
-        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
-
-    def _accept(self, connection: Connection) -> None:
-        """One server has one stream for each of its partitions."""
-        holder = connection.holder
-        if not self._shares.take(holder):
-            connection.lose(CannotConnect("this storage has too many streams, or too many of this caller"))
-            return
-        task = asyncio.create_task(self._serve(connection))
-        self._serving[task] = None
-        task.add_done_callback(self._serving.pop)
-        task.add_done_callback(lambda _: self._shares.give(holder))
-        assert self._on_fatal is not None
-        tell_failure(task, self._on_fatal)
+        await self._listener.open()
+        self._listener.begin(on_fatal)
 
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)
@@ -213,11 +197,4 @@ class StreamPort:
 
     async def stop(self, seconds: float) -> None:
         """Accept no new streams; running streams may go on for `seconds`."""
-        if self._server is not None:
-            self._server.close()
-        serving = list(self._serving)
-        if serving:
-            await asyncio.wait(serving, timeout=seconds)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await self._listener.stop(seconds)

@@ -8,13 +8,11 @@ same callers are admitted as through gRPC.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, NotPermitted, WaltzError
-from waltzd.errors.operations import BadFrame, PortInUse
+from waltzd.errors.operations import BadFrame
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleAppend, SingleCommittal
@@ -30,14 +28,13 @@ from waltzd.wire.codec import (
     unpacked_client_frames,
     unpacked_single,
 )
-from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
+from waltzd.wire.connections import CONNECTIONS_MAX
+from waltzd.wire.framed_listener import FramedListener
 from waltzd.wire.frames import Connection, Kind
-from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 FIRST_BYTES = 4 << 10
 """Limit of a request to mount."""
-HANDSHAKE_SECONDS = 5.0
 QUIET_SECONDS = 10.0
 """Silence of a client after which a heartbeat is requested."""
 
@@ -123,52 +120,36 @@ class StreamPort:
         *,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        self.address = address
-        self._message_bytes_max = message_bytes_max
         self._tls = tls
         self._auditor = auditor
-        self._shares = ConnectionShares(connections_max)
         self._calls: ServerCalls | None = None
-        self._on_fatal: Callable[[BaseException], None] | None = None
-        self._server: asyncio.Server | None = None
-        self._serving: dict[asyncio.Task[None], None] = {}
+        self._listener = FramedListener(
+            address,
+            tls,
+            make_connection=lambda accept: Connection(
+                message_bytes_max, accept, first_max=FIRST_BYTES, quiet_seconds=QUIET_SECONDS, tells_when_full=True
+            ),
+            serve=self._serve,
+            purpose="mounts",
+            busy="this server takes no more mounts at the moment, or no more of this caller",
+            connections_max=connections_max,
+        )
+
+    @property
+    def address(self) -> Address:
+        return self._listener.address
 
     async def open(self) -> None:
         """Listen. Callers are served after `serve`."""
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(
-                    self._message_bytes_max,
-                    self._accept,
-                    first_max=FIRST_BYTES,
-                    quiet_seconds=QUIET_SECONDS,
-                    tells_when_full=True,
-                ),
-                self.address.host,
-                self.address.port,
-                ssl=self._tls.answering() if self._tls is not None else None,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
-            )
-        except OSError as error:
-            raise PortInUse(f"cannot listen for mounts on {self.address}: {error}") from error
-        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+        await self._listener.open()
 
     def serve(self, calls: ServerCalls, *, on_fatal: Callable[[BaseException], None]) -> None:
-        self._calls, self._on_fatal = calls, on_fatal
+        self._calls = calls
+        self._listener.begin(on_fatal)
 
-    def _accept(self, connection: Connection) -> None:
-        holder = connection.holder
-        if self._calls is None or not self._shares.take(holder):
-            connection.lose(CannotConnect("this server takes no more mounts at the moment, or no more of this caller"))
-            return
-        task = asyncio.create_task(self._serve(self._calls, connection))
-        self._serving[task] = None
-        task.add_done_callback(self._serving.pop)
-        task.add_done_callback(lambda _: self._shares.give(holder))
-        assert self._on_fatal is not None
-        tell_failure(task, self._on_fatal)
-
-    async def _serve(self, calls: ServerCalls, connection: Connection) -> None:
+    async def _serve(self, connection: Connection) -> None:
+        calls = self._calls
+        assert calls is not None
         try:
             identity = self._identity(connection)
         except NotPermitted as error:
@@ -210,11 +191,4 @@ class StreamPort:
 
     async def stop(self, seconds: float) -> None:
         """Accept no more mounts; give the present ones this time to finish."""
-        if self._server is not None:
-            self._server.close()
-        serving = list(self._serving)
-        if serving:
-            await asyncio.wait(serving, timeout=seconds)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await self._listener.stop(seconds)

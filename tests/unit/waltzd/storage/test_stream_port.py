@@ -61,7 +61,7 @@ def test_one_more_than_there_may_be_is_closed_and_the_others_go_on() -> None:
             await append(second, 4)
         assert await append(first, 4) == 4
         first.cancel()
-        while port._serving:
+        while port._listener._serving:
             await asyncio.sleep(0.001)
         third = opened()
         assert await append(third, 5) == 5
@@ -77,7 +77,7 @@ def test_one_address_leaves_a_fifth_of_the_streams_to_others() -> None:
             assert await append(stream, 3) == 3
         with pytest.raises(CannotConnect):
             await append(opened(), 3)
-        assert port._shares.take("another address")
+        assert port._listener._shares.take("another address")
         for stream in held:
             stream.cancel()
 
