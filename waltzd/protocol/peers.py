@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -20,7 +20,6 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch, Piece
-from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import (
@@ -32,11 +31,14 @@ from waltzd.protocol.batches import (
     SingleAppend,
     Topology,
 )
-from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
-from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.locks import HistoryPart
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
+
+if TYPE_CHECKING:  # nothing of this is loaded with a client
+    from waltzd.format.key_index import LockMarks, LockQuery
+    from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
+    from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """Records to append: one run of format 0, or whole batches of format 1."""
