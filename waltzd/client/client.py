@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 from uuid import UUID
 
 from waltzd.client.consumer_groups import ConsumerGroups
@@ -26,7 +26,6 @@ from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import IdempotencyKey, Submits, Wait, deadline_of, mark_of, own_position
-from waltzd.client.subscription import Subscription
 from waltzd.client.view import (
     Command,
     E,
@@ -47,8 +46,9 @@ from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.channels import BLAKE2B, KeyHash, key_function, key_partitions
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
 from waltzd.protocol.positions import Position
-from waltzd.wire import tls as wire_tls
-from waltzd.wire.servers import ServerClient
+
+if TYPE_CHECKING:
+    from waltzd.client.subscription import Subscription
 
 _NO_TRANSACTION = "an atomic append needs at least one transaction"
 
@@ -754,6 +754,10 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
 
 
 def _connect_with(tls: Tls | None) -> Connect:
+    # gRPC and the messages take half as long to load as everything else here: not where a client is only imported.
+    from waltzd.wire import tls as wire_tls
+    from waltzd.wire.servers import ServerClient
+
     if tls is None:
         return ServerClient
     certificate, key, ca = [os.fspath(path) for path in (tls.certificate, tls.key, tls.ca)]

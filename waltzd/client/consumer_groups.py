@@ -1,4 +1,5 @@
-"""Consumer groups: how an application creates them and becomes a member. `Client` inherits this."""
+"""Consumer groups: how an application creates them and becomes a member. `Client` inherits this, and most clients use no
+group: a method loads what it needs of groups when it is called."""
 
 from __future__ import annotations
 
@@ -7,25 +8,27 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from waltzd.client.delivery import Delivery
 from waltzd.client.follower import Call
-from waltzd.client.handler import Handling
 from waltzd.client.instrument import Instrument
 from waltzd.client.reader import Reader
 from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
-from waltzd.client.subscription import Subscription
 from waltzd.client.view import E, Serializer, checked_kind, checked_position, checked_time
-from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupPort, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import EVERYTHING, Parts
-from waltzd.protocol.groups import Exhausted, GroupStatus, KeyedBy, Mode, ParkedTransaction
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
+
+if TYPE_CHECKING:
+    from waltzd.client.delivery import Delivery
+    from waltzd.client.handler import Handling
+    from waltzd.client.subscription import Subscription
+    from waltzd.cluster.groups import GroupMeta, GroupPort, GroupStart, MadeGroup
+    from waltzd.protocol.groups import GroupStatus, ParkedTransaction
 
 MEMBER_MAX = 128
 PARKED_AT_ONCE = 1000
@@ -48,12 +51,8 @@ class ConsumerGroups(Generic[E]):
     """Client id that no other client has, for the names of members."""
     _members = 0
     """Number of subscriptions that were made."""
-
-    def _check_open(self) -> None:
-        raise AssertionError("the client class checks this")
-
-    def _check_loop(self) -> None:
-        raise AssertionError("the client class checks this")
+    _check_open: Callable[[], None]
+    _check_loop: Callable[[], None]
 
     async def create_group(
         self,
@@ -111,6 +110,9 @@ class ConsumerGroups(Generic[E]):
             await client.create_group("mailer", mode="queue", partitions="orders", start="last", kinds=[PLACED])
             ```
         """
+        from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, GroupMeta
+        from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
+
         self._check_open()
         self._check_loop()
         if not isinstance(name, str) or not is_name(name):
@@ -216,6 +218,8 @@ class ConsumerGroups(Generic[E]):
                     await delivery.ack()
             ```
         """
+        from waltzd.client.subscription import Subscription
+
         self._check_open()
         self._check_loop()
         if not is_name(group):
@@ -264,6 +268,8 @@ class ConsumerGroups(Generic[E]):
             await client.handle("mailer", lambda delivery: send(delivery.payload), concurrency=8)
             ```
         """
+        from waltzd.client.handler import Handling
+
         room = 2 * concurrency if max_in_flight is None else max_in_flight
         subscription = self.subscribe(group, partitions=partitions, max_in_flight=room, member=member)
         return Handling(subscription, handler, self._call, concurrency=concurrency, timeout=timeout)
@@ -284,7 +290,7 @@ class ConsumerGroups(Generic[E]):
             lag = sum(one.lag for one in await client.group_status("mailer"))
             ```
         """
-        return await self._in_each(group, None, "DescribeGroup", lambda port, one: port.group_status(group, one))
+        return await self._in_each(group, None, "DescribeGroup", lambda one, port: port.group_status(group, one))
 
     async def parked(self, group: str, *, partitions: Partitions | None = None) -> list[ParkedTransaction]:
         """Return the transactions that a consumer group has set aside, ordered by partition and id, with the reasons.
@@ -297,7 +303,7 @@ class ConsumerGroups(Generic[E]):
             NoSuchGroup, NotGranted, CannotConnect, ClientClosed: See `group_status`.
         """
 
-        async def all_parked(port: GroupPort, partition: int) -> list[ParkedTransaction]:
+        async def all_parked(partition: int, port: GroupPort) -> list[ParkedTransaction]:
             found: list[ParkedTransaction] = []
             is_more = True
             while is_more:
@@ -342,12 +348,12 @@ class ConsumerGroups(Generic[E]):
                 return 0
             partitions = sorted(ids)
         done = await self._in_each(
-            group, partitions, "Replay", lambda port, partition: port.replay(group, partition, ids.get(partition, []))
+            group, partitions, "Replay", lambda partition, port: port.replay(group, partition, ids.get(partition, []))
         )
         return sum(one.count for one in done)
 
     async def _in_each(
-        self, group: str, partitions: Partitions | None, what: str, ask: Callable[[GroupPort, int], Awaitable[T]]
+        self, group: str, partitions: Partitions | None, what: str, ask: Callable[[int, GroupPort], Awaitable[T]]
     ) -> list[T]:
         """Ask the owner of each partition of a group, or of those that are given."""
         self._check_open()
@@ -355,7 +361,7 @@ class ConsumerGroups(Generic[E]):
         meta = (await self._find_group(group)).meta
         seconds = self.settings.submit_seconds
         return [
-            await self._routes.ask(partition, what, partial(_ask_of, ask, partition), seconds)
+            await self._routes.ask(partition, what, partial(ask, partition), seconds)
             for partition in sorted(await self._routes.numbers(partitions or meta.partitions or EVERYTHING))
         ]
 
@@ -370,10 +376,6 @@ class ConsumerGroups(Generic[E]):
         self._members += 1
         own = f"/{self._member_of}.{self._members}"
         return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
-
-
-def _ask_of(ask: Callable[[GroupPort, int], Awaitable[T]], partition: int, port: GroupPort) -> Awaitable[T]:
-    return ask(port, partition)
 
 
 K = TypeVar("K", bound=enum.StrEnum)
@@ -406,6 +408,8 @@ def _one_of(kind: type[K], what: str, value: str) -> K:
 
 
 def _ms(what: str, seconds: float, least: int) -> int:
+    from waltzd.cluster.groups import MS_MAX
+
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not least <= round(seconds * 1000) <= MS_MAX:
         raise BadArgument(f"{what} must be seconds from {least / 1000:g} to {MS_MAX // 1000}, not {seconds!r}")
     return round(seconds * 1000)
@@ -424,4 +428,6 @@ def _few(what: str, values: Sequence[V], most: int) -> Sequence[V]:
 
 
 def _start(partition: int, position: Position) -> GroupStart:
+    from waltzd.cluster.groups import GroupStart
+
     return GroupStart(partition, int(position), None if position.timeline == FIRST else position.timeline)

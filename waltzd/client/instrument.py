@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from waltzd.client.follower import Call, Follower
 from waltzd.client.pending import AnyRequest
 from waltzd.client.view import Transaction
-from waltzd.protocol.groups import AckKind
+
+if TYPE_CHECKING:
+    from waltzd.protocol.groups import AckKind
 
 
 class Instrument(Protocol):

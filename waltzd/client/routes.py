@@ -13,11 +13,10 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from waltzd.cluster.groups import GroupPort
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -36,8 +35,11 @@ from waltzd.errors.operations import NotOwner, WrongPeer
 from waltzd.protocol.batches import INTRODUCTION, Introduction, PartitionLocation, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, KeyHash, Ranges, named_in, numbers_of
 
+if TYPE_CHECKING:
+    from waltzd.cluster.groups import GroupPort
+
 T = TypeVar("T")
-Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
+Connect: TypeAlias = "Callable[[str, UUID | None], GroupPort]"
 """Function that makes a port to the server at an address, for a cluster key; None while the key is unknown."""
 Partitions: TypeAlias = str | Iterable[int | str]
 """`"all"`, numbers, and texts with numbers and channels: `[0, 3]`, `"orders"`, `"0-3,orders"`."""

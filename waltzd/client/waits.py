@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from copy import copy
 
 from waltzd.client.partition import PartitionClient
@@ -24,15 +25,9 @@ class WaitMethods:
     _closed: ClientClosed | None
     _stops: dict[asyncio.Future[None], None]
     """Futures of callers that wait for a partition to stop."""
-
-    def _check_open(self) -> None:
-        raise AssertionError("the client class checks this")
-
-    def _check_loop(self) -> None:
-        raise AssertionError("the client class checks this")
-
-    def _active_client(self, partition: int) -> PartitionClient:
-        raise AssertionError("the client class has the partition clients")
+    _check_open: Callable[[], None]
+    _check_loop: Callable[[], None]
+    _active_client: Callable[[int], PartitionClient]
 
     @property
     def has_pending(self) -> bool:

@@ -295,6 +295,9 @@ def test_importing_the_package_loads_nothing_that_is_not_asked_for() -> None:
         "import sys, waltzd; heavy = {'grpc', 'numpy', 'asyncio', 'waltzd.client.client'};"
         " assert not heavy & set(sys.modules);"
         "from waltzd import Lock, Committed; assert 'grpc' not in sys.modules;"
+        "from waltzd import Client; later = {'grpc', 'google.protobuf', 'kazoo', 'waltzd.wire.servers',"
+        " 'waltzd.cluster.groups', 'waltzd.protocol.groups', 'waltzd.protocol.descriptions'};"
+        " assert not later & set(sys.modules), later & set(sys.modules);"
         "assert all(hasattr(waltzd, name) for name in dir(waltzd)); assert not hasattr(waltzd, 'Nothing')"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
