@@ -9,6 +9,7 @@ from uuid import UUID
 
 from tests.checker.history import Memory, Standing
 from tests.checker.recorder import Recorder
+from tests.simulation.deciders import decide
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
 from tests.simulation.ports import SimServerPort
@@ -114,6 +115,8 @@ class ClientMachine(Machine):
             callers = [self._caller(client, recorder, f"{name}.{number}") for number in range(world.setup.callers)]
             if "marks" in world.setup.faults:
                 callers.append(self._asker(client, recorder, name))
+            if world.deciders is not None:
+                callers.append(decide(world, client, recorder, f"{name} decides"))
             await asyncio.gather(*callers)
 
     async def _asker(self, client: Client, recorder: Recorder, name: str) -> None:

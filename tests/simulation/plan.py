@@ -60,6 +60,7 @@ FAULTS = (
     "rescue",
     "singles",
     "lookups",
+    "decisions",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -86,7 +87,8 @@ work, and made again under its name. `policies`: an operator takes grants to app
 operator bounds what names may append. `rescue`: all storages but one are lost while all are level, an operator rescues what
 is closed, and the others come back, without their disks or as they were. `singles`: servers take a transaction that
 arrives alone in the call that brings it; else they take all as columns, as servers do that are older than their clients.
-`lookups`: an owner looks up in the log which transaction marked a lock that its table does not know."""
+`lookups`: an owner looks up in the log which transaction marked a lock that its table does not know. `decisions`: clients
+read the events of a boundary, and append under the condition that nothing in it has changed; in format 1 only."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -111,6 +113,7 @@ BESIDE: dict[str, dict[str, float]] = {
     "rescuing": {"rescue": 0.06},
     "single": {"singles": 0.5},
     "looking": {"lookups": 0.4},
+    "deciding": {"decisions": 0.2},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -809,5 +812,6 @@ _WITHOUT_EVENTS = (
     "regress",
     "filters",
     "singles",
+    "decisions",
 )
 assert {*MAKERS, *ONCE, *_WITHOUT_EVENTS} == set(FAULTS)

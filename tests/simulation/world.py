@@ -20,11 +20,12 @@ from uuid import UUID
 
 import numpy as np
 
-from tests.checker.history import UNTIMED, History
+from tests.checker.history import FINAL, UNTIMED, History
 from tests.checker.recorder import log_records
 from tests.checker.verdict import Verdict, judge
 from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
+from tests.simulation.deciders import Deciders
 from tests.simulation.events import happen
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.files import archived_runs, batch_files, broken_chain, differences
@@ -175,6 +176,8 @@ class Simulation:
             if {"members", "upgrade", "rescue"} & {*self.setup.faults}
         }
         self.subscribers: Subscribers | None = Subscribers(self) if self.setup.members else None
+        has_locks = self.setup.format == 1
+        self.deciders = Deciders() if "decisions" in self.setup.faults and has_locks else None
         self.policies = Policies(self) if {"policies", "quotas"} & {*self.setup.faults} else None
         self.store: FaultyStore | None = None
         """Of the archive."""
@@ -253,6 +256,8 @@ class Simulation:
         self._check()
         if self.policies is not None:
             self.policies.check()
+        for wrong in self.deciders.check(self.history.logs[FINAL]) if self.deciders is not None else ():
+            raise Broken(wrong)
         self._forget_times_that_were_not_told()
         verdict = judge(self.history)
         return verdict if self.subscribers is None or not verdict.is_sound else self.subscribers.judged()
