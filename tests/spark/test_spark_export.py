@@ -187,7 +187,7 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
             kept = len(reached.pieces)
         append(cluster, 30)
     before, killed_logs = manifests(out), logs(noise)
-    process = command(*line, "--rate", "100kB", "-o", "json", environment=noise)
+    process = command(*line, "--rate", "100kB", "-o", "json", "--progress", "off", environment=noise)
     wait_for(process, lambda: manifests(out) > before)
     family = children(process.pid)
     lines = b"\n".join(map(command_line, family))

@@ -183,7 +183,7 @@ def ended(standalone: Spark, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "nobody": ("--executor-wait", "0.5", *NOBODY),
         "packed": ("--conf", f"spark.archives={archive}#environment",
                    "--conf", "spark.pyspark.python=./environment/bin/python",
-                   "--partitions", "0", "--target-file-size", "1MB", *ONE),
+                   "--partitions", "0", "--target-file-size", "1MB", "--progress", "off", *ONE),
     }  # fmt: skip
     processes = {name: export(standalone, paths[name], *line) for name, line in lines.items()}
     return {name: end_of(paths[name], process) for name, process in processes.items()}
