@@ -22,7 +22,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import IncompatibleVersion, Unsafe
-from waltzd.protocol.level import LEVEL
+from waltzd.protocol.level import THIS
 
 RACED = (0, 1)
 OTHER = 3
@@ -97,7 +97,7 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
                 append = [before, "-P", "-c", APPEND, cluster.servers]
                 await asyncio.to_thread(subprocess.run, append, check=True, cwd=tmp_path)
                 if python == before:
-                    with pytest.raises(Unsafe, match=rf"version 0\.0\.0\).* not support level {LEVEL}"):
+                    with pytest.raises(Unsafe, match=rf"version 0\.0\.0\).* not support level {THIS.level}"):
                         finalize_plan(await cluster.local.snapshot())
         verdict = await race.verdict(cluster.storage_addresses, cluster.key)
         assert verdict.is_sound, str(verdict)
@@ -105,7 +105,7 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
         assert "0.0.0" not in versions(await cluster.local.snapshot())
 
     async def refused() -> None:
-        assert (await cluster.local.snapshot()).meta.level == LEVEL
+        assert (await cluster.local.snapshot()).meta.level == THIS.level
         storage, server = cluster.storage_names[0], cluster.server_names[0]
         end(cluster, storage)
         begin(cluster, storage, before)
@@ -133,7 +133,7 @@ def is_out(found: ClusterSnapshot, storage: str) -> bool:
     """Return whether the owners say that the storage is too old for the cluster."""
     reported = [view.reported for view in found.partitions]
     stories = [one.story for owned in reported if owned is not None for one in owned.replicas if one.storage == storage]
-    return bool(stories) and all(f"finalized at level {LEVEL}" in story for story in stories)
+    return bool(stories) and all(f"finalized at level {THIS.level}" in story for story in stories)
 
 
 async def ends(cluster: Cluster, server: str, python: str, why: str) -> None:

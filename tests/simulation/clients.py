@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from tests.simulation.deciders import decide
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
 from tests.simulation.ports import SimServerPort
+from tests.simulation.versions import takes_singles
 from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
@@ -140,7 +142,7 @@ class ClientMachine(Machine):
             world.servers[name].serving,
             key=key,
             seconds=world.setup.storage_seconds,
-            singles="singles" in world.setup.faults,
+            takes_singles=partial(takes_singles, world),
             identity=Identity(world.meta.key, Role.CLIENT, self.certificate).uri
             if WITH_CERTIFICATES & {*world.setup.faults}
             else "",

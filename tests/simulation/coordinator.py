@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import ZOOKEEPER, World
+from tests.simulation.versions import WatchedTree
 from waltzd.cluster.coordinator import Create, Delete, Set
-from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
+from waltzd.cluster.memory import MemoryCoordinator
 from waltzd.server.session.change_signal import ChangeSignal
 
 GOING_BACK = ("/partitions/", "/replicas/")
@@ -22,7 +23,7 @@ class ZooKeeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.tree: MemoryTree = MemoryTree(self._trip)
+        self.tree = WatchedTree(self._trip)
         self.is_up = True
         self.went_back = False
         """Documents say less than they did: owners may refuse them, and nothing more."""

@@ -32,6 +32,11 @@ def happen(world: Simulation, event: Event) -> None:
         )
     elif event.who in world.operators and event.what == "upgrade":
         world.operators[event.who].upgrade()
+    elif event.who in world.operators and event.what == "finalize":
+        world.operators[event.who].finalize()
+    elif event.what == "install":
+        assert world.versions is not None
+        world.versions.install(event.who, event.other)
     elif event.who in world.clients and event.what == "lie":
         world.clients[event.who].lie(event.amount)
     elif event.who in world.storages and event.what in _TO_STORAGES:

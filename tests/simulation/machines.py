@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.policies import Policies
     from tests.simulation.server_machine import ServerMachine
     from tests.simulation.storage_machine import StorageMachine
+    from tests.simulation.versions import Versions
 
 RESTART_SECONDS = 1.0
 """How long the supervisor waits before it starts a daemon again that ended by itself."""
@@ -48,6 +49,8 @@ class World(Protocol):
     """Of the archive."""
     policies: Policies | None
     """None: everybody may do everything."""
+    versions: Versions | None
+    """None: all daemons have one version."""
     log_count: int
     """The partitions, and behind them the group log where there is one."""
     latest_shown: int

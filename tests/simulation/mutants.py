@@ -24,7 +24,8 @@ import tests.simulation.instance_mutants
 import tests.simulation.key_mutants
 import tests.simulation.rescue_mutants
 import tests.simulation.server_mutants
-import tests.simulation.storage_mutants  # noqa: F401  each registers its mutants
+import tests.simulation.storage_mutants
+import tests.simulation.version_mutants  # noqa: F401  each registers its mutants
 from tests.simulation.edit import ROOT, Edit
 from tests.simulation.edits import EDITS
 from tests.simulation.mutant import MUTANTS, Aim, Mutant

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
-from waltzctl.placement.changeover import plan_of, waiting
+from waltzctl.placement.changeover import finalize_plan, plan_of, waiting
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, carry_out, placement_state, take_out
 from waltzctl.placement.replica_moves import MovePlan
@@ -28,6 +29,7 @@ from waltzd.errors import WaltzError
 from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.format.layout import BATCHES
 from waltzd.protocol.document import decode
+from waltzd.protocol.level import THIS
 
 POLL_SECONDS = 0.2
 TRIES_SECONDS = 3.0
@@ -42,6 +44,8 @@ class OperatorMachine(Machine):
         """Where replicas shall be, and whether storages that are left without any are taken out of the cluster then."""
         self.is_upgrading = False
         """The cluster shall write format 1."""
+        self.finalizing = 0
+        """How often the level of the cluster is tried to be raised yet."""
         self.rescues: dict[int, int] = {}
         """Partitions that are to be rescued if they cannot go on: how many timelines each had before all was lost."""
         self.kept = ""
@@ -49,10 +53,14 @@ class OperatorMachine(Machine):
 
     @property
     def is_at_work(self) -> bool:
-        return self.wanted is not None or self.is_upgrading or bool(self.rescues)
+        return self.wanted is not None or self.is_upgrading or bool(self.rescues) or self.finalizing > 0
 
     def upgrade(self) -> None:
         self.is_upgrading = True
+        self.start()
+
+    def finalize(self) -> None:
+        self.finalizing = TRIES_MAX
         self.start()
 
     def rescue(self, kept: str) -> None:
@@ -69,7 +77,8 @@ class OperatorMachine(Machine):
 
     async def _live(self, life: Life) -> None:
         session = self.world.zookeeper.connect(life)
-        cluster = Cluster(session.coordinator)
+        versions = self.world.versions
+        cluster = Cluster(session.coordinator, program=THIS if versions is None else versions.newest)
         tool = _Tool(self.world, life, cluster)
         tries, trying = 0, self.wanted
         while True:
@@ -78,6 +87,10 @@ class OperatorMachine(Machine):
             try:
                 if self.is_upgrading and await tool.upgrade():
                     self.is_upgrading = False
+                if self.finalizing:
+                    self.finalizing -= 1
+                    await tool.finalize()
+                    self.finalizing = 0
                 if self.rescues:
                     await tool.rescue(self.kept, self.rescues)
                 if trying is None:
@@ -127,6 +140,18 @@ class _Tool(Daemons):
             await self._cluster.set_format(BATCHES, before=found.meta)
             self._say("the cluster writes format 1 from the next sessions on")
         return not waiting(found, BATCHES)
+
+    async def finalize(self) -> None:
+        """One turn of `cluster finalize`."""
+        versions = self._world.versions
+        assert versions is not None
+        versions.looks()
+        found = await self.take_snapshot(self._cluster)
+        up = {view.meta.name for view in found.servers}
+        expected = (await self._cluster.expected_servers()).values()
+        found = replace(found, missing=tuple(meta for meta in expected if meta.name not in up))
+        if finalize_plan(found, versions.newest).steps:
+            await self._cluster.change_root(found.meta, replace(found.meta, level=versions.newest.level))
 
     async def rescue(self, kept: str, wanted: dict[int, int]) -> None:
         """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""

@@ -61,6 +61,7 @@ FAULTS = (
     "singles",
     "lookups",
     "decisions",
+    "versions",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -88,7 +89,9 @@ operator bounds what names may append. `rescue`: all storages but one are lost w
 is closed, and the others come back, without their disks or as they were. `singles`: servers take a transaction that
 arrives alone in the call that brings it; else they take all as columns, as servers do that are older than their clients.
 `lookups`: an owner looks up in the log which transaction marked a lock that its table does not know. `decisions`: clients
-read the events of a boundary, and append under the condition that nothing in it has changed; in format 1 only."""
+read the events of a boundary, and append under the condition that nothing in it has changed; in format 1 only. `versions`:
+daemons are upgraded to the next minor version and back, one after the other, and the cluster is finalized in between; now
+and then one starts that must be refused."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -114,12 +117,17 @@ BESIDE: dict[str, dict[str, float]] = {
     "single": {"singles": 0.5},
     "looking": {"lookups": 0.4},
     "deciding": {"decisions": 0.2},
+    "mixing": {"versions": 0.15},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
 `spoil` are rare: they may leave a partition to an operator, and a run ends there."""
 OF_GROUPS = ("subscribers", "filters", "removals")
 """Kinds that need a consumer group with members."""
+PAIRS = (("0.0.0", "0.1.0"), ("0.1.0", "0.2.0"), ("0.1.0", "0.2.0"))
+"""Versions between which a cluster is upgraded: that before this one, this one, and the next one."""
+STRAYS = {"0.1.0": ("0.0.0", "0.3.0")}
+"""Versions that do not fit, by the version in which a cluster began. Version 0.0 itself refuses nobody."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -165,6 +173,8 @@ class Setup:
     """Of that group."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
+    versions: tuple[str, ...] = ()
+    """Version in which all daemons begin, and the next one; empty if there is one version only."""
     never_mended: tuple[str, ...] = ()
     """In the end these stay dead, frozen or cut off, and all others have to go on without them: never more than a
     minority of the storages, and at least one server is well."""
@@ -202,8 +212,9 @@ def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
     before = {"spares": 0, "keep_local": "all", "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0, "members": 0}
+    before |= {"versions": ()}
     setup = asdict(make_plan(fields["seed"]).setup) | before | fields["setup"]
-    setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
+    setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "versions", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
 
@@ -258,6 +269,7 @@ def make_plan(
         feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
         members=picks["subscribed"].choice((2, 4, 6)) if {*OF_GROUPS} & {*chosen} else 0,
         mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if {*OF_GROUPS} & {*chosen} else "",
+        versions=picks["mixing"].choice(PAIRS) if "versions" in chosen else (),
         # A lease assumes that no machine stands still with its clock.
         lease_seconds=0.0 if "halt" in chosen else random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
     )
@@ -753,6 +765,43 @@ def _vanish(weather: _Weather) -> None:
             weather.add(at + 0.002, "start", name)
 
 
+def _versions(weather: _Weather) -> None:
+    """Upgrade in each order, and back; the level is raised in the middle or behind it. Beside that single daemons get a
+    version that does not fit, and all servers start at once with versions that do not fit together."""
+    pick, setup, seconds = weather.pick, weather.setup, weather.setup.seconds
+    older, newer = setup.versions
+    at = 0.1 * seconds * pick.random()
+    strays = STRAYS.get(older, ())
+    if strays and pick.random() < 0.4:  # when the list is empty, so that all servers pass the first look
+        back = at + 1.5 * setup.session_seconds
+        versions = [older, strays[-1]] * len(weather.servers)
+        for name, version in zip(pick.sample(weather.servers, len(weather.servers)), versions, strict=False):
+            weather.add(at, "kill", name)
+            weather.add(at, "install", name, other=version)
+            weather.add(back, "start", name)
+        at = back + 1.0
+    for goal in pick.choice(((newer,), (newer, older), (newer, older, newer))):
+        order = [*weather.storages, *weather.servers]
+        order = pick.choice((order, order[::-1], pick.sample(order, len(order))))
+        step = seconds * pick.choice((0.02, 0.05)) * (0.5 + pick.random())
+        for name in order:
+            weather.add(at, pick.choice(("kill", "stop", "stop")), name)
+            _install(weather, at, name, goal)
+            at += step
+        if pick.random() < 0.6:
+            weather.add(max(0.0, at + pick.choice((-1.0, 0.5)) * pick.random()), "finalize", "operator-1")
+    for _ in range(pick.choice((0, 2, 4)) if strays else 0):
+        at, name = seconds * pick.random(), pick.choice((pick.choice(weather.storages), weather.daemon()))
+        weather.add(at, "kill", name)
+        _install(weather, at, name, pick.choice((older, *strays)))
+
+
+def _install(weather: _Weather, at: float, name: str, version: str) -> None:
+    """The daemon starts again at once or a little later; a supervisor starts one that was told to stop, too."""
+    weather.add(at, "install", name, other=version)
+    weather.add(at + 0.001 + weather.pick.choice((0.0, 0.0, 0.3)), "start", name)
+
+
 def _age(weather: _Weather) -> None:
     pick, at, ahead = weather.pick, 0.0, 0.0
     while (at := at + pick.choice((1.0, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
@@ -767,6 +816,7 @@ ONCE: dict[str, Callable[[_Weather], None]] = {
     "rescue": _rescue,
     "vanish": _vanish,
     "age": _age,
+    "versions": _versions,
     "skew": _skew,
     "upgrade": _upgrade,
     "suspicion": _suspicion,

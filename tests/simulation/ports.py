@@ -160,11 +160,15 @@ class SimReplicaPort(_Port[StorageCalls], Replicas):
         seconds: float = CALL_SECONDS,
         lingers: bool = False,
         late: Callable[[], float] = lambda: 0.0,
+        check_version: Callable[[str], None] = lambda version: None,
+        acknowledged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`late`: by how many seconds the next answer about a lock is late."""
+        """`late`: by how many seconds the next answer about a lock is late. `acknowledged` is called in the life of the
+        storage before each acknowledgement."""
         _Port.__init__(self, network, caller, name, find, seconds=seconds, lingers=lingers)
-        Replicas.__init__(self, key, owner_key, number=next(_numbers))
+        Replicas.__init__(self, key, owner_key, number=next(_numbers), check_version=check_version)
         self._late = late
+        self._acknowledged = acknowledged
 
     def _service(self, host: StorageCalls) -> Host:
         return ReplicaService(host, clock=lambda: 0)
@@ -180,7 +184,7 @@ class SimReplicaPort(_Port[StorageCalls], Replicas):
 
         async def work(calls: StorageCalls, end: End) -> None:
             calls.check_key(self._key)
-            await calls.append(partition, session, _StorageLink(end), contact=contact)
+            await calls.append(partition, session, _StorageLink(end, self._acknowledged), contact=contact)
 
         return SimAppend(lambda: self._open(work), f"the append stream to {self.name}")
 
@@ -294,8 +298,9 @@ class SimAppend(_Lazy):
 
 
 class _StorageLink:
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: End, acknowledged: Callable[[], None]) -> None:
         self._end = end
+        self._acknowledged = acknowledged
 
     async def receive(self) -> RecordsFrame | None:
         frame: RecordsFrame | None = await self._end.receive()
@@ -305,6 +310,7 @@ class _StorageLink:
         self._end.hear(taker)
 
     async def send(self, durable_id: int) -> None:
+        self._acknowledged()
         await self._end.send(durable_id)
 
     @property
@@ -383,13 +389,13 @@ class SimServerPort(_Port[ServerCalls], Servers):
         *,
         seconds: float = CALL_SECONDS,
         identity: str = "",
-        singles: bool = False,
+        takes_singles: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`singles`: the server takes transactions that arrive alone without columns."""
+        """`takes_singles` is asked in the life of the server: whether it takes single transactions without columns."""
         _Port.__init__(self, network, caller, name, find, seconds=seconds, identity=identity)
         Servers.__init__(self, key)
         self.address = name
-        self._singles = singles
+        self._takes_singles = takes_singles
 
     def _service(self, host: ServerCalls) -> Host:
         return LogService(host)
@@ -398,8 +404,11 @@ class SimServerPort(_Port[ServerCalls], Servers):
         pass
 
     def mount(self) -> SimStream[ClientFrame, ServerFrame]:
-        kind = _SinglesLink if self._singles else _ColumnsLink
-        return self._stream(lambda calls, end: calls.mount(kind(end, self._origin.uri)), f"the mount at {self.name}")
+        async def serve(calls: ServerCalls, end: End) -> None:
+            kind = _SinglesLink if self._takes_singles() else _ColumnsLink
+            await calls.mount(kind(end, self._origin.uri))
+
+        return self._stream(serve, f"the mount at {self.name}")
 
     def attend(self) -> SimStream[MemberFrame, DeliveryFrame]:
         what = f"the stream of a member at {self.name}"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
 from tests.simulation.policies import WatchedAuthorizer
 from tests.simulation.ports import SimReplicaPort, SimServerPort
+from tests.simulation.versions import takes_singles
 from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
@@ -74,6 +76,7 @@ class ServerMachine(Machine):
 
     async def _start(self, life: Life) -> None:
         world, setup = self.world, self.world.setup
+        program = None if world.versions is None else world.versions.begins(life)
         session = self.session = world.zookeeper.connect(life)
         self._instance = UUID(int=world.pick.getrandbits(128), version=4)
         server = LocalServer(
@@ -117,11 +120,14 @@ class ServerMachine(Machine):
             say=lambda sentence: world.say(self.name, sentence),
             reach=(lambda address, key: self._log_port(life, address, key)) if setup.members else None,
             authorizer=None if world.policies is None else WatchedAuthorizer(world.policies),
+            program=program,
         )
         self.server = server
         if "suspicion" in setup.faults:
             world.network.joined(life)  # its port listens before it announces itself
         await server.start()
+        if world.versions is not None:
+            world.versions.joined(life)
         world.network.joined(life)
 
     def _on_fatal(self, life: Life, error: BaseException) -> None:
@@ -143,8 +149,17 @@ class ServerMachine(Machine):
         return function(*arguments)
 
     def _port(self, life: Life, storage: StorageMeta) -> SimReplicaPort:
-        machine = self.world.storages[storage.listen]
+        machine, server, versions = self.world.storages[storage.listen], self.server, self.world.versions
         assert self._instance is not None
+
+        def check_version(version: str) -> None:
+            if server is not None and server.versions is not None:
+                server.versions.check_storage(storage.name, version)
+
+        def acknowledged() -> None:
+            if versions is not None:
+                versions.acknowledged(life)
+
         return SimReplicaPort(
             self.world.network,
             life,
@@ -155,6 +170,8 @@ class ServerMachine(Machine):
             seconds=self.world.setup.storage_seconds,
             lingers="linger" in self.world.setup.faults,
             late=self._late,
+            check_version=check_version,
+            acknowledged=acknowledged,
         )
 
     def _late(self) -> float:
@@ -173,7 +190,7 @@ class ServerMachine(Machine):
             key=key,
             seconds=self.world.setup.storage_seconds,
             identity=Identity(self.world.meta.key, Role.SERVER, self.name).uri,
-            singles="singles" in self.world.setup.faults,
+            takes_singles=partial(takes_singles, self.world),
         )
 
     async def _is_alive(self, found: ServerMeta) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
+from tests.simulation.versions import BEFORE
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.daemon.config import StorageConfig
@@ -185,7 +186,9 @@ class StorageMachine(Machine):
     def open(self) -> StorageCalls:
         """The daemon's way from its directory to its calls."""
         world, setup = self.world, self.world.setup
-        directory = self._directory(self.disk, say=lambda sentence: world.say(self.name, sentence))
+        version = "" if world.versions is None or self.life is None else world.versions.begins(self.life).version
+        shown = "" if version == BEFORE.version else version
+        directory = self._directory(self.disk, say=lambda sentence: world.say(self.name, sentence), version=shown)
         config = StorageConfig(directory=self.name, segment_bytes_max=max(1024, setup.segment_bytes), free_bytes_min=0)
         calls = _Promiser(
             self.disk,
@@ -205,12 +208,13 @@ class StorageMachine(Machine):
         self._was_cut = self._is_rotten = False
         self._count_renewal()
         calls.answers = self.answers
+        calls._version = version or calls._version
         calls.start()
         return calls
 
-    def _directory(self, disk: SimDisk, *, say: Callable[[str], None]) -> Directory:
-        setup = self.world.setup
-        settings = PartitionSettings(segment_bytes_max=setup.segment_bytes, say=say, archives=self.world.store is not None)
+    def _directory(self, disk: SimDisk, *, say: Callable[[str], None], version: str = "") -> Directory:
+        setup, archives = self.world.setup, self.world.store is not None
+        settings = PartitionSettings(segment_bytes_max=setup.segment_bytes, say=say, archives=archives, version=version)
         key, partitions = self.world.meta.key, setup.partitions
         return Directory.open(disk, self.name, key=key, partitions=partitions, settings=settings, reserve_bytes=0)
 

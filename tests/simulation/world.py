@@ -38,6 +38,7 @@ from tests.simulation.policies import Policies
 from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
+from tests.simulation.versions import PROGRAMS, Versions
 from waltzd.archive.listing import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.unsealed import read_unsealed
@@ -159,6 +160,7 @@ class Simulation:
             created="in a simulation",
             format=self.setup.format,
             keep_local=self.setup.keep_local,
+            level=PROGRAMS[self.setup.versions[0]].level if self.setup.versions else 0,
         )
         self.log_count = self.setup.partitions + (self.setup.members > 0)
         self.network.on_event = self._check_state
@@ -166,6 +168,8 @@ class Simulation:
         everybody = names("storage", self.setup.storages + self.setup.spares)
         self.storages = {name: StorageMachine(self, name) for name in everybody}
         self.servers = {name: ServerMachine(self, name) for name in names("server", self.setup.servers)}
+        self.versions = Versions(self) if self.setup.versions else None
+        self.zookeeper.tree.versions = self.versions
         self.history = History()
         self.clients: dict[str, ClientMachine] = {
             name: ClientMachine(self, name) for name in names("client", self.setup.clients)
@@ -173,7 +177,7 @@ class Simulation:
         self.operators = {
             name: OperatorMachine(self, name)
             for name in OPERATORS
-            if {"members", "upgrade", "rescue"} & {*self.setup.faults}
+            if {"members", "upgrade", "rescue", "versions"} & {*self.setup.faults}
         }
         self.subscribers: Subscribers | None = Subscribers(self) if self.setup.members else None
         has_locks = self.setup.format == 1
@@ -393,6 +397,8 @@ class Simulation:
             self.policies.give_all()
         for server in self.servers.values():
             server.clock_ahead = 0.0
+        if self.versions is not None:
+            self.versions.mend([name for name in (*self.storages, *self.servers) if name not in self._lost])
         for name, machine in self.machines().items():
             if name in self._lost:
                 self._give_up(machine)

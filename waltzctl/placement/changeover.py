@@ -25,7 +25,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors.operations import FormatUnknown, Unfinished, Unsafe
-from waltzd.protocol.level import LEVEL, level_of
+from waltzd.protocol.level import THIS, Program
 
 FINALIZE = "cluster finalize"
 WAITS = (
@@ -100,31 +100,31 @@ def finalize_level(command: ChangeCommand) -> int:
         found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-            await cluster.change_root(found.meta, replace(found.meta, level=LEVEL))
-            return {"level": LEVEL}
+            await cluster.change_root(found.meta, replace(found.meta, level=THIS.level))
+            return {"level": THIS.level}
 
         return Change(plan=finalize_plan(found), do=do, is_planned_again=True)
 
     return command.perform(prepare)
 
 
-def finalize_plan(found: ClusterSnapshot) -> Plan:
-    """Plan to raise the level; raise `Unsafe` while a process is too old for it, or its version is not known."""
-    name, before = found.meta.name, found.meta.level
-    if before == LEVEL:
+def finalize_plan(found: ClusterSnapshot, program: Program = THIS) -> Plan:
+    """Plan to raise the level to that of `program`; raise `Unsafe` while a process is too old or unknown."""
+    name, before, level = found.meta.name, found.meta.level, program.level
+    if before == level:
         return Plan(verb=FINALIZE, subject=name, steps=())
     silent = [view.meta.name for view in found.storages if view.reported is None]
     if silent:
         raise Unsafe(
-            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old for level {LEVEL}",
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old for level {level}",
             next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
         )
     versions = {f"server {one.name}": one.version for one in [*(view.meta for view in found.servers), *found.missing]}
     versions |= {f"storage {view.meta.name}": view.reported.version for view in found.storages if view.reported is not None}
-    old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if level_of(version) < LEVEL]
+    old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if program.level_of(version) < level]
     if old:
         raise Unsafe(
-            f"{', '.join(old)} {'does' if len(old) == 1 else 'do'} not support level {LEVEL}",
+            f"{', '.join(old)} {'does' if len(old) == 1 else 'do'} not support level {level}",
             next_step="upgrade it and start it, or remove it with `waltzctl server remove` or `waltzctl storage remove`",
         )
     return Plan(
@@ -132,8 +132,8 @@ def finalize_plan(found: ClusterSnapshot) -> Plan:
         subject=name,
         danger=Danger.TYPED,
         steps=(
-            f"raise the level of the cluster {name} from {before} to {LEVEL}",
-            f"versions that do not support level {LEVEL} are refused from then on: there is no way back to them",
+            f"raise the level of the cluster {name} from {before} to {level}",
+            f"versions that do not support level {level} are refused from then on: there is no way back to them",
         ),
     )
 

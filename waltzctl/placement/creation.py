@@ -47,7 +47,7 @@ from waltzd.errors.operations import (
 from waltzd.format.layout import PARTITIONS_MAX, VERSIONS
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import PartitionDescription, StorageDescription
-from waltzd.protocol.level import LEVEL, level_of
+from waltzd.protocol.level import THIS
 from waltzd.wire.storages import AdminClient, ReplicaClient
 from waltzd.wire.tls import Tls
 
@@ -407,7 +407,7 @@ def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -
 
 def newest_level(descriptions: Mapping[str, StorageDescription]) -> int:
     """Return the newest level that every storage supports, for a cluster that begins."""
-    return min((level_of(reported.version) for reported in descriptions.values()), default=LEVEL)
+    return min((THIS.level_of(reported.version) for reported in descriptions.values()), default=THIS.level)
 
 
 def _check_group_log(descriptions: Mapping[str, StorageDescription]) -> None:

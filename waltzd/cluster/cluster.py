@@ -50,6 +50,7 @@ from waltzd.errors.operations import (
 )
 from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.document import Document, decode, encode
+from waltzd.protocol.level import THIS, Program
 
 ROOT = "/"
 SERVERS = "/servers"
@@ -152,10 +153,13 @@ class Leadership:
 
 
 class Cluster:
-    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since 1970, used for client ids only."""
+    def __init__(
+        self, coordinator: Coordinator, *, clock: Callable[[], float] = time.time, program: Program = THIS
+    ) -> None:
+        """`clock`: seconds since 1970, used for client ids only. `program`: version of this process."""
         self.coordinator = coordinator
         self._clock = clock
+        self._program = program
         self._counting = asyncio.Lock()
         self._counter: Counter | None = None
         """Counter of client ids as it was last read."""
@@ -211,7 +215,7 @@ class Cluster:
         node = await self.coordinator.get(ROOT)
         if node is None:
             raise NodeMissing("the coordinator has no cluster at this root", path=ROOT)
-        return decode_root(node.data)
+        return decode_root(node.data, program=self._program)
 
     async def set_format(self, format: int, *, before: ClusterMeta) -> None:
         """Set the format that the next session of each partition writes. It can only rise.

@@ -32,7 +32,7 @@ from waltzd.protocol.document import (
     whole,
     with_defaults,
 )
-from waltzd.protocol.level import LEVEL_MAX, check_level
+from waltzd.protocol.level import LEVEL_MAX, THIS, Program
 from waltzd.protocol.policy import Grant, Quotas
 from waltzd.protocol.retention import keep_of
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
@@ -388,10 +388,10 @@ def whole_grant(found: Any) -> Any:
     return whole
 
 
-def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
-    """Return the cluster at a root; raise `LevelUnknown` if it was finalized for a newer version, `MetadataUnfinished` if a
-    tool is restoring it, or was killed while it did."""
-    check_root_level(data, path)  # first: a newer version may also have added fields
+def decode_root(data: bytes, path: str = "/", program: Program = THIS) -> ClusterMeta:
+    """Return the cluster at a root; raise `LevelUnknown` if it was finalized for a newer version than `program`,
+    `MetadataUnfinished` if a tool is restoring it, or was killed while it did."""
+    check_root_level(data, path, program)  # first: a newer version may also have added fields
     try:
         return decode(ClusterMeta, data, path)
     except BadMetadata:
@@ -405,14 +405,14 @@ def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
     )
 
 
-def check_root_level(data: bytes, path: str = "/") -> None:
+def check_root_level(data: bytes, path: str = "/", program: Program = THIS) -> None:
     """Raise `LevelUnknown` if a root document, which may be of a newer version, has a level that is too high."""
     try:
         found = parse(data)
     except ValueError:
         return
     level = found.get("level") if isinstance(found, dict) else None
-    check_level(level if type(level) is int else 0, path)
+    program.check_level(level if type(level) is int else 0, path)
 
 
 def unfinished(data: bytes) -> Unfinished | None:

@@ -301,7 +301,10 @@ class _Daemon:
         )
         self.authorizer = Authorizer()
         self._policy = PolicyFollower(cluster, self.authorizer)
-        self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
+        self._versions = VersionCheck(cluster, config.name, meta.level)
+        self.registration = Registration(
+            cluster, self._server, is_alive=self._is_alive, check_servers=self._versions.check_servers
+        )
         self._detector = FailureDetector(
             cluster,
             config.name,
@@ -310,7 +313,6 @@ class _Daemon:
             is_alive=self._is_alive,
         )
         self.election = Election(cluster, config.name, meta.partitions, self._detector)
-        self._versions = VersionCheck(cluster, config.name, meta.level)
         self.owner: PartitionOwner = PartitionOwner(
             cluster,
             meta,
@@ -349,11 +351,6 @@ class _Daemon:
         await self.owner.read()
         await self._policy.read()
         await self.registration.announce()
-        try:
-            await self._versions.check_servers()
-        except WaltzError:
-            await self.registration.withdraw()
-            raise
         try:
             async with asyncio.TaskGroup() as tasks:
                 following = [

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.operations import ChangedMeanwhile, LevelUnknown, NameInUse, NodeMissing
+from waltzd.errors.operations import ChangedMeanwhile, IncompatibleVersion, LevelUnknown, NameInUse, NodeMissing
 
 AGAIN_SECONDS = 1.0
 log = logging.getLogger("waltz.server")
@@ -30,13 +30,13 @@ class Reconciler:
         self._act = act
 
     async def run(self) -> None:
-        """Run for ever; raise `NameInUse` or `LevelUnknown`, after which this process must not continue."""
+        """Run for ever; raise `NameInUse`, `LevelUnknown` or `IncompatibleVersion`: this process must not continue then."""
         seen: object | None = None
         while True:
             try:
                 seen = await self._wait(seen)
                 await self._act()
-            except (NameInUse, LevelUnknown):
+            except (NameInUse, LevelUnknown, IncompatibleVersion):
                 raise
             except CannotConnect as error:
                 self._say(error)

@@ -6,6 +6,9 @@ was left behind by a process that has ended, or belongs to one that still runs. 
 without waiting until the coordinator expires the old session. So we call the process that announced it at its own
 address. If it answers, the name is taken. If not, its document is replaced at once; a process that resumes later finds
 our document in its place and ends.
+
+After each registration a server checks the versions of the other servers in the list. If one does not fit, it leaves the
+list and ends.
 """
 
 from __future__ import annotations
@@ -17,18 +20,31 @@ from dataclasses import replace
 
 from waltzd.cluster.cluster import ROOT, SERVERS, Cluster, Registered
 from waltzd.cluster.documents import ServerMeta
-from waltzd.errors.operations import ChangedMeanwhile, NameInUse, NodeMissing
+from waltzd.errors.operations import ChangedMeanwhile, IncompatibleVersion, NameInUse, NodeMissing
 from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
 
 
+async def _check_nothing() -> None:
+    """Accept every list of servers."""
+
+
 class Registration:
-    def __init__(self, cluster: Cluster, server: ServerMeta, *, is_alive: Callable[[ServerMeta], Awaitable[bool]]) -> None:
-        """`is_alive`: whether the process that announced this document still answers at its address."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        server: ServerMeta,
+        *,
+        is_alive: Callable[[ServerMeta], Awaitable[bool]],
+        check_servers: Callable[[], Awaitable[None]] = _check_nothing,
+    ) -> None:
+        """`is_alive`: whether the process that announced this document still answers at its address. `check_servers` raises
+        `IncompatibleVersion` if a server in the list does not work with this one."""
         self._cluster = cluster
         self._server = server
         self._is_alive = is_alive
+        self._check_servers = check_servers
         self._one_at_a_time = asyncio.Lock()
         self.is_announced = False
         """Whether the document was in the list at the last look. While the coordinator does not answer that may have
@@ -46,7 +62,8 @@ class Registration:
         return self._server
 
     async def announce(self) -> None:
-        """Put the document into the list. Raise `NameInUse` if another process with this name is alive."""
+        """Put the document into the list. Raise `NameInUse` if another process with this name is alive, and leave the list
+        and raise `IncompatibleVersion` if a server in it does not work with this one."""
         async with self._one_at_a_time:
             self.is_announced = False
             await self._announce(self._server)
@@ -65,15 +82,14 @@ class Registration:
             self._server = wanted
             self.is_announced = True
 
-    async def withdraw(self) -> None:
-        """Remove the document from the list, if it is ours."""
-        async with self._one_at_a_time:
-            self.is_announced = False
-            await self._cluster.unregister_server(self._server.name)
-
     async def _announce(self, wanted: ServerMeta) -> None:
         while not await self._is_announced(wanted):
             pass  # another process has just changed it: look again
+        try:
+            await self._check_servers()  # not only before: another server may have started at the same time
+        except IncompatibleVersion:
+            await self._cluster.unregister_server(wanted.name)
+            raise
 
     async def _is_announced(self, wanted: ServerMeta) -> bool:
         found = await self._cluster.server(wanted.name)

@@ -1,22 +1,24 @@
 """Refusal of versions that do not work with this server: of a cluster, of other servers, and of storages.
 
 The rules are those of `waltzd.protocol.level`. The hard part are two servers that start at once: each looks at the list of
-servers before it writes anything, and again after it is in the list, so at least one of them sees both versions.
+servers before it writes anything, and again whenever it has put itself into the list, so at least one of them sees both
+versions. A server whose registration expired looks in the same way when it registers again: another one may have joined.
 """
 
 from __future__ import annotations
 
 from waltzd.cluster.cluster import ROOT, Cluster
-from waltzd.protocol.level import check_server, check_storage
+from waltzd.protocol.level import THIS, Program
 from waltzd.server.reconcile import Reconciler
 
 
 class VersionCheck:
-    def __init__(self, cluster: Cluster, name: str, level: int) -> None:
-        """`name`: this server. `level`: level of the cluster, as it was read."""
+    def __init__(self, cluster: Cluster, name: str, level: int, program: Program = THIS) -> None:
+        """`name`: this server. `level`: level of the cluster, as it was read. `program`: version of this server."""
         self._cluster = cluster
         self._name = name
         self._level = level
+        self._program = program
         self.reconciler = Reconciler("level", wait=lambda seen: cluster.wait_for_change([ROOT], seen), act=self.read)
 
     async def read(self) -> None:
@@ -27,8 +29,8 @@ class VersionCheck:
         """Raise `IncompatibleVersion` if a server that is up is more than one minor version away from this one."""
         for name, meta in sorted((await self._cluster.servers()).items()):
             if name != self._name:
-                check_server(name, meta.version)
+                self._program.check_server(name, meta.version)
 
     def check_storage(self, name: str, version: str) -> None:
         """Raise `IncompatibleVersion` if replicas on this storage must not be used."""
-        check_storage(name, version, self._level)
+        self._program.check_storage(name, version, self._level)

@@ -16,6 +16,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
+from waltzd.protocol.level import THIS, Program
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
@@ -31,6 +32,7 @@ from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog
+from waltzd.server.version_check import VersionCheck
 from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
@@ -62,24 +64,35 @@ class LocalServer:
         say: Callable[[str], None] = lambda sentence: None,
         reach: Connect | None = None,
         authorizer: Authorizer | None = None,
+        program: Program | None = None,
     ) -> None:
         """Create a server. Without `open_probe` it does not detect dead servers. `reach` connects it as a client of the
         group log; without it there are no groups. `authorizer` follows the policy of the cluster; without it everything
-        is allowed."""
+        is allowed. `program` is the version that the server says it is; without it no versions are checked."""
         self.name = name
         self.meta = ServerMeta(
-            name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
+            name=name,
+            listen=address,
+            admin_listen=f"{name} admin",
+            instance=instance,
+            version=version("waltzd") if program is None else program.version,
         )
         self._on_fatal = on_fatal
         self._connect = connect
         self._settings = settings
         self._pipeline = pipeline or PipelineSettings(limits=LIMITS)
         self._say = say
-        self._cluster = Cluster(coordinator, clock=lambda: 0.0)  # ids count from 1: a run can be repeated
+        # Ids count from 1: a run can be repeated.
+        self._cluster = Cluster(coordinator, clock=lambda: 0.0, program=program or THIS)
         self._capacity = Capacity(MOUNTS_MAX)
         self._timer = PeriodicTimer(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
-        self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
+        self.versions = None if program is None else VersionCheck(self._cluster, name, 0, program)
+        self._registration = (
+            Registration(self._cluster, self.meta, is_alive=is_alive)
+            if self.versions is None
+            else Registration(self._cluster, self.meta, is_alive=is_alive, check_servers=self.versions.check_servers)
+        )
         self._detector = (
             None
             if open_probe is None
@@ -107,12 +120,17 @@ class LocalServer:
         self._hosting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        if self.versions is not None:
+            await self.versions.read()
+            await self.versions.check_servers()
         await self.owner.read()
         await self._registration.announce()
         self._tasks = [
             self._task(self._registration.reconciler.run(), "registration"),
             self._task(self._election.reconciler.run(), "election"),
         ]
+        if self.versions is not None:
+            self._tasks.append(self._task(self.versions.reconciler.run(), "level"))
         if self.groups is not None:
             self._tasks.append(self._task(self.groups.run(), "groups"))
         if self._detector is not None:

@@ -33,7 +33,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, JoinRequest, ParkedTransaction
-from waltzd.protocol.level import check_client
+from waltzd.protocol.level import THIS
 from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart
 from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
@@ -207,7 +207,7 @@ class ServerCalls:
 
     async def register(self, key: UUID, identity: str = "", introduction: Introduction = INTRODUCTION) -> Registration:
         self._check_key(key)
-        check_client(introduction.version)
+        THIS.check_client(introduction.version)
         rights = self._authorizer.rights(identity)
         if rights.is_nothing:
             raise denied_all(identity)

@@ -14,7 +14,7 @@ from waltzctl.show.cluster import picture_json
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import FormatUnknown, Unsafe
-from waltzd.protocol.level import LEVEL
+from waltzd.protocol.level import THIS
 
 
 def partition(number: int, format: int, **changes: Any) -> PartitionView:
@@ -91,11 +91,11 @@ def test_a_level_is_raised_when_every_process_supports_it() -> None:
     plan = finalize_plan(of_versions())
     assert (plan.verb, plan.subject, plan.danger) == ("cluster finalize", "trial", Danger.TYPED)
     assert plan.steps == (
-        f"raise the level of the cluster trial from 0 to {LEVEL}",
-        f"versions that do not support level {LEVEL} are refused from then on: there is no way back to them",
+        f"raise the level of the cluster trial from 0 to {THIS.level}",
+        f"versions that do not support level {THIS.level} are refused from then on: there is no way back to them",
     )
     found = of_versions()
-    assert finalize_plan(replace(found, meta=replace(found.meta, level=LEVEL))).steps == ()
+    assert finalize_plan(replace(found, meta=replace(found.meta, level=THIS.level))).steps == ()
 
 
 def test_a_level_is_not_raised_over_a_process_of_an_older_version() -> None:

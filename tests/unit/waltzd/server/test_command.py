@@ -14,7 +14,7 @@ import pytest
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Settings, Supervisor
-from waltzd.errors.operations import BadMetadata, IncompatibleVersion, NameInUse
+from waltzd.errors.operations import BadMetadata, NameInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription
 from waltzd.server import command
@@ -173,27 +173,6 @@ def test_a_name_that_was_lost_ends_it_with_that_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(command, "end_at_once", end)
     with pytest.raises(NameInUse, match="taken"):
         asyncio.run(daemon_of(Part(failing(NameInUse("taken"))), Part(), Part()).live(Supervisor(Settings())))
-
-
-def test_a_server_of_a_version_that_does_not_fit_leaves_the_list_again() -> None:
-    told: list[str] = []
-
-    class Registration(Part):
-        async def announce(self) -> None:
-            told.append("announced")
-
-        async def withdraw(self) -> None:
-            told.append("withdrawn")
-
-    class Versions(Part):
-        async def check_servers(self) -> None:
-            raise IncompatibleVersion("server two runs version 0.9")
-
-    daemon: Any = daemon_of(Registration(), Part(), Part())
-    daemon._versions = Versions()
-    with pytest.raises(IncompatibleVersion):
-        asyncio.run(daemon.live(Supervisor(Settings())))
-    assert told == ["announced", "withdrawn"]
 
 
 def test_a_mistake_weighs_more_than_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from waltzd.cluster.documents import ClusterMeta, ServerMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors.operations import IncompatibleVersion, LevelUnknown
 from waltzd.protocol.document import encode
+from waltzd.server.registration import Registration
 from waltzd.server.version_check import VersionCheck
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
@@ -35,6 +36,35 @@ def test_a_server_two_minor_versions_away_is_refused_by_name() -> None:
         )
         with pytest.raises(IncompatibleVersion, match=r"^server zero runs version 0\.3\.0, and this is version 0\.1"):
             await check.check_servers()
+
+    timeless.run(work())
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["at its start", "after its coordinator session was lost"])
+def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_back: bool) -> None:
+    """The other one registers between the look and the registration, or while the session of this one is lost."""
+
+    async def nobody_answers(meta: ServerMeta) -> bool:
+        return False
+
+    async def work() -> None:
+        tree = MemoryTree()
+        first, other = tree.connect(), await Cluster.create(tree.connect(), META)
+        cluster = Cluster(first)
+        check = VersionCheck(cluster, "one", 0)
+        server = ServerMeta(name="one", listen="a:1", admin_listen="a:2", instance=UUID(int=1), version="0.1.0")
+        registration = Registration(cluster, server, is_alive=nobody_answers, check_servers=check.check_servers)
+        await check.check_servers()
+        if is_back:
+            await registration.announce()
+            first.lapse()
+        await other.register_server(replace(server, name="zero", version="0.3.0"))
+        if is_back:
+            first.expire()
+        with pytest.raises(IncompatibleVersion, match=r"^server zero runs version 0\.3\.0, and this is version 0\.1"):
+            await registration.reconciler.run()
+        assert (await other.servers()).keys() == {"zero"}
+        assert not registration.is_announced
 
     timeless.run(work())
 
