@@ -1,4 +1,4 @@
-"""The shape of `-o json` of the commands that only read, against `tests/golden/outside/json.txt`.
+"""The shape of `-o json` of commands that read or change a cluster, against `tests/golden/outside/json.txt`.
 
 A line of that file has a command, a path within its answer, and the type found there. In a path `[]` stands for each
 element of a list and `{}` for each key that is a number or a name of this cluster. Null and empty values stand for any
@@ -56,6 +56,30 @@ COMMANDS = (
     "txn grep 0 --match 1",
     "txn history account:17 --partition 0",
 )
+CHANGES = {
+    "channel set mail 1": "--yes",
+    "client disconnect anonymous": "--yes",
+    "cluster finalize": "--confirm local",
+    "cluster save-metadata FILE": "",
+    "cluster set --keep-local 7d --dry-run": "",
+    "cluster set --keep-local 7d": "--yes",
+    "group create letters --mode keyed": "--yes",
+    "group set letters --tries 3": "--yes",
+    "group reset letters --start 2026-01-01": "--yes",
+    "group parked replay letters --all": "--yes",
+    "group remove letters": "--confirm letters",
+    "partition assign 1 --to storage-1,storage-2": "--confirm local",
+    "partition auto-assign --replicas 3": "--yes",
+    "partition preferred 0 --server server-1": "--yes",
+    "partition transfer 0 --to server-1": "--yes",
+    "policy set --none": "--yes",
+    "server drain server-1": "--yes",
+    "server drain server-1 --undo": "--yes",
+    "storage set storage-1 --group rack-1": "--yes",
+    "storage remove storage-3 --fewer-replicas": "--confirm storage-3",
+    "txn append 0 hello": "",
+}
+"""Commands that change something, in an order in which they work, each with its confirmation."""
 SCHEMAS = json.loads((Path(main.__file__).parent / "show" / "schemas.json").read_text(encoding="utf-8"))
 TYPES = {bool: "bool", int: "number", float: "number", str: "text", type(None): "null"}
 
@@ -101,11 +125,12 @@ def answers(directory: Path) -> dict[str, set[str]]:
             found = {}
             places = {
                 "STORE": str(store),
+                "FILE": str(directory / "metadata.jsonl"),
                 "SEGMENT": str(next(cluster.storage_directories[0].rglob("0/*.seg"))),
             }
-            for command in COMMANDS:
-                words = [places.get(word, word) for word in command.split()]
-                text = run([*words, "-o", "json", *([] if places.keys() & set(command.split()) else where)])
+            for command, confirmation in {**dict.fromkeys(COMMANDS, ""), **CHANGES}.items():
+                words = [places.get(word, word) for word in [*command.split(), *confirmation.split()]]
+                text = run([*words, "-o", "json", *([] if {"STORE", "SEGMENT"} & set(command.split()) else where)])
                 lines_apart = text.startswith("{") and text.count("\n{")
                 values = [json.loads(line) for line in text.splitlines()] if lines_apart else [json.loads(text)]
                 assert [fault for value in values for fault in faults(SCHEMAS[command], value)] == [], command
@@ -116,7 +141,7 @@ def answers(directory: Path) -> dict[str, set[str]]:
 
 
 def lines(found: dict[str, set[str]]) -> list[str]:
-    return [f"{command}: {line}" for command in COMMANDS for line in sorted(found[command])]
+    return [f"{command}: {line}" for command in (*COMMANDS, *CHANGES) for line in sorted(found[command])]
 
 
 def test_answers_for_scripts_keep_their_shape(tmp_path: Path) -> None:
