@@ -28,6 +28,7 @@ from tests.bench.machine import use_of
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run
+from waltzd.cluster.documents import FORMAT
 from waltzd.protocol.batches import FeedMode
 
 IN_FLIGHT_BYTES = 2 << 20
@@ -202,10 +203,17 @@ def against(curve: Curve, options: argparse.Namespace) -> list[Measured]:
 
 
 @contextmanager
-def cluster_of(parent: Path | None, *, partitions: int = 4, storages: int = 3, replicas: int = 3) -> Iterator[LocalCluster]:
+def cluster_of(
+    parent: Path | None, *, partitions: int = 4, storages: int = 3, replicas: int = 3, format: int = FORMAT
+) -> Iterator[LocalCluster]:
     with tempfile.TemporaryDirectory(dir=parent) as directory:
         cluster = LocalCluster.make(
-            Path(directory) / "cluster", partitions=partitions, storages=storages, servers=1, replication=replicas
+            Path(directory) / "cluster",
+            partitions=partitions,
+            storages=storages,
+            servers=1,
+            replication=replicas,
+            format=format,
         )
         cluster.start()
         try:
