@@ -7,19 +7,20 @@ found: one for each pair of its type or any type, and one of its tags or no tag.
     event Joined {course:7, student:3}  marks  Joined·course:7  Joined·student:3  Joined·
                                                any·course:7     any·student:3     any·
 
-An event that matches an item of a query has marked one lock for each type of the item, with any one of its tags. So a read
-follows the history of that lock, and decodes what it finds: the type and all tags are compared exactly. A condition is READ
-locks against the position that the decision has seen. A lock is only necessary for a match, not sufficient: it is coarser
-than an item with several tags, other names may have the same 48 bits, and an owner refuses what its lock table has
-forgotten. So a refusal is looked into. If an event matches, the condition has failed. If none does, the position rises to
-the end of what was examined, never further, and the append is tried again.
+An event that matches an item of a query has marked, for one type of the item, the locks with each of its tags. So a read
+asks the owner for the transactions that marked all locks of such a group, and decodes what it gets: the type and all tags
+are compared exactly. A condition is READ locks against the position that the decision has seen. A lock is only necessary
+for a match, not sufficient: it is coarser than an item with several tags, other names may have the same 48 bits, and an
+owner refuses what its lock table has forgotten. So a refusal is looked into: what was appended above the position is read.
+If an event matches, the condition has failed. If none does, the position rises to the end of what was examined, never
+further, and the append is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,11 @@ from waltzd.client.blocking import BlockingClient, _batches, blocking, declared_
 from waltzd.client.client import Client
 from waltzd.client.routes import pause_seconds
 from waltzd.client.submits import deadline_of
-from waltzd.client.view import Transaction
 from waltzd.errors import AppendConditionFailed, BadArgument, NotSent, OutcomeUnknown
 from waltzd.protocol.locks import (
+    MARKED_LOCKS_MAX,
     AppendOutcome,
     Committed,
-    History,
     Lock,
     Reason,
     Rejected,
@@ -62,9 +62,7 @@ TAGS_MAX = 100
 """Limit of the tags of an event: a transaction may have 1000 locks unless the servers are configured otherwise."""
 CONDITION_LOCKS_MAX = 500
 """Limit of the READ locks of a condition. A condition that needs more is checked by one lock, which each event marks."""
-PAGE_IDS = 1000
-"""Ids of one page of a lock's history."""
-READ_EVENTS = 500
+PAGE_EVENTS = 500
 """Events that are fetched at once."""
 _MAGIC = b'{"dcb":1,'
 """Beginning of each payload. Other transactions of the partition are no events."""
@@ -296,84 +294,49 @@ class EventStore:
         """
         if limit is not None and limit < 1:
             raise BadArgument(f"limit must be at least 1, not {limit!r}")
-        end = await self._end(_id_before(after), timeout)
         found: list[SequencedEvent] = []
-        async with aclosing(self._matching(query, _id_before(after), end, timeout, newest_first)) as events:
-            async for event in events:
-                found.append(event)
-                if len(found) == limit and not newest_first:
-                    return ReadResult(found, event.position)
-                if len(found) == limit:
-                    break
+        end = Position(EMPTY)
+        async with aclosing(self._pages(query, _id_before(after), timeout, limit, newest_first)) as pages:
+            async for events, end in pages:
+                found += events
+                if limit is not None and len(found) >= limit:
+                    found = found[:limit]
+                    return ReadResult(found, _position_of(end) if newest_first else found[-1].position)
         return ReadResult(found, _position_of(end))
 
-    async def _end(self, after: int, timeout: float | None) -> Position:
-        """Return the end of the log. Raise `OtherTimeline` if the position of an event is not on the log."""
-        if not isinstance(after, Position) or after == EMPTY:
-            return await self._client.end_position(self.partition, timeout=timeout)
-        self._client._check_reading(self.partition)
-        return await self._client._reader.end_position(self.partition, since=after, timeout=timeout)
-
-    async def _matching(
-        self, query: Query, after: int, end: Position, timeout: float | None, newest_first: bool = False
-    ) -> AsyncGenerator[SequencedEvent, None]:
-        """Iterate over the matching events with ids above `after`, up to `end`."""
-        if after >= end:
-            return
-        locks = [await self._rarest(locks, after, end, timeout) for locks in _candidates(query)]
-        async for ids in self._marked(locks, after, end, timeout, newest_first):
-            for start in range(0, len(ids), READ_EVENTS):
-                for transaction in await self._fetch(ids[start : start + READ_EVENTS], timeout):
-                    event = _decode(transaction.payload)
-                    if event is not None and query.matches(event):
-                        yield SequencedEvent(event, _position_of(Position(transaction.id, end.timeline)))
-
-    async def _rarest(self, locks: Sequence[str], after: int, end: Position, timeout: float | None) -> str:
-        """Return the lock with the fewest marks; more than a page is not counted."""
-        if len(locks) == 1:
-            return locks[0]
-        pages = await asyncio.gather(*[self._history(lock, after, end, end + 1, timeout) for lock in locks])
-        sizes = [(len(page.ids) + page.has_more, at) for at, page in enumerate(pages)]
-        return locks[min(sizes)[1]]
-
-    async def _marked(
-        self, locks: Sequence[str], after: int, end: Position, timeout: float | None, newest_first: bool
-    ) -> AsyncIterator[list[int]]:
-        """Iterate over the ids that marked one of the locks, in their order and in lists. Of a lock with a million marks
-        one page is in memory."""
-        before = int(end) + 1
-        while after + 1 < before:
-            pages = await asyncio.gather(
-                *[self._history(lock, after, end, before, timeout, newest_first) for lock in locks]
-            )
-            cuts = [page.ids[-1] for page in pages if page.has_more]
-            found = sorted({id for page in pages for id in page.ids})
-            if newest_first:
-                before = max(cuts, default=after + 1)
-                yield [id for id in reversed(found) if id >= before]
-            else:
-                after = min(cuts, default=before - 1)
-                yield [id for id in found if id <= after]
-
-    async def _history(
-        self, lock: str, after: int, end: Position, before: int, timeout: float | None, newest_first: bool = False
-    ) -> History:
-        """Return a page of the marks of a lock, which is complete up to `end`. An owner answers at once, and one that was
-        replaced without noticing may not know `end`; then a majority is asked."""
-        ask = partial(
-            self._client.history, read_lock(self._name, lock), partition=self.partition,
-            after=after, through=before - 1, limit=PAGE_IDS, newest_first=newest_first, timeout=timeout,
-        )  # fmt: skip
-        page = await ask(confirmed=False)
-        return page if page.end >= min(end, before - 1) else await ask()
-
-    async def _fetch(self, ids: Sequence[int], timeout: float | None) -> list[Transaction[bytes]]:
-        found: list[Transaction[bytes]] = []
-        while len(found) < len(ids):
-            more = await self._client.read_ids(self.partition, ids[len(found) :], timeout=timeout)
-            assert more, "a read returns at least one transaction"
-            found += more
-        return found
+    async def _pages(
+        self, query: Query, after: int, timeout: float | None, limit: int | None = None, newest_first: bool = False,
+        reach: int = EMPTY,
+    ) -> AsyncGenerator[tuple[list[SequencedEvent], Position], None]:  # fmt: skip
+        """Iterate over the matching events with ids above `after`, in pages; each comes with the end of the log, up to
+        which the whole is complete. `limit`: how many events are wanted. `reach`: an id to wait for a moment until it is
+        committed."""
+        client, name = self._client, self._name
+        client._check_reading(self.partition)
+        groups = [tuple(append_lock(name, one).hash for one in group) for group in _candidates(query)]
+        if sum(map(len, groups)) > MARKED_LOCKS_MAX:
+            groups = [(append_lock(name, _lock_id(None, None)).hash,)]
+        pages = client._reader.marked(
+            self.partition,
+            groups,
+            after=after,
+            limit=min(PAGE_EVENTS, limit or PAGE_EVENTS),
+            newest_first=newest_first,
+            reach=reach,
+            since=after if isinstance(after, Position) and after != EMPTY else None,
+            timeout=timeout,
+        )
+        async with aclosing(pages):
+            async for transactions, end in pages:
+                found = [(id_, _decode(payload)) for id_, payload in transactions]
+                yield (
+                    [
+                        SequencedEvent(event, _position_of(Position(id_, end.timeline)))
+                        for id_, event in found
+                        if event is not None and query.matches(event)
+                    ],
+                    end,
+                )
 
     # -- appending
 
@@ -419,9 +382,11 @@ class EventStore:
             outcome = await self._send(payloads, marks, locks, position, deadline - clock())
             if not isinstance(outcome, Rejected):
                 return self._position(outcome)
+            before = position
             if outcome.reason is not Reason.NOT_IN_LOG:
-                position = await self._examined(query, position, deadline - clock())
-            pause = pause_seconds(attempt, self.partition, self._client.client_id) if attempt else 0.0
+                position = await self._examined(query, position, outcome.conflict_id, deadline - clock())
+            has_progressed = position > before or attempt == 0
+            pause = 0.0 if has_progressed else pause_seconds(attempt, self.partition, self._client.client_id)
             if clock() + pause >= deadline:
                 raise NotSent(
                     f"other appends were faster than this one in {attempt + 1} attempts, and its time is over",
@@ -448,16 +413,19 @@ class EventStore:
             payloads, partition=self.partition, locks=locks, position=position, timeout=seconds
         )
 
-    async def _examined(self, query: Query, position: int, seconds: float) -> int:
-        """Return the position up to which no event matches; raise `AppendConditionFailed` if one does. It stays the same
-        while the transaction that caused the refusal is not decided."""
-        end = await self._client.end_position(self.partition, timeout=max(seconds, 0.001))
-        async with aclosing(self._matching(query, position, end, max(seconds, 0.001))) as events:
-            async for one in events:
-                raise AppendConditionFailed(
-                    f"the event {one.event.type} at position {one.position} matches the condition", position=one.position
-                )
-        return max(position, end)
+    async def _examined(self, query: Query, position: int, conflict_id: int, seconds: float) -> int:
+        """Return the position up to which no event matches; raise `AppendConditionFailed` if one does. Only what is above
+        `position` is read. It stays the same while the transaction that caused the refusal is not decided."""
+        examined = position
+        async with aclosing(self._pages(query, position, max(seconds, 0.001), reach=conflict_id)) as pages:
+            async for events, end in pages:
+                examined = max(position, end)
+                for one in events:
+                    raise AppendConditionFailed(
+                        f"the event {one.event.type} at position {one.position} matches the condition",
+                        position=one.position,
+                    )
+        return examined
 
     def _position(self, outcome: AppendOutcome) -> int:
         if isinstance(outcome, Committed):
@@ -490,11 +458,12 @@ class EventStore:
         return self._each(query, after)
 
     async def _each(self, query: Query, after: int | None) -> AsyncGenerator[SequencedEvent, None]:
-        end = await self._end(_id_before(after), None)
-        async with aclosing(self._matching(query, _id_before(after), end, None)) as events:
-            async for event in events:
-                yield event
-        start = max(_id_before(after), end)
+        start = _id_before(after)
+        async with aclosing(self._pages(query, start, None)) as pages:
+            async for events, end in pages:
+                start = max(start, end)
+                for event in events:
+                    yield event
         async with aclosing(self._client.feed(self.partition, after=start)) as feed:
             async for transaction in feed:
                 fed = _decode(transaction.payload)

@@ -53,7 +53,7 @@ from waltzd.errors import ArchiveAway, CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
-from waltzd.format.key_index import LockQuery
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import KEY_SUFFIX
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
@@ -717,8 +717,8 @@ class Simulation:
             raise Broken(f"a reader of partition {pipeline.session.partition} got another log than there is")
 
     async def _check_marks(self, pipeline: Pipeline, last_id: int) -> None:
-        """The history of a lock is all and only what marked it: also below the trim floor, and whatever becomes of key
-        indexes."""
+        """The history of a lock is all and only what marked it: with the marks that the owner has in memory; and without
+        them, by key indexes, whatever becomes of these, and below the trim floor."""
         runs = [found for found in await self._read_whole(pipeline, last_id) if found.locks is not None]
         if not self.setup.format or not runs:
             return
@@ -739,18 +739,24 @@ class Simulation:
                     query = LockQuery(
                         lock=lock, first_id=runs[0].first_id, last_id=last_id, limit=10_000, newest_first=newest_first
                     )
-                    found = await self._find_marks(pipeline, query)
+                    found = await self._find_marks(pipeline, query, in_memory=not harm)
                     right = marks.get(lock, [])
                     if found != tuple(right[::-1] if newest_first else right):
                         raise Broken(
                             f"the lock {lock} of partition {pipeline.session.partition} was marked by {right}, not {found}"
                         )
 
-    async def _find_marks(self, pipeline: Pipeline, query: LockQuery) -> tuple[int, ...]:
+    async def _find_marks(self, pipeline: Pipeline, query: LockQuery, *, in_memory: bool) -> tuple[int, ...]:
         """Ask on from where an answer ends, also while the archive is away: each answer has at least one id behind it."""
         found: list[int] = []
+
+        async def ask() -> tuple[LockMarks, int]:
+            if in_memory:
+                return await pipeline.find_marks(query)
+            return await pipeline.session.find_marks(query, pipeline.capacity.cold_turns), query.last_id
+
         while not query.is_done:
-            part, end = await self._patiently(partial(pipeline.find_marks, query))
+            part, end = await self._patiently(ask)
             if not query.first_id <= part.through <= query.last_id or end != query.last_id:
                 raise Broken(f"an answer to {query} ends at {part.through} and {end}")
             found += part.ids

@@ -26,7 +26,7 @@ from waltzd.errors import (
     NotReady,
     WaltzError,
 )
-from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded
+from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded, WrongPeer
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME, LockColumns, Run, encode_run, heads
 from waltzd.protocol.batches import (
@@ -50,7 +50,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
-from waltzd.protocol.locks import History, HistoryPart, Mode, Reason
+from waltzd.protocol.locks import History, HistoryPart, MarkedPage, Mode, Reason
 from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
@@ -422,6 +422,10 @@ class FakeServer:
         position = Position(end, found.lineage.current)
         history = History(partition=partition, ids=ids[:limit], end=position, has_more=len(ids) > limit)
         return HistoryPart(history=history)
+
+    async def fetch_marked(self, *_arguments: Any, **_options: Any) -> MarkedPage:
+        """Answer as a server of an older version."""
+        raise WrongPeer("the other side does not know this call")
 
     async def fetch(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -13,9 +14,9 @@ from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
 from waltzd.errors import BadArgument, CannotConnect
-from waltzd.errors.operations import BadFrame
-from waltzd.format.record import Run
-from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart, Lock
+from waltzd.errors.operations import BadFrame, WrongPeer
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, id_and_length
+from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart, Lock, MarkedPage, MarkedQuery
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
@@ -89,6 +90,40 @@ class Reader:
                     has_more = part.history.has_more or len(ids) > limit
                     return History(partition=partition, ids=tuple(ids[:limit]), end=end, has_more=has_more)
                 low, high = (low, part.through) if newest_first else (part.through, high)
+
+    async def marked(
+        self, partition: int, groups: Sequence[tuple[int, ...]], *, after: int, limit: int, newest_first: bool = False,
+        reach: int = EMPTY, since: Position | None = None, timeout: float | None,
+    ) -> AsyncGenerator[tuple[list[tuple[int, bytes]], Position], None]:  # fmt: skip
+        """Iterate over the committed transactions that marked all locks of one of the groups, in pages of ids and
+        payloads; each comes with the high-water mark up to which the whole is complete, and at least one page comes.
+
+        The first page is confirmed by a majority, as `end_position` is. `reach`: an id to wait for a moment until it is
+        committed. `limit`: transactions of a page. Raise `OtherTimeline` if `since` is not on the log, or if an operator
+        ends the log below the high-water mark meanwhile."""
+        query = MarkedQuery(groups=tuple(groups), first_id=after + 1, limit=limit, newest_first=newest_first)
+        end: Position | None = None
+
+        async def ask(port: ServerPort) -> MarkedPage:
+            try:
+                page = await port.fetch_marked(partition, query, confirmed=end is None, reach=reach, since=since)
+            except WrongPeer:
+                page = await _marked_by_history(port, partition, query, confirmed=end is None, since=since)
+            if end is not None and page.end < min(end, query.last_id):
+                raise CannotConnect(f"an owner before answered: it had committed up to id {page.end}")
+            return page
+
+        while True:
+            page = await self._ask(partition, "FetchMarked", ask, timeout)
+            if end is None:
+                end = since = page.end
+            yield [(id_and_length(one)[0], bytes(one[HEAD_BYTES:-TRAILER_BYTES])) for one in page.records], end
+            if page.through is None:
+                return
+            if newest_first:
+                query = replace(query, last_id=page.through - 1)
+            else:
+                query = replace(query, first_id=page.through + 1, last_id=int(end))
 
     async def each(
         self, partition: int, ids: Sequence[int], *, with_locks: bool, timeout: float | None
@@ -173,6 +208,39 @@ class Reader:
             return runs
 
         return await self._ask(partition, "Fetch", ask, timeout)
+
+
+async def _marked_by_history(
+    port: ServerPort, partition: int, query: MarkedQuery, *, confirmed: bool, since: Position | None
+) -> MarkedPage:
+    """Answer a question by the calls that servers of older versions have, by one lock of each group."""
+    end = await port.high_water_mark(partition, confirmed=confirmed, since=since)
+    end = Position(min(end, query.last_id), end.timeline)
+    first_id, ids, through = query.first_id, dict[int, None](), query.first_id if query.newest_first else int(end)
+    if first_id > end:
+        return MarkedPage(records=(), end=end)
+    for lock in dict.fromkeys(group[0] for group in query.groups):
+        part = await port.history(
+            partition, lock, after=first_id - 1, before=end + 1, limit=query.limit, newest_first=query.newest_first,
+            confirmed=False,
+        )  # fmt: skip
+        found, last = part.history, part.through
+        if found.end < end:
+            raise CannotConnect(f"an owner before answered: it had committed up to id {found.end}")
+        last = found.ids[-1] if found.has_more else last
+        if last is not None:
+            through = max(through, last) if query.newest_first else min(through, last)
+        ids |= dict.fromkeys(found.ids)
+    wanted = sorted(id_ for id_ in ids if (id_ >= through if query.newest_first else id_ <= through))
+    wanted = wanted[::-1] if query.newest_first else wanted
+    records: list[memoryview] = []
+    for id_ in wanted[: query.limit]:
+        async with aclosing(port.fetch(partition, id_, id_, timeline=end.timeline)) as runs:
+            records += [run.data async for run in runs]
+    if len(records) < len(wanted):
+        through = wanted[len(records) - 1]
+    is_whole = through == (first_id if query.newest_first else end)
+    return MarkedPage(records=tuple(records), end=end, through=None if is_whole else through)
 
 
 class ReadMethods(Generic[E]):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 from uuid import UUID
 
 from waltzd.errors import BadArgument, OutcomeUnknown, TransactionDeclined, TransactionRefused
+from waltzd.format.layout import ID_MAX
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST
@@ -413,6 +414,40 @@ class HistoryPart:
     history: History
     through: int | None = None
     """Last id that was considered, in the direction of the request; None if the answer is complete."""
+
+
+MARKED_LOCKS_MAX = 1000
+"""Largest number of locks of a `MarkedQuery`."""
+MARKED_MAX = 1000
+"""Largest `limit` of a `MarkedQuery`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedQuery:
+    """A question for committed transactions that marked all locks of one of several groups.
+
+    The locks of an answer are a necessary condition: among transactions of old segments some may have marked only one lock
+    of a group."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Groups of locks, by their 64 bits. No group is empty."""
+    first_id: int = 0
+    last_id: int = ID_MAX
+    limit: int
+    """Largest number of transactions in the answer; at least 1."""
+    newest_first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedPage:
+    """Answer of an owner to the start of a `MarkedQuery`."""
+
+    records: tuple[memoryview, ...]
+    """Whole records by ascending id, or descending with `newest_first`."""
+    end: Position
+    """Highest id that was considered: the high-water mark, or the last id of the query."""
+    through: int | None = None
+    """Last id that was considered, in the direction of the query; None if the answer is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)

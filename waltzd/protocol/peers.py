@@ -31,8 +31,9 @@ from waltzd.protocol.batches import (
     SingleAppend,
     Topology,
 )
-from waltzd.protocol.locks import HistoryPart
+from waltzd.protocol.locks import HistoryPart, MarkedPage, MarkedQuery
 from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 if TYPE_CHECKING:  # nothing of this is loaded with a client
@@ -402,6 +403,14 @@ class ServerPort(Protocol):
         confirmed: bool,
     ) -> HistoryPart:
         """Return committed transactions between `after` and `before` that marked a lock: an answer for at least one id."""
+        ...
+
+    async def fetch_marked(
+        self, partition: int, query: MarkedQuery, *, confirmed: bool, reach: int = EMPTY, since: Position | None = None
+    ) -> MarkedPage:
+        """Return committed transactions that marked all locks of a group, with their records: an answer for at least one
+        id. `reach`: an id to wait for a moment until it is committed. Raise `OtherTimeline` if `since` is not on this
+        log."""
         ...
 
     def fetch(

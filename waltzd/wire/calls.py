@@ -28,7 +28,7 @@ from waltzd.format.batch import Batch
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks
-from waltzd.format.record import Run
+from waltzd.format.record import Run, id_and_length, is_sound_record, walk
 from waltzd.protocol.batches import Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import (
     ArchiveCheck,
@@ -44,7 +44,7 @@ from waltzd.protocol.descriptions import (
     VerifySummary,
 )
 from waltzd.protocol.groups import Changed, DeliveryFrame, GroupStatus, ParkedList
-from waltzd.protocol.locks import History, HistoryPart, LockExplanation
+from waltzd.protocol.locks import History, HistoryPart, LockExplanation, MarkedPage
 from waltzd.protocol.peers import Content
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
@@ -383,6 +383,34 @@ def _history(reply: wire.HistoryReply, request: wire.HistoryRequest, address: st
     return HistoryPart(history=history, through=through)
 
 
+def _marked_message(page: MarkedPage) -> wire.FetchMarkedReply:
+    timeline = None if page.end.timeline == FIRST else page.end.timeline.bytes
+    return wire.FetchMarkedReply(
+        records=b"".join(page.records), end=page.end, timeline=timeline, through=page.through
+    )  # fmt: skip
+
+
+def _marked(reply: wire.FetchMarkedReply, request: wire.FetchMarkedRequest, address: str) -> MarkedPage:
+    timeline = uuid_of(reply.timeline, "the timeline of a position") if reply.HasField("timeline") else FIRST
+    data, bounds = memoryview(reply.records), walk(reply.records).tolist()
+    records = tuple(data[start:stop] for start, stop in pairwise(bounds))
+    ids = [id_and_length(record)[0] for record in records]
+    after, before = request.after, reply.end + 1
+    if request.HasField("before"):
+        before = min(before, request.before)
+    through = reply.through if reply.HasField("through") else None
+    is_wrong = bounds[-1] != len(data) or (through is not None and not after < through < before)
+    if through is not None:
+        after, before = (through - 1, before) if request.newest_first else (after, through + 1)
+    around = (after, *(ids[::-1] if request.newest_first else ids), before)
+    if is_wrong or len(ids) > request.limit or (ids and not all(one < other for one, other in pairwise(around))):
+        raise BadFrame(f"{address} answered with other transactions than were asked for")
+    for id_, start, stop in zip(ids, bounds, bounds[1:], strict=False):
+        if not is_sound_record(data, start, stop, id_):
+            raise BadFrame(f"record {id_} from {address} was damaged on the way")
+    return MarkedPage(records=records, end=Position(reply.end, timeline), through=through)
+
+
 LOCATE = _value("Log/Locate", _APPLICATIONS | _LOOKING | _SERVERS, Topology, Audit.LOOK)
 REGISTER = _value("Log/Register", _USERS, Registration)
 HIGH_WATER_MARK = _call(
@@ -397,6 +425,10 @@ FIND_TIME = _call("Log/FindTime", _APPLICATIONS | _LOOKING, _position_message, _
 HISTORY = _call(
     "Log/History", _USERS, _history_message, _history, Audit.LOOK, _about("lock={said.lock:#018x}", "partition")
 )
+FETCH_MARKED = _call(
+    "Log/FetchMarked", _USERS, _marked_message, _marked, Audit.READ,
+    lambda said: ((said.partition,), "locks=" + ",".join(f"{lock:#018x}" for lock in said.locks[:4])),
+)  # fmt: skip
 MAKE_GROUP = _value("Log/MakeGroup", _APPLICATIONS, MadeGroup, Audit.CHANGE, _about("{said.meta.name}"))
 GET_GROUP = _value("Log/GetGroup", _APPLICATIONS | _LOOKING, MadeGroup, Audit.LOOK)
 DESCRIBE_GROUP = _value("Log/DescribeGroup", _APPLICATIONS, GroupStatus, Audit.LOOK)

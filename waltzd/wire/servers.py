@@ -21,6 +21,7 @@ from waltzd.cluster.groups import GroupList, GroupMeta, MadeGroup
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, TlsMismatch, WaltzError
 from waltzd.errors.operations import BadFrame, WrongPeer
+from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import (
@@ -36,9 +37,10 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, ParkedList
-from waltzd.protocol.locks import HistoryPart, LockExplanation
+from waltzd.protocol.locks import HistoryPart, LockExplanation, MarkedPage, MarkedQuery
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.role import Role
 from waltzd.wire import calls
 from waltzd.wire import wire_pb2 as wire
@@ -150,6 +152,25 @@ class Servers(Transport):
             newest_first=newest_first, confirmed=confirmed,
         )  # fmt: skip
         return await self._ask(calls.HISTORY, request)
+
+    async def fetch_marked(
+        self, partition: int, query: MarkedQuery, *, confirmed: bool, reach: int = EMPTY, since: Position | None = None
+    ) -> MarkedPage:
+        request = wire.FetchMarkedRequest(
+            cluster_key=await self._known_key(),
+            partition=partition,
+            locks=[lock for group in query.groups for lock in group],
+            group_sizes=[len(group) for group in query.groups],
+            after=query.first_id - 1,
+            before=query.last_id + 1 if query.last_id < ID_MAX else None,
+            limit=query.limit,
+            newest_first=query.newest_first,
+            confirmed=confirmed,
+            reach=reach,
+        )
+        if since is not None:
+            request.position, request.timeline = since, since.timeline.bytes
+        return await self._ask(calls.FETCH_MARKED, request)
 
     async def fetch(
         self,

@@ -2265,6 +2265,119 @@ class HistoryReply(_message.Message):
 Global___HistoryReply: _TypeAlias = HistoryReply  # noqa: Y015
 
 @_typing.final
+class FetchMarkedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LOCKS_FIELD_NUMBER: _builtins.int
+    GROUP_SIZES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    after: _builtins.int
+    """Ids above `after` and, if it is present, below `before`."""
+    before: _builtins.int
+    limit: _builtins.int
+    newest_first: _builtins.bool
+    confirmed: _builtins.bool
+    """Ask a majority of the storages first whether the owner was replaced."""
+    reach: _builtins.int
+    """Wait a moment until this id is committed, if it was given out."""
+    position: _builtins.int
+    """Position of the caller: the call fails with OtherTimeline if it is not on this log."""
+    timeline: _builtins.bytes
+    """Timeline of `position`. Absent for the first one."""
+    @_builtins.property
+    def locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The locks of all groups, one group after the other."""
+
+    @_builtins.property
+    def group_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of locks of each group."""
+
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        locks: _abc.Iterable[_builtins.int] | None = ...,
+        group_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        after: _builtins.int = ...,
+        before: _builtins.int | None = ...,
+        limit: _builtins.int = ...,
+        newest_first: _builtins.bool = ...,
+        confirmed: _builtins.bool = ...,
+        reach: _builtins.int = ...,
+        position: _builtins.int | None = ...,
+        timeline: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "_position", b"_position", "_timeline", b"_timeline", "before", b"before", "position", b"position", "timeline", b"timeline"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "_position", b"_position", "_timeline", b"_timeline", "after", b"after", "before", b"before", "cluster_key", b"cluster_key", "confirmed", b"confirmed", "group_sizes", b"group_sizes", "limit", b"limit", "locks", b"locks", "newest_first", b"newest_first", "partition", b"partition", "position", b"position", "reach", b"reach", "timeline", b"timeline"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+    _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
+
+Global___FetchMarkedRequest: _TypeAlias = FetchMarkedRequest  # noqa: Y015
+
+@_typing.final
+class FetchMarkedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    records: _builtins.bytes
+    """Whole records back to back, by ascending id, or descending with `newest_first`."""
+    end: _builtins.int
+    """Highest id that was considered."""
+    timeline: _builtins.bytes
+    """Timeline of the log. Absent for the first one."""
+    through: _builtins.int
+    """Last id that was considered, if that is not all of the range: continue behind it."""
+    def __init__(
+        self,
+        *,
+        records: _builtins.bytes = ...,
+        end: _builtins.int = ...,
+        timeline: _builtins.bytes | None = ...,
+        through: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "_timeline", b"_timeline", "through", b"through", "timeline", b"timeline"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "_timeline", b"_timeline", "end", b"end", "records", b"records", "through", b"through", "timeline", b"timeline"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__through: _TypeAlias = _typing.Literal["through"]  # noqa: Y015
+    _WhichOneofArgType__through: _TypeAlias = _typing.Literal["_through", b"_through"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__through) -> _WhichOneofReturnType__through | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
+
+Global___FetchMarkedReply: _TypeAlias = FetchMarkedReply  # noqa: Y015
+
+@_typing.final
 class ClientFrame(_message.Message):
     """Any parts may be present; they are handled in this order."""
 

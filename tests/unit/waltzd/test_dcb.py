@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from waltzd.errors import (
     OtherTimeline,
     OutcomeUnknown,
 )
-from waltzd.protocol.locks import Committed, Reason, Rejected, append_lock
+from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Reason, Rejected, append_lock
 from waltzd.serializers import Json
 from waltzd.testing import BlockingCluster, LocalCluster
+from waltzd.testing.server_port import ServerPort
 
 
 class Twin:
@@ -106,8 +108,7 @@ def test_it_does_what_a_list_and_a_loop_do(steps: list[Any], page: int, bits: in
         return whole(type, tag) if bits == 48 else str(len(whole(type, tag)) % 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dcb, "PAGE_IDS", page)
-        patch.setattr(dcb, "READ_EVENTS", max(1, page // 2))
+        patch.setattr(dcb, "PAGE_EVENTS", page)
         patch.setattr(dcb, "_lock_id", colliding)
         with_cluster(story)
 
@@ -245,12 +246,14 @@ def test_a_refusal_is_looked_into_and_only_a_match_fails_the_condition() -> None
                 await store.append([Event("Joined", tags=["course:7", f"student:{student}"])])
             await store.append([Event("Left", tags=["student:3"])])
             await client.append(b"no event", partition=0, locks=[append_lock("dcb", '["Joined", "course:7"]')])
+            same = [append_lock("dcb", dcb._lock_id(None, tag)) for tag in ("course:7", "student:3")]
+            await client.append(dcb._encode(Event("Paid", tags=["other names"])), partition=0, locks=same)
             joined = Event("Joined", tags=["course:7", "student:3"])
-            assert await store.append([joined], AppendCondition(both)) == 5, "the lock was marked, and nothing matches"
-            with pytest.raises(AppendConditionFailed, match="the event Joined at position 5 matches") as caught:
+            assert await store.append([joined], AppendCondition(both)) == 6, "the locks were marked, and nothing matches"
+            with pytest.raises(AppendConditionFailed, match="the event Joined at position 6 matches") as caught:
                 await store.append([joined], AppendCondition(both))
-            assert caught.value.number("position") == 5
-            assert await store.append([joined], AppendCondition(both, after=5)) == 6
+            assert caught.value.number("position") == 6
+            assert await store.append([joined], AppendCondition(both, after=6)) == 7
 
     with_cluster(story)
 
@@ -267,43 +270,44 @@ def test_a_transaction_that_only_begins_like_an_event_is_none() -> None:
     with_cluster(story)
 
 
-def test_a_position_rises_only_over_what_was_examined() -> None:
-    """While it is examined, a matching event is appended behind the end that was asked for."""
+def test_a_position_rises_only_over_what_was_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a refusal is looked into, a matching event is appended behind the end of the answer."""
+    right, asked = ServerPort.fetch_marked, list[MarkedQuery]()
 
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client() as client:
             store = EventStore(client, partition=0)
             await store.append([Event("Joined", tags=["course:7", "student:1"])])
-            asked = client.end_position
 
-            async def end_position(*arguments: Any, **options: Any) -> Any:
-                end = await asked(*arguments, **options)
-                if end == 0:
+            async def fetch_marked(self: ServerPort, partition: int, query: MarkedQuery, **options: Any) -> MarkedPage:
+                asked.append(query)
+                page = await right(self, partition, query, **options)
+                if page.end == 0:
                     await store.append([Event("Joined", tags=["course:7", "student:3"])])
-                return end
+                return page
 
-            client.end_position = end_position  # type: ignore[method-assign]
+            monkeypatch.setattr(ServerPort, "fetch_marked", fetch_marked)
             query = Query([QueryItem(["Joined"], ["course:7", "student:3"])])
             assert await append(store, [Event("Joined", tags=["course:7", "student:3"])], AppendCondition(query)) is None
+            assert [one.first_id for one in asked] == [0, 1], "only what is new is read"
 
     with_cluster(story)
 
 
-def test_an_owner_that_does_not_know_the_end_is_not_believed() -> None:
+def test_a_read_is_confirmed_by_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ServerPort.fetch_marked
+
+    async def fetch_marked(self: ServerPort, partition: int, query: MarkedQuery, **options: Any) -> MarkedPage:
+        """Answer as an owner that was replaced before the last two events, unless a majority is asked."""
+        query = query if options["confirmed"] else replace(query, last_id=0)
+        return await right(self, partition, query, **options)
+
     async def story(cluster: LocalCluster) -> None:
         async with cluster.client() as client:
             store = EventStore(client, partition=0)
             for number in range(3):
                 await store.append([Event("Joined", tags=["course:7", f"student:{number}"])])
-            asked = client.history
-
-            async def history(*arguments: Any, **options: Any) -> Any:
-                """Answer as an owner that was replaced before the last two events, unless a majority is asked."""
-                if options.get("confirmed", True):
-                    return await asked(*arguments, **options)
-                return await asked(*arguments, **{**options, "through": 0})
-
-            client.history = history  # type: ignore[method-assign]
+            monkeypatch.setattr(ServerPort, "fetch_marked", fetch_marked)
             assert [one.position for one in (await store.read(JOINED)).events] == [1, 2, 3]
 
     with_cluster(story)

@@ -34,10 +34,19 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Change, Changed, Dismissed, GroupStatus, JoinRequest, ParkedTransaction
 from waltzd.protocol.level import THIS
-from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart
+from waltzd.protocol.locks import (
+    HISTORY_IDS_MAX,
+    MARKED_LOCKS_MAX,
+    MARKED_MAX,
+    History,
+    HistoryPart,
+    MarkedPage,
+    MarkedQuery,
+)
 from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.role import Role
 from waltzd.server.clients.authorizer import (
     Authorizer,
@@ -342,6 +351,47 @@ class ServerCalls:
         last_id = query.first_id if query.newest_first else end
         is_whole = has_more or found.through == last_id or end < query.first_id
         return HistoryPart(history=history, through=None if is_whole else found.through)
+
+    async def fetch_marked(
+        self,
+        key: UUID,
+        partition: int,
+        query: MarkedQuery,
+        *,
+        confirmed: bool = False,
+        reach: int = EMPTY,
+        since: Position | None = None,
+        identity: str = "",
+    ) -> MarkedPage:
+        """Return committed transactions that marked all locks of one of several groups, with their records: an answer to
+        the start of the query. `confirmed`, `since`: see `high_water_mark`. `reach`: an id to wait for a moment until it is
+        committed."""
+        self._check_key(key)
+        rights = self._rights(identity, partition)
+        check_read(rights, partition)
+        locks = sum(map(len, query.groups))
+        if not 0 < query.limit <= MARKED_MAX or query.first_id < 0:
+            raise BadArgument(
+                f"an answer has 1 to {MARKED_MAX} transactions from id 0 on, not {query.limit} from id {query.first_id}"
+            )
+        if not 0 < locks <= MARKED_LOCKS_MAX or not all(query.groups):
+            raise BadArgument(
+                f"a question has 1 to {MARKED_LOCKS_MAX} locks in groups of at least one lock, not {locks} in "
+                f"{len(query.groups)} groups"
+            )
+        usage = self._registry.usage_of(principal_of(identity), rights.quotas)
+        await usage.pay(REQUEST_COST)
+        pipeline = self._owner.pipeline(partition, None)
+        await pipeline.reach(reach)
+        if confirmed:
+            await pipeline.confirm()
+        if since is not None:
+            lineage = pipeline.session.lineage
+            lineage.check(since.timeline, since, what="the reader", partition=partition, next_step=MEND_READER)
+        page = await pipeline.find_marked(query, usage=usage)
+        await usage.pay(sum(map(len, page.records)))
+        check_read(self._rights(identity, partition), partition)
+        return page
 
     async def fetch(
         self,

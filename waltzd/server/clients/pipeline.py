@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -41,14 +41,16 @@ from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame, SingleCommittal
-from waltzd.protocol.locks import LockExplanation, Reason
-from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.locks import LockExplanation, MarkedPage, MarkedQuery, Reason
+from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY, EVERYTHING
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
 from waltzd.server.clients.lookups import LOOKUP_SECONDS, LOOKUPS_MAX, LockLookups, Waiting
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import FOUND_MAX, NOTHING_REFUSED, LockTable
+from waltzd.server.core.recent_marks import RecentMarks, join_marks
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -69,6 +71,12 @@ LOCKS_BYTES = 128 << 10
 """Bytes of the log that are read at a time to complete a new lock table."""
 HISTORY_SECONDS = 2.0
 """Time after which the owner answers the start of a history, well within the deadline of one call."""
+MARKED_BYTES_MAX = 1 << 20
+"""Bytes of records at which an answer by lock ends."""
+MARKED_AT_ONCE = 32
+"""Records that have left the log cache and that one question reads at once."""
+REACH_SECONDS = 1.0
+"""Time that a question waits for a commit."""
 LOCKS_READS_MAX = 4000
 """Limit of reads of `LOCKS_BYTES` for a new lock table: a log with few locks is not read back to its beginning."""
 
@@ -228,6 +236,22 @@ class CommitListener(Protocol):
     def end(self, error: WaltzError) -> None: ...
 
 
+class _Reaching:
+    """Wait for the commit of one id."""
+
+    def __init__(self, id_: int, committed: Callable[[], int]) -> None:
+        self.over = asyncio.Event()
+        self._id = id_
+        self._mark = committed
+
+    def committed(self) -> None:
+        if self._mark() >= self._id:
+            self.over.set()
+
+    def end(self, error: WaltzError) -> None:
+        self.over.set()
+
+
 class Pipeline:
     def __init__(
         self,
@@ -251,6 +275,8 @@ class Pipeline:
         self._locks = LockTable(
             settings.lock_table_size, session.low_mark, looks_up=looks_up, found_max=settings.found_locks_max
         )
+        self._recent = RecentMarks()
+        """Marks of the newest committed transactions, for questions by lock."""
         self._lookups: LockLookups[MountHandle] | None = None
         """Look-ups of locks that the table does not know; None in format 0."""
         if looks_up:
@@ -319,6 +345,8 @@ class Pipeline:
     def check(self) -> None:
         """Assert the invariants of the pipeline."""
         self._locks.check()
+        self._recent.check()
+        assert self._recent.next_id <= self.committed + 1
         if self._lookups is not None:
             self._lookups.check()
         assert self.committed <= self.session.committed <= self.last_id
@@ -664,14 +692,15 @@ class Pipeline:
         return min(mark, committed)
 
     async def find_marks(self, query: LockQuery, *, usage: QuotaUsage | None = None) -> tuple[LockMarks, int]:
-        """Return committed transactions that marked a lock, and the highest id of the range that is committed. The answer
-        covers the start of the range up to where `HISTORY_SECONDS` end, or where no replica and no archive can answer
-        now, but at least one id. The caller asks again for the rest, so a long log and an archive that is away for a
-        while cost time and no answer."""
+        """Return committed transactions that marked a lock, and the highest id of the range that is committed. The newest
+        transactions are in memory; for older ones a replica or the archive is asked. The answer covers the start of the
+        range up to where `HISTORY_SECONDS` end, or where no replica and no archive can answer now, but at least one id.
+        The caller asks again for the rest, so a long log and an archive that is away for a while cost time and no
+        answer."""
         if self.ended is not None:
             raise self.ended
         if self.session.format == 0:
-            raise NeedsBatches(f"partition {self.session.partition} writes format 0, which keeps no locks")
+            raise self._needs_batches()
         end = min(self.committed, query.last_id)
         rest = replace(query, last_id=end)
         through, ids = rest.next_id, list[int]()
@@ -681,8 +710,11 @@ class Pipeline:
         is_begun = False
         try:
             while not rest.is_done:
-                async with asyncio.timeout_at(until if is_begun else None):
-                    part = await self.session.find_marks(rest, self.capacity.cold_turns)
+                part = self._find_recent(rest)
+                if part is None:
+                    older = rest.within(0, self._recent.first_id - 1) if self._recent.next_id > end else rest
+                    async with asyncio.timeout_at(until if is_begun else None):
+                        part = await self.session.find_marks(older, self.capacity.cold_turns)
                 ids += part.ids
                 rest, through, is_begun = rest.after(part), part.through, True
         except (TimeoutError, WaltzError):
@@ -692,6 +724,109 @@ class Pipeline:
             if usage is not None:
                 self.capacity.leave(usage)
         return LockMarks(ids=tuple(ids), through=through), end
+
+    def _needs_batches(self) -> NeedsBatches:
+        return NeedsBatches(f"partition {self.session.partition} writes format 0, which keeps no locks")
+
+    def _find_recent(self, query: LockQuery) -> LockMarks | None:
+        """Return an answer to the start of a query of committed ids from memory; None if its next id is not there."""
+        recent, cache = self._recent, self.session.cache
+        if recent.next_id <= self.committed:
+            start = recent.next_id if recent.next_id >= cache.first_batch_id else cache.first_batch_id
+            recent.add(cache.batches_from(start, self.committed, EVERYTHING))
+        if not recent.first_id <= query.next_id < recent.next_id:
+            return None
+        return recent.find(query.within(recent.first_id, recent.next_id - 1))
+
+    async def find_marked(self, query: MarkedQuery, *, usage: QuotaUsage | None = None) -> MarkedPage:
+        """Return committed transactions that marked all locks of a group: an answer to the start of the query, for at
+        least one id."""
+        if self.ended is not None:
+            raise self.ended
+        if self.session.format == 0:
+            raise self._needs_batches()
+        end, newest_first = min(self.committed, query.last_id), query.newest_first
+        known = Position(end, self.session.lineage.current)
+        if query.first_id > end:
+            return MarkedPage(records=(), end=known)
+        if usage is not None:
+            self.capacity.enter(usage)
+        try:
+            marks = await self._marks_of(query, end)
+            joined = join_marks(query.groups, marks, newest_first=newest_first)
+            ids, through = joined.ids[: query.limit], joined.through
+            records = await self._records(ids)
+            if len(records) < len(joined.ids):
+                through = ids[len(records) - 1]
+        finally:
+            if usage is not None:
+                self.capacity.leave(usage)
+        is_whole = through == (query.first_id if newest_first else end)
+        return MarkedPage(records=tuple(records), end=known, through=None if is_whole else through)
+
+    async def _marks_of(self, query: MarkedQuery, end: int) -> dict[int, LockMarks]:
+        """Return the marks of each lock of a query, up to `end`. Only locks with marks that are not in memory cost a
+        task."""
+        marks: dict[int, LockMarks] = {}
+        asked = LockQuery(
+            lock=0, first_id=query.first_id, last_id=end, limit=query.limit, newest_first=query.newest_first
+        )  # fmt: skip
+        older: list[LockQuery] = []
+        for lock in dict.fromkeys(lock for group in query.groups for lock in group):
+            one = replace(asked, lock=lock)
+            part = self._find_recent(one)
+            if part is None or not one.after(part).is_done:
+                older.append(one)
+            else:
+                marks[lock] = part
+        for one, (part, _) in zip(older, await asyncio.gather(*map(self.find_marks, older)), strict=True):
+            marks[one.lock] = part
+        return marks
+
+    async def _records(self, ids: Sequence[int]) -> list[memoryview]:
+        """Return the records of committed transactions in this order, at least one, up to `MARKED_BYTES_MAX`."""
+        found: list[memoryview] = []
+        size = 0
+        while len(found) < len(ids) and size < MARKED_BYTES_MAX:
+            id_, cache = ids[len(found)], self.session.cache
+            if id_ >= cache.first_id:
+                more = [cache.record(id_)]
+            else:
+                cold = [one for one in ids[len(found) : len(found) + MARKED_AT_ONCE] if one < cache.first_id]
+                more = await self._cold_records(cold)
+            found += more
+            size += sum(map(len, more))
+        return found
+
+    async def _cold_records(self, ids: Sequence[int]) -> list[memoryview]:
+        """Return the records of transactions that have left the log cache. Ids in a row are read together."""
+        wanted = sorted(ids)
+        starts = [at for at, id_ in enumerate(wanted) if at == 0 or wanted[at - 1] != id_ - 1]
+        spans = [(wanted[start], wanted[stop - 1]) for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True)]
+        by_id: dict[int, memoryview] = {}
+
+        async def read(first_id: int, last_id: int) -> None:
+            async with aclosing(self.read(first_id, last_id)) as runs:
+                async for run in runs:
+                    for number in range(len(run)):
+                        by_id[run.first_id + number] = run.data[int(run.bounds[number]) : int(run.bounds[number + 1])]
+
+        await asyncio.gather(*[read(first_id, last_id) for first_id, last_id in spans])
+        return [by_id[id_] for id_ in ids]
+
+    async def reach(self, id_: int) -> None:
+        """Wait until an id that was given out is committed, at most `REACH_SECONDS`."""
+        if self.ended is not None or not self.committed < id_ <= self.last_id:
+            return
+        waiting = _Reaching(id_, lambda: self.committed)
+        self.attach(waiting)
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                await waiting.over.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.detach(waiting)
 
     # -- reports
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -11,13 +12,14 @@ import grpc.aio
 
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame
 from waltzd.format.key_index import LockQuery
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import Run
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, Registration, ServerFrame, SingleAppend, Topology
 from waltzd.protocol.groups import Change, Changed, GroupStatus, ParkedList
-from waltzd.protocol.locks import HistoryPart
+from waltzd.protocol.locks import HistoryPart, MarkedPage, MarkedQuery
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
@@ -93,7 +95,7 @@ def _identity(context: Context) -> str:
     return "" if found is None else found.uri
 
 
-def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest) -> UUID:
+def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest | wire.FetchMarkedRequest) -> UUID:
     return uuid_of(request.timeline, "a timeline") if request.HasField("timeline") else FIRST
 
 
@@ -129,6 +131,27 @@ class LogService(Host):
         )  # fmt: skip
         key = key_of(request.cluster_key)
         return await self._calls.history(key, request.partition, query, confirmed=request.confirmed, identity=origin.uri)
+
+    async def FetchMarked(self, request: wire.FetchMarkedRequest, origin: Origin) -> MarkedPage:
+        locks, ends = tuple(request.locks), list(accumulate(request.group_sizes, initial=0))
+        if ends[-1] != len(locks):
+            raise BadFrame(f"a question has {len(locks)} locks in groups of {ends[-1]}")
+        query = MarkedQuery(
+            groups=tuple(locks[start:stop] for start, stop in pairwise(ends)),
+            first_id=request.after + 1,
+            last_id=request.before - 1 if request.HasField("before") else ID_MAX,
+            limit=request.limit,
+            newest_first=request.newest_first,
+        )
+        return await self._calls.fetch_marked(
+            key_of(request.cluster_key),
+            request.partition,
+            query,
+            confirmed=request.confirmed,
+            reach=request.reach,
+            since=Position(request.position, _timeline(request)) if request.HasField("position") else None,
+            identity=origin.uri,
+        )
 
     async def Fetch(self, request: wire.FetchRecordsRequest, origin: Origin) -> AsyncGenerator[Run, None]:
         found = self._calls.fetch(

@@ -184,6 +184,18 @@ class LogCache:
             joined = self._joined = join_runs(runs)
         return joined
 
+    def record(self, id_: int) -> memoryview:
+        """Return the bytes of one record that the cache holds."""
+        assert self.first_id <= id_ < self.next_id, (id_, self.first_id, self.next_id)
+        piece = self._pieces[self._position(id_)]
+        number = id_ - piece.first_id
+        return piece.data[int(piece.bounds[number]) : int(piece.bounds[number + 1])]
+
+    @property
+    def first_batch_id(self) -> int:
+        """Oldest id in the cache that is stored in a batch; `next_id` if there is none."""
+        return min(max(self.first_id, self._first_batch), self.next_id)
+
     def find_time(self, time: int) -> tuple[int, bool]:
         """Return the highest id before the first cached transaction at or after `time`; and whether the answer is
         certain, which it is not if an evicted transaction may be as late, or has no time."""

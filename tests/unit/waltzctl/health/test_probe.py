@@ -35,7 +35,7 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
-from waltzd.protocol.locks import HistoryPart, Reason
+from waltzd.protocol.locks import HistoryPart, MarkedPage, Reason
 from waltzd.protocol.positions import Position
 
 LIMITS = Limits(payload_bytes_max=100, locks_max=1, frame_bytes_max=1000)
@@ -92,6 +92,9 @@ class Server:
 
     async def history(self, *_arguments: Any, **_options: Any) -> HistoryPart:
         raise AssertionError("a probe reads no history")
+
+    async def fetch_marked(self, *_arguments: Any, **_options: Any) -> MarkedPage:
+        raise AssertionError("a probe reads nothing by lock")
 
     async def fetch(
         self,

@@ -205,6 +205,7 @@ def test_an_owner_answers_what_it_has_when_the_archive_goes_away(monkeypatch: py
                 return await right(query.within(0, 9), turns)
 
             monkeypatch.setattr(pipeline.session, "find_marks", find_marks)
+            monkeypatch.setattr(pipeline, "_find_recent", lambda query: None)
             monkeypatch.setattr(pipeline_module, "HISTORY_SECONDS", 0.01)
             lock, ids = next(iter(marks.items()))
             for seconds in (0, 1000):

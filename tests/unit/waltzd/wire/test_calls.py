@@ -50,6 +50,7 @@ Log/Mount                          server client operator
 Log/HighWaterMark                  server client operator observer
 Log/Fetch                          server client operator
 Log/FindTime                       client operator observer
+Log/FetchMarked                    client operator server
 Log/History                        client operator server
 Log/Attend                         client operator
 Log/MakeGroup                      client operator

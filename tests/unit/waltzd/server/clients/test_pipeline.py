@@ -16,6 +16,7 @@ from waltzd.errors import (
     ClientAhead,
     Displaced,
     ForeignCluster,
+    NeedsBatches,
     NotPermitted,
     NotReady,
     TooLarge,
@@ -25,7 +26,7 @@ from waltzd.errors.operations import BadFrame, NotOwner, SessionEnded, TooManyCa
 from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused, Registration
-from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.locks import MarkedQuery, Mode, Reason
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
@@ -839,5 +840,10 @@ def test_a_confirmed_mark_is_not_answered_by_who_was_replaced(monkeypatch: pytes
         with pytest.raises(NotReady):
             await room.calls.high_water_mark(key, 3, confirmed=True)
         assert await room.calls.high_water_mark(key, 3) == 6
+        query = MarkedQuery(groups=((1,),), limit=1)
+        with pytest.raises(NotReady):
+            await room.calls.fetch_marked(key, 3, query, confirmed=True)
+        with pytest.raises(NeedsBatches):
+            await room.calls.fetch_marked(key, 3, query)
 
     in_room(test, lambda: slow(next_id=7))

@@ -1,0 +1,217 @@
+"""Reading transactions by groups of locks, from the client through owner and storages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.unit.waltzd.testing.test_history import pipelines_of, with_cluster
+from waltzd import Client, Lock
+from waltzd.errors import BadArgument, NeedsBatches, NotGranted, OtherTimeline
+from waltzd.errors.operations import WrongPeer
+from waltzd.format.key_index import LockQuery
+from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Mode, Rejected, append_lock, write_lock
+from waltzd.protocol.positions import Position
+from waltzd.server.clients import pipeline as pipeline_module
+from waltzd.server.core import recent_marks
+from waltzd.testing import LocalCluster
+from waltzd.testing.server_port import ServerPort
+
+LOCKS = [Lock("account", n).hash for n in range(5)]
+
+
+async def append_marked(client: Client, count: int, chance: random.Random) -> list[set[int]]:
+    """Append transactions with drawn locks; return which locks each marked."""
+    log: list[set[int]] = []
+    for number in range(count):
+        own = [Lock("account", n, mode) for n in range(5) for mode in Mode if chance.random() < 0.25]
+        outcome = await client.append(b"%d" % number, partition=1, locks=own, position=number - 1)
+        assert isinstance(outcome, Committed)
+        log.append({lock.hash for lock in own if lock.mode is not Mode.READ})
+    return log
+
+
+async def read(client: Client, groups: Sequence[Sequence[int]], **options: Any) -> tuple[list[tuple[int, bytes]], Position]:
+    found: list[tuple[int, bytes]] = []
+    arguments = {"after": -1, "limit": 1000, "timeout": 5.0, **options}
+    ends: list[Position] = []
+    pages = client._reader.marked(1, [tuple(group) for group in groups], **arguments)
+    async with aclosing(pages):
+        async for transactions, end in pages:
+            assert len(transactions) <= arguments["limit"]
+            found += transactions
+            ends.append(end)
+    assert ends == ends[:1] * len(ends)
+    return found, ends[0]
+
+
+def right(log: Sequence[set[int]], groups: Sequence[Sequence[int]], after: int, newest_first: bool) -> list[Any]:
+    found = [
+        (id_, b"%d" % id_) for id_, marks in enumerate(log) if id_ > after and any(marks >= set(group) for group in groups)
+    ]
+    return found[::-1] if newest_first else found
+
+
+async def check_reads(client: Client, log: list[set[int]], chance: random.Random, *, is_old: bool = False) -> None:
+    """`is_old`: whether the server is of an older version."""
+    for turn in range(60):
+        groups = [chance.sample(LOCKS, chance.randrange(1, 4)) for _ in range(chance.randrange(1, 4))]
+        after, newest_first = chance.randrange(-1, len(log)), turn % 2 == 0
+        limit = chance.choice([1, 2, 5, 1000])
+        found, end = await read(client, groups, after=after, limit=limit, newest_first=newest_first)
+        assert end == len(log) - 1
+        expected = right(log, groups, after, newest_first)
+        if limit == 1000 and not is_old:
+            assert found == expected
+        else:
+            loose = right(log, [[lock] for group in groups for lock in group], after, newest_first)
+            assert [one for one in loose if one in found] == found, "in order, each once, and nothing of other locks"
+            assert [one for one in found if one in expected] == expected
+
+
+@pytest.mark.parametrize("tail", [0, 2000, 1 << 20])
+def test_all_and_only_what_marked_the_locks_of_a_group(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory, from storages, and from both: the log cache holds all, some or one batch, and so does the index."""
+    monkeypatch.setattr(pipeline_module, "MARKED_BYTES_MAX", 300)
+    monkeypatch.setattr(recent_marks, "BLOCK_MARKS", 8)
+    monkeypatch.setattr(recent_marks, "BLOCKS_MAX", 3)
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        chance = random.Random(tail)
+        for pipeline in pipelines_of(cluster):
+            pipeline.session.cache._bytes_max = tail
+        log = await append_marked(client, 50, chance)
+        await check_reads(client, log, chance)
+        log += await append_marked_on(client, log, 10, chance)
+        await check_reads(client, log, chance)
+        assert await read(client, [[LOCKS[0]], [99]], after=59) == ([], 59)
+        assert await read(client, [[99, LOCKS[0]]]) == ([], 59)
+
+    with_cluster(story, partitions=2)
+
+
+async def append_marked_on(client: Client, log: list[set[int]], count: int, chance: random.Random) -> list[set[int]]:
+    more: list[set[int]] = []
+    for number in range(len(log), len(log) + count):
+        own = [append_lock("account", n) for n in range(5) if chance.random() < 0.5]
+        outcome = await client.append(b"%d" % number, partition=1, locks=own, position=number - 1)
+        assert isinstance(outcome, Committed)
+        more.append({lock.hash for lock in own})
+    return more
+
+
+def test_what_is_in_memory_is_not_asked_of_a_storage() -> None:
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        log = await append_marked(client, 20, random.Random(1))
+        pipeline = next(one for one in pipelines_of(cluster) if one.committed == 19)
+
+        async def find_marks(query: LockQuery, turns: asyncio.Semaphore) -> Any:
+            raise AssertionError("a storage was asked")
+
+        pipeline.session.find_marks = find_marks  # type: ignore[method-assign]
+        assert (await read(client, [[LOCKS[0]]]))[0] == right(log, [[LOCKS[0]]], -1, False)
+        assert (await client.history(LOCKS[0], partition=1)).ids == tuple(
+            id_ for id_, _ in right(log, [[LOCKS[0]]], -1, False)
+        )
+
+    with_cluster(story, partitions=2)
+
+
+def test_the_next_owner_and_a_server_of_an_older_version_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch_marked(self: ServerPort, *_: Any, **__: Any) -> MarkedPage:
+        raise WrongPeer("the other side does not know this call")
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        chance = random.Random(7)
+        log = await append_marked(client, 30, chance)
+        await cluster.kill_owner(1)
+        await check_reads(client, log, chance)
+        monkeypatch.setattr(ServerPort, "fetch_marked", fetch_marked)
+        await check_reads(client, log, chance, is_old=True)
+
+    with_cluster(story, partitions=2)
+
+
+def test_later_pages_are_of_the_same_log_and_of_the_newest_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool, Position | None]] = []
+    behind = [False]
+
+    right_call = ServerPort.fetch_marked
+
+    async def fetch_marked(self: ServerPort, partition: int, query: MarkedQuery, **options: Any) -> MarkedPage:
+        asked.append((query.first_id, query.last_id, options["confirmed"], options["since"]))
+        page = await right_call(self, partition, query, **options)
+        if len(asked) == 2:
+            behind[0] = True
+            return replace(page, end=Position(1), records=(), through=None)  # of an owner that was replaced
+        return page
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        for number in range(4):
+            await client.append(b"%d" % number, partition=1, locks=[append_lock("order", 1)])
+        monkeypatch.setattr(ServerPort, "fetch_marked", fetch_marked)
+        found, end = await read(client, [[append_lock("order", 1).hash]], limit=2)
+        assert ([id_ for id_, _ in found], end, behind) == ([0, 1, 2, 3], 3, [True])
+        assert [(first, confirmed) for first, _, confirmed, _ in asked] == [(0, True), (2, False), (2, False)]
+        assert [since for *_, since in asked] == [None, Position(3), Position(3)]
+        with pytest.raises(OtherTimeline):
+            await read(client, [[1]], since=Position(2, UUID(int=8)))
+
+    with_cluster(story, partitions=2)
+
+
+def test_a_question_waits_for_the_commit_of_an_id_that_was_given_out() -> None:
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        lock = write_lock("seat", 7)
+        assert isinstance(await client.append(b"0", partition=1, locks=[lock], position=-1), Committed)
+        async with cluster.client(partitions=[1]) as other:
+            for storage in (0, 1):
+                cluster.pause_storage(storage)
+            appending = asyncio.create_task(client.append(b"1", partition=1, locks=[lock], position=0))
+            while not any(pipeline.last_id == 1 for pipeline in pipelines_of(cluster)):
+                await asyncio.sleep(0)
+            refused = await other.append(b"2", partition=1, locks=[lock], position=0)
+        assert isinstance(refused, Rejected)
+        assert refused.conflict_id == 1
+        reading = asyncio.create_task(read(client, [[lock.hash]], reach=refused.conflict_id))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        for storage in (0, 1):
+            cluster.resume_storage(storage)
+        assert [id_ for id_, _ in (await reading)[0]] == [0, 1]
+        assert isinstance(await appending, Committed)
+        assert [id_ for id_, _ in (await read(client, [[lock.hash]], reach=99))[0]] == [0, 1], "no such id was given out"
+
+    with_cluster(story, partitions=2)
+
+
+def test_rights_and_bounds() -> None:
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        wrongs: list[list[list[int]]] = [[], [[]], [[1], []], [[1] * 1001]]
+        for wrong in wrongs:
+            with pytest.raises(BadArgument):
+                await read(client, wrong)
+        for limit in (0, 1001):
+            with pytest.raises(BadArgument):
+                await read(client, [[1]], limit=limit)
+        cluster.set_policy([{"names": ["writer"], "may": ["append"], "partitions": "0-3"}])
+        async with cluster.client(name="writer", partitions=()) as writer:
+            with pytest.raises(NotGranted):
+                await read(writer, [[1]])
+
+    with_cluster(story)
+
+
+def test_format_0_keeps_no_locks() -> None:
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        with pytest.raises(NeedsBatches):
+            await read(client, [[1]])
+
+    with_cluster(story, format=0)
