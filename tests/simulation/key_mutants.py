@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
+from waltzd import dcb
+from waltzd.dcb import Event, EventStore, Query
 from waltzd.format.key_index import HEADER_BYTES, KeyIndex, LockMarks, LockQuery
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.lookups import LockLookups
+from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.locks import LockTable, Lookup
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
 
@@ -23,6 +26,11 @@ LOOKUPS = Aim(
     setup={**BUSY, "rate": 200.0, "callers": 3, "locks": 12, "lock_table_size": 1},
 )  # fmt: skip
 """Callers pretend to be behind, and the table is small: most of what they want is looked up."""
+DECISIONS = Aim(
+    faults=("decisions", "crash"), format=1, seconds=3.0,
+    setup={**BUSY, "segment_bytes": 1500, "tail_bytes": 2000, "lock_table_size": 1},
+)  # fmt: skip
+"""Boundaries overlap, most of the log has left the memory of its owner, and its lock table is small."""
 
 
 # -- key indexes -------------------------------------------------------------------------------------------------------
@@ -122,3 +130,40 @@ def takes_no_answer_for_no_mark(patches: Patches) -> None:
         return learn
 
     patches.wrap(LockTable, "learn", make)
+
+
+# -- decisions over boundaries -----------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=DECISIONS)
+def lets_the_position_of_a_decision_rise_without_a_look(patches: Patches) -> None:
+    """An append that was refused is tried again from the end of the log."""
+
+    async def examined(self: EventStore, query: Query, position: int, conflict_id: int, seconds: float) -> int:
+        return max(position, await self._client.end_position(self.partition))
+
+    patches.set(EventStore, "_examined", examined)
+
+
+@mutant(0, 1, aim=DECISIONS)
+def marks_no_lock_of_any_type(patches: Patches) -> None:
+    """An event marks only locks of its own type."""
+
+    def marks(event: Event) -> list[str]:
+        return [dcb._lock_id(event.type, tag) for tag in (*event.tags, None)]
+
+    patches.set(dcb, "_marks", marks)
+
+
+@mutant(0, 1, aim=DECISIONS)
+def answers_for_marks_that_have_left_the_memory_of_an_owner(patches: Patches) -> None:
+    """What is not in memory was marked by nobody."""
+
+    def make(right: Any) -> Any:
+        def find_recent(self: Pipeline, query: LockQuery) -> LockMarks | None:
+            found: LockMarks | None = right(self, query)
+            return found or LockMarks(ids=(), through=query.first_id if query.newest_first else query.last_id)
+
+        return find_recent
+
+    patches.wrap(Pipeline, "_find_recent", make)
