@@ -184,6 +184,12 @@ class LogCache:
             joined = self._joined = join_runs(runs)
         return joined
 
+    @property
+    def newest_batch(self) -> Batch | None:
+        """Last batch of the log, if the cache holds it."""
+        newest = self._pieces[-1] if self._evicted < len(self._pieces) else None
+        return newest if isinstance(newest, Batch) else None
+
     def record(self, id_: int) -> memoryview:
         """Return the bytes of one record that the cache holds."""
         assert self.first_id <= id_ < self.next_id, (id_, self.first_id, self.next_id)

@@ -1,11 +1,15 @@
-"""Confirmation that a session still holds: by its lease, or by a round of questions to its storages, shared by all
-callers.
+"""Confirmation that a session still holds: by its lease, by acknowledgements of its append streams, or by a round of
+questions to its storages, shared by all callers.
 
 How to think about it. An owner that was paused and replaced does not know it. The new owner has first fenced a majority
 of the members. Suppose a majority of the members, of those that count, reports after a read came in that they are not
 fenced by a newer session. Then no server had replaced us when the read came in, and our committed mark was the newest.
 The answer to a question that was asked before the read came in proves nothing: a caller that comes during a round waits
 for the next round.
+
+A storage checks the session before it takes an append. So an acknowledgement of what was sent after the read came in is
+such a report, and costs nothing while appends flow. On an idle stream the newest batch is sent once more, and the storage
+acknowledges that it holds it (`Replicator.prove`). Only a storage that does not acknowledge soon is asked for its status.
 
 One case needs care: the same owner gives way to its next session by one write to its document, and that session may have
 other members. From that write on a new owner need not ask the members of this session. So no round begins before the
@@ -18,12 +22,14 @@ import asyncio
 
 from waltzd.errors import NotReady, WaltzError
 from waltzd.errors.operations import SessionEnded
-from waltzd.server.core.progress import is_bound
+from waltzd.server.core.progress import Marks, is_bound
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.replicated_log import ReplicatedLog
 
 CONFIRM_SECONDS = 2.0
 """Time for a majority to confirm the session."""
+PROOF_SECONDS = 0.2
+"""Time for a majority to acknowledge on their append streams, before they are asked for their status."""
 
 
 class SessionConfirmation:
@@ -83,6 +89,13 @@ class SessionConfirmation:
             return False
         marks, session, meta, lease = log.marks, log.session, log.core.meta, log.marks.lease
         asked_at = log.settings.clock() if lease is not None else 0.0
+        proven = await self._acknowledged(marks)
+        if lease is not None:
+            for name in proven:
+                lease.renew(name, asked_at)
+        if marks.confirms(proven):
+            return True
+        asked_at = log.settings.clock() if lease is not None else 0.0
         bound: dict[str, None] = {}
         answered, came = 0, ChangeSignal()
 
@@ -113,6 +126,32 @@ class SessionConfirmation:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         return marks.confirms(bound)
+
+    async def _acknowledged(self, marks: Marks) -> dict[str, None]:
+        """Return the members that have acknowledged something that was sent after this call: a majority, or those that
+        did so within `PROOF_SECONDS`."""
+        came, replicators = ChangeSignal(), self._log.replicators
+        asked = {name: replicators[name].prove() for name in marks.members if name in replicators}
+        questions = {name: question for name, question in asked.items() if question is not None}
+        proven: dict[str, None] = {}
+        try:
+            if not marks.confirms(questions):
+                return proven
+            for question in questions.values():
+                question.add_done_callback(lambda _: came.notify())
+            async with asyncio.timeout(PROOF_SECONDS):
+                while True:
+                    ended = {name: question for name, question in questions.items() if question.done()}
+                    proven = {name: None for name, question in ended.items() if not question.cancelled()}
+                    if marks.confirms(proven) or len(ended) == len(questions):
+                        return proven
+                    await came.wait(came.version)
+                    self._check()
+        except TimeoutError:
+            return proven
+        finally:
+            for question in questions.values():
+                question.cancel()
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

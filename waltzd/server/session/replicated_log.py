@@ -43,6 +43,8 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.wire.coalescing_sender import CoalescingSender
 
 T = TypeVar("T")
+PROOF_BYTES_MAX = 64 << 10
+"""Size of the newest batch up to which it is sent again as a question."""
 FRAME_BYTES = 1 << 20
 """Bytes of records in one message to a storage. More is not faster, and delays the first records of the message."""
 PAUSES = 5
@@ -349,6 +351,13 @@ class Replicator:
         self._said: type[WaltzError] | None = None
         """Kind of the failure that was logged since the replica was level."""
         self._task: asyncio.Task[None] | None = None
+        self._unproven: list[asyncio.Future[None]] = []
+        """Questions for which nothing was sent yet that the storage could acknowledge."""
+        self._proving: tuple[int, list[asyncio.Future[None]]] | None = None
+        """First id that was sent after some questions and is not acknowledged, and these questions; None if there is
+        none."""
+        self._acknowledged = EMPTY
+        """Last acknowledgement of the stream; what was sent above it is in flight."""
 
     @property
     def is_readable(self) -> bool:
@@ -637,6 +646,7 @@ class Replicator:
         # What the storage knows, not what it holds: it may have restarted, and have copied without a committed mark.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
+        self._acknowledged = self._progress.sent
         stream = self._stream = renew_by_acknowledgements(
             self.port.append(log.partition, log.session), self.name, self._progress.sent, log
         )
@@ -662,6 +672,48 @@ class Replicator:
                     raise end
         finally:
             self._stream = None
+            proving, self._proving = self._proving, None
+            for question in [*self._unproven, *(proving[1] if proving is not None else ())]:
+                question.cancel()
+            self._unproven.clear()
+
+    # -- proof that the storage still obeys the session
+
+    def prove(self) -> asyncio.Future[None] | None:
+        """Return a question that is done when the storage has acknowledged something that was sent after this call: then
+        no newer session had fenced it before. It is cancelled at the end of the stream. Return None if the stream cannot
+        answer now."""
+        newest = self._log.cache.newest_batch
+        if newest is None or newest.size > PROOF_BYTES_MAX or self.state is not ReplicatorState.LIVE or self._is_behind:
+            return None
+        question: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unproven.append(question)
+        self.resume_sending()
+        return question
+
+    def _again(self) -> Content | None:
+        """Return the newest batch, to be sent again, if there are questions and nothing is in flight: a storage
+        acknowledges what it holds already. What is in flight was sent before the questions, and an acknowledgement does
+        not say what for."""
+        newest, sent = self._log.cache.newest_batch, self._progress.sent
+        if not self._unproven or self._proving is not None or self._acknowledged < sent:
+            return None
+        return (newest,) if newest is not None and newest.last_id == sent else None
+
+    def _leaves(self, content: Content) -> None:
+        """Note before it is sent what the next acknowledgement proves."""
+        if content and self._unproven and self._proving is None:
+            self._proving, self._unproven = (last_id_of(content), self._unproven), []
+
+    def _note_proof(self, mark: int) -> None:
+        self._acknowledged = mark
+        if self._proving is not None and mark >= self._proving[0]:
+            for question in self._proving[1]:
+                if not question.done():
+                    question.set_result(None)
+            self._proving = None
+        if self._unproven:
+            self.resume_sending()
 
     def resume_sending(self) -> None:
         """Send what is new: records, or a new committed mark."""
@@ -675,7 +727,7 @@ class Replicator:
             return None
         log, cache, progress = self._log, self._log.cache, self._progress
         last_id, committed = log.sendable, log.committed
-        content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES)
+        content: Content | None = cache.content_from(progress.sent + 1, last_id, FRAME_BYTES) or self._again()
         if content is None and progress.told < committed and self._owes_since is None:
             # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
             content = () if log.format > 0 else cache.joined_from(max(cache.first_id, last_id), last_id, FRAME_BYTES)
@@ -686,11 +738,13 @@ class Replicator:
 
     async def send(self, message: tuple[Content, int]) -> None:
         assert self._stream is not None
+        self._leaves(message[0])
         await self._stream.send(*message)
         self._has_sent(*message)
 
     def post(self, message: tuple[Content, int]) -> bool:
         assert self._stream is not None
+        self._leaves(message[0])
         self._stream.post(*message)
         self._has_sent(*message)
         return self._progress.sent < self._log.sendable
@@ -725,3 +779,4 @@ class Replicator:
         self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
         self._log.core.copied(self.name, mark)
         self._log.acknowledged(self.name, mark)
+        self._note_proof(mark)

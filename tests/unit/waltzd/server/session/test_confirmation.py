@@ -44,6 +44,7 @@ class FakeLog:
         self.decided = ChangeSignal()
         self.promised = dict.fromkeys("ABC", SESSION)
         self.incarnations = dict.fromkeys("ABC", UUID(int=1))
+        self.replicators: dict[str, Any] = {}
         self.core = SimpleNamespace(
             meta=SimpleNamespace(replicas={n: SimpleNamespace(incarnation=UUID(int=1)) for n in "ABC"})
         )
