@@ -198,6 +198,7 @@ class Client(IterationMethods[E], ConsumerGroups[E], WaitMethods, Generic[E]):
                 await self._submits.close()
         finally:
             self._tell_stops()
+            self._reader.close()
             await self._routes.close()
             self._loop = None
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from waltzd.client.mount import SeenTime
-from waltzd.client.routes import Routes
+from waltzd.client.routes import Routes, SharedQuestion
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_position, checked_time, transactions_of
-from waltzd.errors import BadArgument, CannotConnect
+from waltzd.errors import BadArgument, CannotConnect, ClientClosed
 from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, id_and_length
 from waltzd.protocol.locks import HISTORY_IDS_MAX, History, HistoryPart, Lock, MarkedPage, MarkedQuery
@@ -36,6 +37,8 @@ class Reader:
         self._serializer = serializer
         self._seen = seen
         self._seconds = seconds
+        self._questions: dict[object, SharedQuestion[MarkedPage]] = {}
+        """Questions by lock that are under way."""
 
     async def end_position(
         self, partition: int, *, confirmed: bool = True, since: Position | None = None, timeout: float | None = None
@@ -102,7 +105,46 @@ class Reader:
         committed. `limit`: transactions of a page. Raise `OtherTimeline` if `since` is not on the log, or if an operator
         ends the log below the high-water mark meanwhile."""
         query = MarkedQuery(groups=tuple(groups), first_id=after + 1, limit=limit, newest_first=newest_first)
-        end: Position | None = None
+        page = await self._first_page(partition, query, reach, since, timeout)
+        end = page.end
+        while True:
+            yield [(id_and_length(one)[0], bytes(one[HEAD_BYTES:-TRAILER_BYTES])) for one in page.records], end
+            if page.through is None:
+                return
+            if newest_first:
+                query = replace(query, last_id=page.through - 1)
+            else:
+                query = replace(query, first_id=page.through + 1, last_id=int(end))
+            page = await self._page(partition, query, end=end, since=end, timeout=timeout)
+
+    async def _first_page(
+        self, partition: int, query: MarkedQuery, reach: int, since: Position | None, timeout: float | None
+    ) -> MarkedPage:
+        """Ask a question once for all callers that wait for its answer: tasks that race for one boundary ask the same."""
+        key = (partition, query, reach, since, since and since.timeline)
+        ask = partial(self._page, partition, query, reach=reach, since=since, timeout=None)
+        question = self._questions.setdefault(key, SharedQuestion(ask))
+        seconds = self._seconds if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                return await question.ask()
+        except TimeoutError:
+            raise CannotConnect(f"partition {partition} did not answer FetchMarked in {seconds:g} seconds") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ClientClosed("the client was closed during the call") from None
+        finally:
+            if question.is_idle and self._questions.get(key) is question:
+                del self._questions[key]
+
+    async def _page(
+        self, partition: int, query: MarkedQuery, *, end: Position | None = None, reach: int = EMPTY,
+        since: Position | None, timeout: float | None,
+    ) -> MarkedPage:  # fmt: skip
+        """Return one page. `end`: the high-water mark that came with the first page; None for the first page, which a
+        majority confirms."""
 
         async def ask(port: ServerPort) -> MarkedPage:
             try:
@@ -113,17 +155,13 @@ class Reader:
                 raise CannotConnect(f"an owner before answered: it had committed up to id {page.end}")
             return page
 
-        while True:
-            page = await self._ask(partition, "FetchMarked", ask, timeout)
-            if end is None:
-                end = since = page.end
-            yield [(id_and_length(one)[0], bytes(one[HEAD_BYTES:-TRAILER_BYTES])) for one in page.records], end
-            if page.through is None:
-                return
-            if newest_first:
-                query = replace(query, last_id=page.through - 1)
-            else:
-                query = replace(query, first_id=page.through + 1, last_id=int(end))
+        return await self._ask(partition, "FetchMarked", ask, timeout)
+
+    def close(self) -> None:
+        """Cancel the questions that are under way."""
+        for question in self._questions.values():
+            question.cancel()
+        self._questions.clear()
 
     async def each(
         self, partition: int, ids: Sequence[int], *, with_locks: bool, timeout: float | None

@@ -461,6 +461,10 @@ class SharedQuestion(Generic[T]):
         self._running, self._next = self._next, None
         return await self._ask()
 
+    @property
+    def is_idle(self) -> bool:
+        return self._next is None and (self._running is None or self._running.done())
+
     def cancel(self) -> None:
         """Cancel the question, and the callers that wait for it."""
         for task in (self._running, self._next):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.waltzd.testing.test_history import pipelines_of, with_cluster
 from waltzd import Client, Lock
-from waltzd.errors import BadArgument, NeedsBatches, NotGranted, OtherTimeline
+from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NeedsBatches, NotGranted, OtherTimeline
 from waltzd.errors.operations import WrongPeer
 from waltzd.format.key_index import LockQuery
 from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Mode, Rejected, append_lock, write_lock
@@ -215,3 +215,43 @@ def test_format_0_keeps_no_locks() -> None:
             await read(client, [[1]])
 
     with_cluster(story, format=0)
+
+
+def test_callers_share_a_question_and_each_answer_is_newer_than_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of ten callers asks at once, the others, which came while it asks, by a second question. A caller that goes
+    away takes no other one with it."""
+    right_call, asked = ServerPort.fetch_marked, list[MarkedQuery]()
+    gate = asyncio.Event()
+
+    async def fetch_marked(self: ServerPort, partition: int, query: MarkedQuery, **options: Any) -> MarkedPage:
+        asked.append(query)
+        page = await right_call(self, partition, query, **options)
+        await gate.wait()
+        return page
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        lock = append_lock("order", 1)
+        monkeypatch.setattr(ServerPort, "fetch_marked", fetch_marked)
+        before = [asyncio.create_task(read(client, [[lock.hash]], timeout=None)) for _ in range(3)]
+        while not asked:
+            await asyncio.sleep(0)
+        await client.append(b"0", partition=1, locks=[lock])
+        after = [asyncio.create_task(read(client, [[lock.hash]], timeout=None)) for _ in range(7)]
+        with pytest.raises(CannotConnect):
+            await read(client, [[lock.hash]], timeout=0.01)
+        before[0].cancel()
+        gate.set()
+        assert [ids for ids, _ in await asyncio.gather(*after)] == [[(0, b"0")]] * 7
+        assert len(asked) == 2
+        assert isinstance((await asyncio.gather(*before, return_exceptions=True))[0], asyncio.CancelledError)
+        gate.clear()
+        late = asyncio.create_task(read(client, [[lock.hash]], timeout=None))
+        while len(asked) < 3:
+            await asyncio.sleep(0)
+        assert client._reader._questions
+        client._reader.close()
+        with pytest.raises(ClientClosed):
+            await late
+        assert not client._reader._questions
+
+    with_cluster(story, partitions=2)
