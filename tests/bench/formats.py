@@ -1,14 +1,15 @@
 """`./dev bench formats`: format 1 beside format 0 under the same loads.
 
-Each load has a cluster of each format, loaded in turns, because a shared machine drifts; what is shown is the median of the
-rounds' ratios. Where other work keeps the machine busy, rates say little, and processor time still compares.
+Each round measures a load in one format and at once in the other, in turns of who begins, because a shared machine
+drifts; what is shown is the median of the rounds' ratios. Where other work keeps the machine busy, rates say little, and
+processor time still compares.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,6 @@ LOADS = {
     **{f"{PRODUCERS} producers with many in flight, {size} bytes": many(size) for size in (128, 512, 4096)},
 }
 FORMATS = (0, 1)
-WARM_UP = ("--seconds", "0.5")
 
 
 @dataclass(frozen=True)
@@ -46,29 +46,24 @@ def main(arguments: list[str]) -> int:
         f"{'':54}{'format 0/s':>12}{'format 1/s':>12}{'ratio':>8}{'of rounds':>14}{'p50 ms':>14}{'CPU µs':>16}{'ratio':>8}"
     )
     for name in (name for name in LOADS if options.loads in name):
-        print(line(name, _pairs(LOADS[name], options)), flush=True)
+        print(line(name, list(_pairs(LOADS[name], options))), flush=True)
     return 0
 
 
-def _pairs(load: tuple[str, ...], options: argparse.Namespace) -> list[Pair]:
-    with ExitStack() as stack:
-        clusters = [stack.enter_context(cluster_of(options.directory, partitions=1, format=format)) for format in FORMATS]
-        for cluster in clusters:
-            _run(cluster, *load, *WARM_UP)
-        pairs: list[Pair] = []
-        for turn in range(options.rounds):
-            found = [(0.0, 0.0, 0.0) for _ in FORMATS]
-            for format in FORMATS if turn % 2 == 0 else reversed(FORMATS):
-                found[format] = _run(clusters[format], *load, "--seconds", str(options.seconds))
-            (rate0, p50_0, cpu0), (rate1, p50_1, cpu1) = found
-            pairs.append(Pair((rate0, rate1), (p50_0, p50_1), (cpu0, cpu1)))
-    return pairs
+def _pairs(load: tuple[str, ...], options: argparse.Namespace) -> Iterator[Pair]:
+    for turn in range(options.rounds):
+        found = [(0.0, 0.0, 0.0) for _ in FORMATS]
+        for format in FORMATS if turn % 2 == 0 else reversed(FORMATS):
+            with cluster_of(options.directory, partitions=1, format=format) as cluster:
+                found[format] = _run(cluster, *load, "--seconds", str(options.seconds))
+        (rate0, p50_0, cpu0), (rate1, p50_1, cpu1) = found
+        yield Pair((rate0, rate1), (p50_0, p50_1), (cpu0, cpu1))
 
 
 def _run(cluster: LocalCluster, *words: str) -> tuple[float, float, float]:
     """Return transactions a second, the median latency, and the processor time of the daemons for a transaction."""
     before = _cpu_seconds(cluster)
-    there = ("--at", ",".join(cluster.server_addresses), "--yes", "--warm-up", "0")
+    there = ("--at", ",".join(cluster.server_addresses), "--yes", "--warm-up", "0")  # all that costs is counted
     series = series_of(bench("append", *there, *words), "committed")
     cpu = _cpu_seconds(cluster) - before
     return series["per_second"], series["latency_ms"]["p50"], 1e6 * cpu / series["count"]
