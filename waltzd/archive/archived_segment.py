@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
+from waltzd.errors import ForeignCluster
 from waltzd.errors.operations import ArchiveDamaged, HeaderDamaged, UnfitSegment
 from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
@@ -48,7 +49,7 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
     raw = memoryview(data).cast("B")
     try:
         header = check_header(bytes(raw[:HEADER_BYTES]), path, expected)
-    except HeaderDamaged as error:
+    except (HeaderDamaged, ForeignCluster) as error:
         raise UnfitSegment(error.message) from error
     if header.encode() != raw[:HEADER_BYTES]:
         raise UnfitSegment(f"{path} has bytes that are not zero in the reserved part of its header")

@@ -96,6 +96,14 @@ def test_each_object_that_counts_is_named_when_a_bit_of_it_flips_or_it_goes() ->
                 assert names(survey(store))[0] == [], "nothing is an orphan while something cannot be read"
 
 
+def test_a_segment_that_states_another_cluster_is_named() -> None:
+    store = archive(partitions=1)
+    name = next(name for name in store.objects if "/segment/" in name)
+    data = store.objects[name].data
+    store.objects[name].data = data[:20] + bytes([data[20] ^ 1]) + data[21:]
+    assert [(flaw.name, "belongs to the cluster" in flaw.detail) for flaw in flaws(store)] == [(name, True)]
+
+
 def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
     store = FaultyStore(kill_at=10)
     known = upload(store, Archived(), 0)
