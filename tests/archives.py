@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from tests.batches import index_raw, segment_raw, segments_of
-from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.archived_segment import keyed, segment_entry
 from waltzd.archive.cut_point import ArchivedLog, UnsealedRecords
-from waltzd.archive.manifest import Manifest
+from waltzd.archive.manifest import Entry, Manifest
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.batch import Batch
@@ -38,7 +38,8 @@ class Uploads:
         )
         expected = FileHeader(created_ms=0, key=self._cluster, partition=self._partition, first_id=first)
         piece = segment_entry(data, index, expected=expected, last_id=last, path=f"the segment at id {first}")
-        self.manifest = self._archive.add(known, piece, data + index[: piece.index_bytes])
+        whole = data + index[: piece.index_bytes]
+        self.manifest = self._archive.add(known, *with_key(piece, whole, self._cluster, self._partition))
 
     def batches(self, batches: Sequence[Batch], *, has_index: bool = True) -> list[Batch]:
         """Those of sealed segments; the rest comes back."""
@@ -60,6 +61,12 @@ class Uploads:
 
     def log(self, *rest: UnsealedRecords, complete_to: int | None = None) -> ArchivedLog:
         return ArchivedLog(self._archive, self.manifest, rest, complete_to=complete_to)
+
+
+def with_key(piece: Entry, data: bytes, cluster: UUID, partition: int = 0) -> tuple[Entry, bytes, bytes]:
+    """A checked segment as it is uploaded: its entry, its bytes, and those of its key index."""
+    entry, key = keyed(piece, data, cluster, partition)
+    return entry, data, key
 
 
 def unsealed(batches: Sequence[Batch]) -> UnsealedRecords:

@@ -216,6 +216,14 @@ def test_an_archive_is_told_verified_and_cleaned(
     done = waltzctl(*heal, "--yes", "-o", "json")
     assert (done.code, as_json(done)["healed"]) == (0, [f"partition-0/segment/{segment.name}"]), done
     assert waltzctl("archive", "verify", str(archived)).code == 0
+    for harm in (flip, Path.unlink):
+        key = sorted((archived / "partition-0" / "key").iterdir())[0]
+        harm(key)
+        bad = waltzctl("archive", "verify", str(archived))
+        assert (bad.code, f"partition-0/key/{key.name}" in bad.out, "1 finding" in bad.out) == (8, True, True), bad
+        done = waltzctl("archive", "heal", str(archived), "--from", str(empty), "--yes", "-o", "json")
+        assert (done.code, as_json(done)["healed"]) == (0, [f"partition-0/key/{key.name}"]), done
+        assert waltzctl("archive", "verify", str(archived)).code == 0
     segment.unlink()
     assert "is not in the store" in waltzctl("archive", "verify", str(archived), "--quick").out
     assert waltzctl(*heal, "--yes", "--quick").code == 0

@@ -21,6 +21,7 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import encode_payloads
+from waltzd.protocol.level import THIS
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -35,8 +36,9 @@ P = ParamSpec("P")
 KEY = UUID(int=0xA11CE)
 ROOT = "storage"
 SETTINGS = SessionSettings(
-    partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5
-)
+    partitions=1, key=KEY, tail_bytes_max=20_000, retry_seconds=0.01, storage_seconds=1.0, hand_over_seconds=0.5,
+    level=lambda: THIS.level,
+)  # fmt: skip
 
 
 async def inline(function: Any, *arguments: Any) -> Any:

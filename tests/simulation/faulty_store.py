@@ -30,7 +30,7 @@ class Faults:
     repeated: int = 0
     torn: int = 0
     rotten: int = 0
-    """Segments and slots that are not written as they came."""
+    """Segments, key indexes and slots that are not written as they came."""
     lag: int = 0
     """A list shows nothing of the last so many operations."""
 
@@ -86,7 +86,7 @@ class FaultyStore:
     def _put(self, number: int, name: str, data: bytes) -> str:
         if self._happens(self.faults.refused):
             raise StoreUnavailable(f"{name}: simulated, and not written")
-        if ("/segment/" in name or "/tail/" in name) and self._happens(self.faults.rotten):
+        if any(kind in name for kind in ("/segment/", "/key/", "/tail/")) and self._happens(self.faults.rotten):
             data = data[:-1] + bytes([data[-1] ^ 1])
         tag = self._write(name, data)
         self._end(number)

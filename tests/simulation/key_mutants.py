@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
 from waltzd import dcb
+from waltzd.archive.reader import ArchiveReader
 from waltzd.dcb import Event, EventStore, Query
 from waltzd.format.key_index import HEADER_BYTES, KeyIndex, LockMarks, LockQuery
 from waltzd.protocol.quorum import EMPTY
@@ -82,6 +83,41 @@ def ends_a_history_at_the_trim_floor(patches: Patches) -> None:
         return LockMarks(ids=(), through=query.first_id if query.newest_first else query.last_id)
 
     patches.set(ArchiveFetcher, "find_marks", find_marks)
+
+
+@mutant(0, 1, aim=TRIMMED)
+def checks_no_hash_of_an_archived_key_index(patches: Patches) -> None:
+    """What stands in the store under the right name was archived."""
+
+    def make(right: Any) -> Any:
+        def fetch(self: ArchiveReader, name: str, size: int, expected: str, file: Any) -> str:
+            trouble: str = right(self, name, size, expected, file)
+            return "" if "/key/" in name else trouble
+
+        return fetch
+
+    patches.wrap(ArchiveReader, "_fetch", make)
+
+
+@mutant(0, 1, aim=TRIMMED)
+def takes_a_lost_key_index_for_a_segment_without_marks(patches: Patches) -> None:
+    """The key index that the manifest names is not in the store: nobody marked anything."""
+
+    class NoMarks:
+        def __init__(self, entry: Any) -> None:
+            self.entry = entry
+
+        def find_marks(self, query: LockQuery) -> LockMarks:
+            here = query.within(self.entry.first, self.entry.last)
+            return LockMarks(ids=(), through=here.first_id if here.newest_first else here.last_id)
+
+    def make(right: Any) -> Any:
+        def key_index(self: ArchiveReader, partition: int, entry: Any) -> Any:
+            return right(self, partition, entry) or NoMarks(entry)
+
+        return key_index
+
+    patches.wrap(ArchiveReader, "_key_index", make)
 
 
 # -- locks that are looked up ------------------------------------------------------------------------------------------

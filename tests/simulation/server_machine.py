@@ -21,6 +21,7 @@ from waltzd.archive.reader import ArchiveReader, SegmentCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
+from waltzd.protocol.level import THIS
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import LOCKS_BYTES, PipelineSettings
@@ -98,6 +99,7 @@ class ServerMachine(Machine):
                 trim_seconds=0.5,
                 clock=world.loop.time,
                 archive=self._archive(),
+                level=lambda: THIS.level if server.versions is None else server.versions.level,
                 backup_seconds=BACKUP_SECONDS if "backup" in setup.faults else 0.0,
                 wall=self.microseconds,
             ),

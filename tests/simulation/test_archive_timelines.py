@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,14 +12,14 @@ from uuid import UUID
 import pytest
 
 import tests.simulation.cell as cells
-from tests.simulation.cell import KEY, Appender, Cell, story
+from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, story
 from tests.simulation.faulty_store import FaultyStore
-from tests.simulation.test_archive import archiving, document, reached
+from tests.simulation.test_archive import archiving, document, reached, written
 from tests.simulation.test_backup import own
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, floors, keeping, trimmed, under_load
 from waltzctl.placement.restore import SESSIONS_AHEAD
-from waltzd.archive.archived_segment import footer_in
+from waltzd.archive.archived_segment import footer_in, keyed, unkeyed
 from waltzd.archive.cut_point import logs_in
 from waltzd.archive.listing import branches_in, label_of, newest_manifests
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
@@ -31,6 +32,7 @@ from waltzd.format.batch import End, encode_batch, parse_batches
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import encode_payloads, walk
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, SetAside
+from waltzd.protocol.level import ARCHIVED_KEYS
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.session.owned import OwnedLog
@@ -416,3 +418,23 @@ async def test_the_backup_after_restores_under_the_same_key_is_that_of_the_new_l
         label = label_of(store, not_done="")
         assert [one.lineage.number for one in branches_in(store, label, [0])][-2:] == [2, 3]
         assert logs_in(store, label, 1, {0: 1})[0].last >= 60, "the first life can still be restored"
+
+
+@story
+async def test_key_indexes_are_archived_from_the_level_on_at_which_all_can_read_their_names(format_: int) -> None:
+    """Before, manifests have the bytes that older versions read. The cluster is finalized while its owner is at work."""
+    store, level = FaultyStore(), 0
+    async with archiving(store) as c:
+        pipeline = await c.opened(await c.own(settings=replace(SETTINGS, level=lambda: level)))
+        before = await reached(c, await written(c, pipeline, 20))
+        assert not [name for name in store.objects if "/key/" in name]
+        assert all(b'"version": 1,' in one.data for name, one in store.objects.items() if name.endswith(".json"))
+        level = ARCHIVED_KEYS
+        found = await reached(c, await written(c, pipeline, 20))
+        manifest = Manifest.decode(store.objects[f"partition-0/manifest/{found.number:010d}.json"].data, "here")
+        archive = PartitionArchive(store, label_of(store, not_done=""), 0)
+        pieces = list(pieces_of(manifest.entries, archive.chunk))
+        assert [piece.key_bytes > 0 for piece in pieces] == [bool(format_) and piece.last > before.last for piece in pieces]
+        for piece in [piece for piece in pieces if piece.key_bytes]:
+            data = store.objects[piece.name(0)].data
+            assert keyed(unkeyed(piece), data, KEY, 0) == (piece, store.objects[piece.key_name(0)].data)

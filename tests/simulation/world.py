@@ -43,7 +43,7 @@ from waltzd.archive.listing import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
-from waltzd.archive.verification import check_piece
+from waltzd.archive.verification import check_key, check_piece
 from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
@@ -53,7 +53,7 @@ from waltzd.errors import ArchiveAway, CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
-from waltzd.format.key_index import LockMarks, LockQuery
+from waltzd.format.key_index import KeyHeader, LockMarks, LockQuery, MarkColumns, encode_key_index
 from waltzd.format.layout import KEY_SUFFIX
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
@@ -189,6 +189,8 @@ class Simulation:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.vanished: dict[str, None] = {}
         """Objects that somebody has taken out of the store."""
+        self.harmed_keys: dict[int, None] = {}
+        """Partitions whose key indexes were harmed at the end of the run."""
         self.committed = 0
         self.ended = 0.0
         self.latest_shown = 0
@@ -331,8 +333,11 @@ class Simulation:
         if names:
             name = names[int(where * len(names))]
             self.say("store", f"{name} vanishes")
-            self.vanished[name] = None
-            del self.store.objects[name]
+            folder, _, ids = name.partition("/segment/")
+            keys = [key for key in self.store.objects if key.startswith(f"{folder}/key/{ids[:39]}")]
+            for gone in (name, *keys):
+                self.vanished[gone] = None
+                del self.store.objects[gone]
 
     def _highest_begin(self, partition: int) -> int:
         """No storage has a promise to begin above this id."""
@@ -700,7 +705,9 @@ class Simulation:
             raise Broken(f"partition {partition} is trimmed up to {floor - 1}, above its low mark {meta.low_mark}")
         lost = [name for name in self.vanished if self.store is not None and name not in self.store.objects]
         for name in lost:
-            if name.startswith(f"partition-{partition}/") and floor > int(name.partition("/segment/")[2].split("-")[0]):
+            if name.startswith(f"partition-{partition}/segment/") and floor > int(
+                name.partition("/segment/")[2].split("-")[0]
+            ):
                 raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and {name} is not in the store")
         for storage in self._well_storages:
             if storage.name in self._assigned(partition) and storage.calls is not None:
@@ -734,6 +741,8 @@ class Simulation:
         for harm in (False, True):
             if harm:
                 self._harm_key_indexes(pipeline.session.partition)
+            else:
+                await self._check_archived_keys(pipeline.session.partition)
             for lock in asked:
                 for newest_first in (False, True):
                     query = LockQuery(
@@ -785,8 +794,37 @@ class Simulation:
                     raise
                 await asyncio.sleep(0.1)
 
+    async def _check_archived_keys(self, partition: int) -> None:
+        """Each archived segment of format 1 has the key index that its manifest names."""
+        if self.store is None or partition in self.harmed_keys:
+            return
+        store = FaultyStore(objects=self.store.objects)
+        for piece in await self._pieces(partition):
+            flaw = check_key(store, partition, piece, is_quick=False)
+            if flaw is not None and flaw.name not in self.vanished:
+                raise Broken(f"the archive of partition {partition} has another key index {flaw.name}: {flaw.detail}")
+            if not piece.key_bytes and self.setup.format and not {"upgrade", "versions"} & {*self.setup.faults}:
+                raise Broken(f"{piece.name(partition)} has no key index in its manifest")
+
     def _harm_key_indexes(self, partition: int) -> None:
-        """Lose, damage and swap key indexes on all storages."""
+        """Lose, damage and swap key indexes on all storages, and in the store."""
+        self.harmed_keys[partition] = None
+        if self.store is not None:
+            prefix = f"partition-{partition}/key/"
+            names = sorted(name for name in self.store.objects if name.startswith(prefix))
+            objects = [self.store.objects[name] for name in names]
+            content = [one.data for one in objects]
+            for number, (name, one) in enumerate(zip(names, objects, strict=True)):
+                if number % 5 == 0:
+                    del self.store.objects[name]
+                elif number % 5 == 1:
+                    one.data = one.data[:-1500] + bytes(len(one.data[-1500:]))
+                elif number % 5 == 2:
+                    one.data = content[number - 1]
+                elif number % 5 == 3:
+                    header = KeyHeader.decode(one.data)
+                    assert header is not None
+                    one.data = encode_key_index(header, MarkColumns.join([]))  # forged: it hides all marks
         for storage in self._well_storages:
             if storage.calls is None or storage.name not in self._assigned(partition):
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
-from waltzd.errors.operations import BadMetadata, StoreUnavailable, Unsafe
+from waltzd.errors.operations import BadMetadata, ObjectAbsent, StoreUnavailable, Unsafe
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Reaching
@@ -322,16 +322,16 @@ def heal(
     output: Output = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Restore lost or damaged objects of an archive: segments from the replicas of a storage, and the label, manifests and
-    chunks from the rest of the archive.
+    """Restore lost or damaged objects of an archive: segments from the replicas of a storage, and the label, manifests,
+    chunks and key indexes from the rest of the archive.
 
     Run it on the machine of a storage, with permission to write to the STORE. The archive is verified first. A file is
     restored only if it has the SHA-256 in the manifest, and only where the object is missing or damaged: a valid object is
     never overwritten. The output names objects that this storage does not have, and the exit code is 8; try another one.
 
-    With --clean delete segments and chunks that no manifest names although their ids are archived. Manifests, objects that
-    a manifest may still name, and unknown objects stay. In a directory, hidden files that killed writers left more than a
-    day ago are deleted as well. Storages may upload meanwhile. Nothing is deleted if the archive has damage.
+    With --clean delete segments, key indexes and chunks that no manifest names although their ids are archived. Manifests,
+    objects that a manifest may still name, and unknown objects stay. In a directory, hidden files that killed writers left
+    more than a day ago are deleted as well. Storages may upload meanwhile. Nothing is deleted if the archive has damage.
 
     \b
     Examples:
@@ -361,8 +361,17 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
     found = survey(RepairedStore(opened, again))
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flawed = _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)
-    held = [(number, piece) for number, piece, _ in flawed if file_of(source, number, piece) is not None]
-    rest = [*found.flaws, *(flaw for number, piece, flaw in flawed if (number, piece) not in held)]
+    held: list[tuple[int, Entry]] = []
+    rest = list(found.flaws)
+    for number, piece, flaw in flawed:
+        if flaw.name != piece.name(number):
+            key = key_of(opened, source, found.label, number, piece)
+            again |= {} if key is None else {flaw.name: key}
+            rest += [flaw] if key is None else []
+        elif file_of(source, number, piece) is not None:
+            held.append((number, piece))
+        else:
+            rest.append(flaw)
     steps = [f"make {name} again, out of the rest of the archive" for name in again]
     steps += [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
     plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
@@ -417,14 +426,17 @@ def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
 def _flawed(
     store: Store, label: Label, pieces: Sequence[tuple[int, Entry]], *, is_quick: bool, progress: Shown
 ) -> list[tuple[int, Entry, Flaw]]:
-    from waltzd.archive.verification import check_piece
+    from waltzd.archive.verification import check_key, check_piece
 
-    total, done, flawed = sum(piece.size for _, piece in pieces), 0, []
+    total, done, flawed = sum(piece.stored_bytes for _, piece in pieces), 0, []
     with Progress("verifying", progress) as course:
         for number, piece in pieces:
-            flaw = check_piece(store, label, number, piece, is_quick=is_quick)
-            flawed += [(number, piece, flaw)] if flaw is not None else []
-            done += piece.size
+            for flaw in (
+                check_piece(store, label, number, piece, is_quick=is_quick),
+                check_key(store, number, piece, is_quick=is_quick),
+            ):
+                flawed += [(number, piece, flaw)] if flaw is not None else []
+            done += piece.stored_bytes
             course.update(done, total)
     return flawed
 
@@ -445,6 +457,20 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
             with closing(file):
                 whole += file.read(0, wanted)
     return whole if sha256_of(whole) == piece.sha256 else None
+
+
+def key_of(store: Store, directory: str, label: Label, partition: int, piece: Entry) -> bytes | None:
+    """Return the key index of an archived segment, made from the segment in the store, or from the files of a replica; None
+    if neither has the archived bytes."""
+    from waltzd.archive.repair import rebuilt_key
+    from waltzd.protocol.digest import sha256_of
+
+    data: bytes | None = None
+    with suppress(ObjectAbsent):
+        data = store.get_range(piece.name(partition), 0, piece.size)
+    if data is None or sha256_of(data) != piece.sha256:
+        data = file_of(directory, partition, piece)
+    return None if data is None else rebuilt_key(piece, data, label, partition)
 
 
 def _timelines(store: str, output: str) -> int:

@@ -2,13 +2,15 @@
 
 An archived segment is never written again and may become the last copy, so every byte is checked before its upload: in
 format 1 the digest in the footer, the whole footer and each batch, in format 0 each record. The index is archived
-unchecked, because it can be rebuilt. A *piece* is the manifest entry of an archived segment."""
+unchecked, because it can be rebuilt. The key index is made from the checked bytes: the file beside the segment may be
+wrong, and the manifest vouches for what is archived. A *piece* is the manifest entry of an archived segment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from uuid import UUID
 
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
@@ -17,6 +19,7 @@ from waltzd.errors.operations import ArchiveDamaged, HeaderDamaged, UnfitSegment
 from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
 from waltzd.format.footer import END_BYTES, Footer, FooterBuilder, footer_at, footer_bytes
+from waltzd.format.key_index import KeyHeader, key_index_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
 from waltzd.format.record import Run, walk
 from waltzd.format.scan import scan
@@ -95,6 +98,26 @@ def segment_entry(data: Buffer, index: Buffer, *, expected: FileHeader, last_id:
         level=0, first=expected.first_id, last=last_id, record_bytes=record_bytes, crc=crc, segments=1, stored_bytes=size,
         size=size, index_bytes=len(kept), sha256=hashing.hexdigest(),
     )  # fmt: skip
+
+
+def keyed(piece: Entry, data: Buffer, cluster: UUID, partition: int) -> tuple[Entry, bytes]:
+    """Return a piece with its key index, and the bytes of that index. `data`: the checked bytes of the object. Segments of
+    format 0 have no locks: return the piece unchanged, and no bytes."""
+    footer = footer_in(data, piece)
+    if footer is None:
+        return piece, b""
+    header = KeyHeader(
+        key=cluster, partition=partition, first_id=piece.first, last_id=piece.last, footer=footer.hash
+    )  # fmt: skip
+    raw = key_index_of(MemoryFile("", memoryview(data)[: footer.offset]), header)
+    assert raw is not None, "the batches were checked"
+    stored = piece.size + len(raw)
+    return replace(piece, key_bytes=len(raw), key_sha256=sha256(raw).hexdigest(), stored_bytes=stored), raw
+
+
+def unkeyed(piece: Entry) -> Entry:
+    """Return a piece without its key index, as `segment_entry` returns it."""
+    return replace(piece, key_bytes=0, key_sha256="", stored_bytes=piece.size)
 
 
 FOOTER_BYTES = 64 << 10

@@ -8,6 +8,7 @@ These checksums combine to that of the whole partition, which is equal to the ch
 
     <store>/archive.json                                                      the label: which archive of which cluster
     <store>/partition-<n>/segment/<first>-<last>-<hash>                       a segment as on the disk, its index behind it
+    <store>/partition-<n>/key/<first>-<last>-<hash>                           the key index of a segment
     <store>/partition-<n>/chunk/<level>-<first>-<last>-<hash>.json            64 entries of the level below
     <store>/partition-<n>/manifest/<number>.json                              from 1 on
     <store>/partition-<n>/tail/<slot>                                         unsealed records, see `unsealed`
@@ -21,6 +22,9 @@ The first timeline of a log has its manifests and its unsealed records in the fo
 in a folder of its own (`waltzd.protocol.timelines`). Segments and chunks are named by their content, so timelines share
 them. `begin.json` is a manifest of the whole segments up to the fork, which the timeline takes over from its ancestors. All
 manifests of a later timeline, and its `tail.json`, name the whole lineage, so the store alone describes the tree.
+
+A manifest or chunk that names no key index has the bytes of version 1, from before key indexes were archived. Their size
+and SHA-256 are in the manifest: otherwise a forged index could hide transactions from a history.
 
 Other objects in the store are no part of the archive.
 """
@@ -41,7 +45,7 @@ from waltzd.protocol.digest import DigestFormat, sha256_of
 from waltzd.protocol.document import ADDED, IS_SHA256, ROW, Crc, Document, Rule, Sha256, read, whole
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
-TEXT_FORMAT = DigestFormat(name="waltz-archive", version=1, thing="an object of an archive", damage=ArchiveDamaged)
+TEXT_FORMAT = DigestFormat(name="waltz-archive", version=2, thing="an object of an archive", damage=ArchiveDamaged)
 LABEL = "archive.json"
 FAN_OUT = 64
 LEVEL_MAX = 8
@@ -67,7 +71,7 @@ class Entry(Document):
     """Bytes of the records alone, without headers, batch heads, locks and footers."""
     segments: int
     stored_bytes: int
-    """Bytes of all segments with their indexes."""
+    """Bytes of all segments with their indexes and key indexes."""
     size: int
     """Bytes of the object."""
     index_bytes: int
@@ -76,12 +80,18 @@ class Entry(Document):
     """CRC-32 of the records."""
     sha256: Sha256
     """SHA-256 of the object."""
+    key_bytes: Annotated[int, whole(0)] = field(default=0, metadata={ADDED: True})
+    """Bytes of the key index of a piece, which is an object of its own; 0 for an entry without one."""
+    key_sha256: MaybeSha256 = field(default="", metadata={ADDED: True})
+    """SHA-256 of the key index; "" for an entry without one."""
 
     def mistake(self) -> tuple[str, str] | None:
         if self.first > self.last:
             return "last", f"must be {self.first} or above, not {self.last}"
         if self.index_bytes > self.size:
             return "index_bytes", f"must be at most {self.size}, not {self.index_bytes}"
+        if (self.key_bytes > 0) != (self.key_sha256 != "") or (self.level > 0 and self.key_bytes > 0):
+            return "key_bytes", f"does not agree with the level and the hash, {self.level} and {self.key_sha256!r}"
         return None
 
     def name(self, partition: int) -> str:
@@ -90,9 +100,19 @@ class Entry(Document):
             return f"{folder_of(partition)}/segment/{ids}"
         return f"{folder_of(partition)}/chunk/{self.level}-{ids}.json"
 
+    def key_name(self, partition: int) -> str:
+        """Return the name of the key index of a piece; the entry must have one."""
+        return f"{folder_of(partition)}/key/{self.first:019d}-{self.last:019d}-{self.key_sha256[:16]}"
+
+    def names(self, partition: int) -> tuple[str, ...]:
+        """Return the names of all objects of the entry."""
+        return (self.name(partition), self.key_name(partition)) if self.key_bytes else (self.name(partition),)
+
 
 COLUMNS = tuple(column.name for column in fields(Entry))
 """Fields of an entry, in the order in which manifests and chunks have them."""
+_OLD_COLUMNS = tuple(column.name for column in fields(Entry) if ADDED not in column.metadata)
+"""Columns of a table of which no entry has a key index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +148,11 @@ class ArchiveObject(Document):
 
     kind: ClassVar[str]
     """The member `kind` of the text."""
-    columns: ClassVar[tuple[str, ...]] = ()
-    """Names of the columns of the last field, if that is a table."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of the last field; empty if that is no table."""
+        return ()
 
     def sums(self) -> Mapping[str, Any]:
         """Return members that stand in front of the table."""
@@ -149,9 +172,11 @@ class ArchiveObject(Document):
             value[one.name] = str(part) if isinstance(part, UUID) else part
         if self.columns:
             name, rows = value.popitem()
+            rows = [row[: len(self.columns)] for row in rows]
             value |= {**self.sums(), "columns": list(self.columns), name: rows}
+        value = TEXT_FORMAT.with_digest(value, version=2 if self.columns == COLUMNS else 1)
         # A line for each row, for people.
-        lines = [f"{json.dumps(name)}: {_format_part(part)}" for name, part in TEXT_FORMAT.with_digest(value).items()]
+        lines = [f"{json.dumps(name)}: {_format_part(part)}" for name, part in value.items()]
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
     @classmethod
@@ -182,9 +207,12 @@ class Chunk(ArchiveObject):
     """Entries of one level in an object of their own."""
 
     kind = "chunk"
-    columns = COLUMNS
     partition: int
     entries: tuple[Annotated[Entry, ROW], ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _columns_of(self.entries)
 
     def mistake(self) -> tuple[str, str] | None:
         if len({entry.level for entry in self.entries}) != 1:
@@ -204,7 +232,6 @@ class Chunk(ArchiveObject):
 @dataclass(frozen=True, kw_only=True)
 class Manifest(ArchiveObject):
     kind = "manifest"
-    columns = COLUMNS
     archive: UUID
     cluster: UUID
     partition: int
@@ -228,6 +255,10 @@ class Manifest(ArchiveObject):
         if self.shared > self.number or (self.is_begin and self.last > self.lineage.fork):
             return "shared", "is more than the timeline shares with its ancestors"
         return _gap(self.entries)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _columns_of(self.entries)
 
     @cached_property
     def lineage(self) -> Lineage:
@@ -336,6 +367,10 @@ def _format_part(part: Any) -> str:
     if isinstance(part, list) and part and isinstance(part[0], list):
         return "[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in part) + "\n]"
     return json.dumps(part)
+
+
+def _columns_of(entries: Sequence[Entry]) -> tuple[str, ...]:
+    return COLUMNS if any(entry.key_bytes for entry in entries) else _OLD_COLUMNS
 
 
 def _gap(entries: Sequence[Entry]) -> tuple[str, str] | None:

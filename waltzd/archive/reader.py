@@ -1,24 +1,28 @@
 """Reads committed records from an archive, through a bounded cache on disk. All calls block.
 
-Archived segments are fetched whole, in steps. No byte of a segment is used before its SHA-256 was compared with the
-manifest. It is then a file in the cache, and every read of that file checks the checksums of the records. So a damaged
-cache costs another fetch, and never returns wrong records.
+Archived segments and key indexes are fetched whole, in steps. No byte of one is used before its SHA-256 was compared with
+the manifest. It is then a file in the cache, and every read of that file checks the checksums of records or pages. So a
+damaged cache costs another fetch, and never returns wrong records.
+
+A look-up of a lock fetches the key index of a segment. If the segment has none, or the store lost or changed it, the
+look-up reads the heads of the batches in the segment itself.
 
 Files in the cache are unlinked when they are created, so they vanish with the process, and no old file is ever taken for
 the archive. A segment that is evicted from the cache lives as long as a reader holds it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 from waltzd.archive.archived_segment import footer_of
@@ -30,7 +34,18 @@ from waltzd.errors import NeedsBatches, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent
 from waltzd.format.batch import HEAD_BYTES, Batch, Head, records_of, sound_batches
 from waltzd.format.footer import Footer, read_footer
-from waltzd.format.key_index import LockMarks, LockQuery, MarkColumns, scan_marks
+from waltzd.format.key_index import (
+    HEADER_BYTES as KEY_HEADER_BYTES,
+)
+from waltzd.format.key_index import (
+    KeyHeader,
+    KeyIndex,
+    KeyIndexWrong,
+    LockMarks,
+    LockQuery,
+    MarkColumns,
+    scan_marks,
+)
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset
 from waltzd.format.record import NO_TIME, OVERHEAD_BYTES, Run, first_bad, id_and_length, walk
 from waltzd.format.scan import is_sound_record, scan, survey
@@ -46,10 +61,11 @@ PARTITIONS_MAX, CHUNKS_MAX, TIMES_MAX = 256, 256, 4096
 
 K = TypeVar("K")
 V = TypeVar("V")
+_logger = logging.getLogger("waltz.server")
 
 
 class CachedSegmentDamaged(Exception):
-    """Bytes of a segment in the cache differ from those that were fetched."""
+    """Bytes of a segment or key index in the cache differ from those that were fetched."""
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -114,6 +130,7 @@ class CachedSegment:
 
     def __init__(self, file: _UnnamedFile, entry: Entry, header: FileHeader) -> None:
         self.entry = entry
+        self.sha256, self.size = entry.sha256, entry.size
         self._file = file
         file.cut(entry.size - entry.index_bytes)
         self._next = entry.first, HEADER_BYTES
@@ -162,10 +179,7 @@ class CachedSegment:
             if found is None or found[2] != last_id + 1:
                 raise CachedSegmentDamaged(self._file.path)
             self._marks = found[0]
-        here = query.within(first_id, last_id)
-        ids = tuple(self._marks.find(here))
-        through = here.first_id if here.newest_first else here.last_id
-        return LockMarks(ids=ids, through=ids[-1] if len(ids) >= query.limit else through)
+        return _answer(self.entry, query, self._marks.find)
 
     # -- batches
 
@@ -235,56 +249,92 @@ class CachedSegment:
         raise CachedSegmentDamaged(self._file.path)
 
 
+class CachedKeyIndex:
+    """The key index of one archived segment that was proven, for look-ups in that segment."""
+
+    def __init__(self, file: _UnnamedFile, entry: Entry, cluster: UUID, partition: int) -> None:
+        """Raise `KeyIndexWrong` if the file is the index of another segment."""
+        self.entry = entry
+        self.sha256, self.size = entry.key_sha256, entry.key_bytes
+        self._file = file
+        found = KeyHeader.decode(file.read(0, KEY_HEADER_BYTES))
+        expected = cluster, partition, entry.first, entry.last
+        if found is None or (found.key, found.partition, found.first_id, found.last_id) != expected:
+            raise KeyIndexWrong("it is the index of another segment")
+        self._index = KeyIndex.read(file, found)
+
+    def find_marks(self, query: LockQuery) -> LockMarks:
+        """Return the answer for the ids of this segment."""
+        try:
+            return _answer(self.entry, query, lambda here: self._index.find(self._file, here))
+        except KeyIndexWrong as error:
+            raise CachedSegmentDamaged(self._file.path) from error
+
+
+CachedObject: TypeAlias = CachedSegment | CachedKeyIndex
+C = TypeVar("C", CachedSegment, CachedKeyIndex)
+
+
+def _answer(entry: Entry, query: LockQuery, find: Callable[[LockQuery], list[int]]) -> LockMarks:
+    """Return the answer of `find` for the ids of one segment."""
+    here = query.within(entry.first, entry.last)
+    ids = tuple(find(here))
+    through = here.first_id if here.newest_first else here.last_id
+    return LockMarks(ids=ids, through=ids[-1] if len(ids) >= query.limit else through)
+
+
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 class SegmentCache:
-    """Archived segments in files of one directory, up to a number of bytes; the least recently used is evicted first. The
-    segment that was fetched last stays, however large. Threads may share the cache."""
+    """Archived segments and key indexes in files of one directory, up to a number of bytes; the least recently used is
+    evicted first. The object that was fetched last stays, however large. Threads may share the cache."""
 
     def __init__(self, bytes_max: int, directory: str | None = None) -> None:
         """`directory`: directory of the files; None for the temporary directory of the system."""
         self.bytes = 0
         self._bytes_max = bytes_max
         self._directory = directory
-        self._pieces: OrderedDict[str, CachedSegment] = OrderedDict()
+        self._pieces: OrderedDict[str, CachedObject] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, entry: Entry) -> CachedSegment | None:
+    def get(self, sha256: str, kind: type[C]) -> C | None:
+        """Return the object with this SHA-256; None if it is not in the cache."""
         with self._lock:
-            found = self._pieces.get(entry.sha256)
-            if found is not None:
-                self._pieces.move_to_end(entry.sha256)
+            found = self._pieces.get(sha256)
+            if not isinstance(found, kind):
+                return None
+            self._pieces.move_to_end(sha256)
             return found
 
     def holds(self, size: int) -> bool:
         """Return whether `size` bytes fit into the empty cache."""
         return size <= self._bytes_max
 
-    def begin(self, entry: Entry, path: str) -> _UnnamedFile:
-        """Create the file of a segment, after evicting others to make room for it."""
+    def begin(self, size: int, path: str) -> _UnnamedFile:
+        """Create the file of an object of `size` bytes, after evicting others to make room for it."""
         with self._lock:
-            while self._pieces and self.bytes + entry.size > self._bytes_max:
+            while self._pieces and self.bytes + size > self._bytes_max:
                 self._take_out(next(iter(self._pieces)))
         return _UnnamedFile(self._directory, path)
 
-    def put(self, piece: CachedSegment) -> None:
+    def put(self, piece: CachedObject) -> None:
         with self._lock:
-            self._take_out(piece.entry.sha256)
-            self._pieces[piece.entry.sha256] = piece
-            self.bytes += piece.entry.size
+            self._take_out(piece.sha256)
+            self._pieces[piece.sha256] = piece
+            self.bytes += piece.size
             while len(self._pieces) > 1 and self.bytes > self._bytes_max:
                 self._take_out(next(iter(self._pieces)))
 
-    def drop(self, piece: CachedSegment) -> None:
+    def drop(self, piece: CachedObject) -> None:
         with self._lock:
-            if self._pieces.get(piece.entry.sha256) is piece:
-                self._take_out(piece.entry.sha256)
+            if self._pieces.get(piece.sha256) is piece:
+                self._take_out(piece.sha256)
 
     def _take_out(self, name: str) -> None:
         found = self._pieces.pop(name, None)
         if found is not None:
-            self.bytes -= found.entry.size
+            self.bytes -= found.size
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------
@@ -295,9 +345,13 @@ class ReadCounters:
     """Counters since the start of the process."""
 
     fetched_bytes: int = 0
-    """Bytes of segments that were fetched from the store."""
+    """Bytes of segments and key indexes that were fetched from the store."""
     pieces: int = 0
     """Number of segments that were fetched completely."""
+    key_indexes: int = 0
+    """Number of key indexes that were fetched completely."""
+    key_faults: int = 0
+    """Number of look-ups that read a segment because its key index was lost or changed in the store."""
     hits: int = 0
     misses: int = 0
     """Reads that did not find their segment in the cache; `hits` counts those that did."""
@@ -319,6 +373,8 @@ class ArchiveReader:
         self._archives: OrderedDict[tuple[int, UUID], PartitionArchive] = OrderedDict()
         self._chunks: OrderedDict[str, Chunk] = OrderedDict()
         self._times: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._lost_keys: OrderedDict[str, None] = OrderedDict()
+        """Names of key indexes whose loss was logged."""
         self._lock = threading.Lock()
 
     def told(self) -> ReadCounters:
@@ -351,6 +407,15 @@ class ArchiveReader:
 
     def at_hand(self, partition: int, known: Archived, id_: int) -> CachedSegment | None:
         """Return the segment that holds this id if no call to the store is needed; else None."""
+        found = self._entry_at_hand(partition, known, id_)
+        return None if found is None else self.cache.get(found.sha256, CachedSegment)
+
+    def marks_at_hand(self, partition: int, known: Archived, id_: int) -> CachedObject | None:
+        """Return what answers look-ups in the segment with this id if no call to the store is needed; else None."""
+        found = self._entry_at_hand(partition, known, id_)
+        return None if found is None else self._cached_marks(found)
+
+    def _entry_at_hand(self, partition: int, known: Archived, id_: int) -> Entry | None:
         archive = self._archives.get((partition, known.timeline))
         manifest = None if archive is None else archive.known(known)
         if manifest is None:
@@ -361,20 +426,70 @@ class ArchiveReader:
             if chunk is None:
                 return None
             entries = chunk.entries
-        return self.cache.get(found)
+        return found
+
+    def _cached_marks(self, entry: Entry) -> CachedObject | None:
+        return self.cache.get(entry.key_sha256, CachedKeyIndex) or self.cache.get(entry.sha256, CachedSegment)
+
+    def marks(self, partition: int, entry: Entry) -> CachedObject:
+        """Return what answers look-ups in a segment: its key index, or the segment if it has none that can be used."""
+        found = self._cached_marks(entry)
+        if found is None and entry.key_bytes:
+            found = self._key_index(partition, entry)
+        return self.piece(partition, entry) if found is None else found
+
+    def _key_index(self, partition: int, entry: Entry) -> CachedKeyIndex | None:
+        """Fetch the key index of a segment. Return None, and log it once, if the store does not have the archived bytes."""
+        name, trouble = entry.key_name(partition), ""
+        self.counters.misses += 1
+        for _ in range(ATTEMPTS):
+            file = self.cache.begin(entry.key_bytes, f"{self._store.place}: {name}")
+            try:
+                trouble = self._fetch(name, entry.key_bytes, entry.key_sha256, file)
+                if trouble:
+                    continue
+                found = CachedKeyIndex(file, entry, self._cluster, partition)
+            except ObjectAbsent:
+                trouble = "it is not in the store"
+                break
+            except KeyIndexWrong as error:
+                trouble = str(error)
+                break
+            except CachedSegmentDamaged:
+                continue
+            self.counters.key_indexes += 1
+            self._lost_keys.pop(name, None)
+            self.cache.put(found)
+            return found
+        self.counters.key_faults += 1
+        if name not in self._lost_keys:
+            _logger.warning(
+                "%s: %s: %s; look-ups read the segment of the ids %s to %s instead, until `waltzctl archive heal` makes "
+                "the key index again", self._store.place, name, trouble, entry.first, entry.last,
+            )  # fmt: skip
+        self._keep(self._lost_keys, name, None, CHUNKS_MAX)
+        return None
 
     def piece(self, partition: int, entry: Entry) -> CachedSegment:
         """Return a segment from the cache, or else from the store."""
-        found = self.cache.get(entry)
+        found = self.cache.get(entry.sha256, CachedSegment)
         if found is not None:
             self.counters.hits += 1
             return found
         self.counters.misses += 1
-        name, trouble = f"{self._store.place}: {entry.name(partition)}", ""
+        name, trouble = entry.name(partition), ""
         for _ in range(ATTEMPTS):
-            file = self.cache.begin(entry, name)
-            trouble = self._fetch(partition, entry, file)
+            file = self.cache.begin(entry.size, f"{self._store.place}: {name}")
+            try:
+                trouble = self._fetch(name, entry.size, entry.sha256, file)
+            except ObjectAbsent as error:
+                raise ArchiveDamaged(
+                    f"{file.path}, which has the ids {entry.first} to {entry.last}, is not in the store",
+                    first_id=entry.first,
+                    last_id=entry.last,
+                ) from error
             if not trouble:
+                self.counters.pieces += 1
                 try:
                     piece = CachedSegment(file, entry, self._header(partition, entry))
                 except CachedSegmentDamaged:
@@ -386,25 +501,17 @@ class ArchiveReader:
     def _header(self, partition: int, entry: Entry) -> FileHeader:
         return FileHeader(created_ms=0, key=self._cluster, partition=partition, first_id=entry.first)
 
-    def _fetch(self, partition: int, entry: Entry, file: _UnnamedFile) -> str:
-        """Fetch a segment into `file`; return what is wrong with its bytes, or "" for nothing."""
-        hashing, name = sha256(), entry.name(partition)
-        while file.size() < entry.size:
-            try:
-                data = self._store.get_range(name, file.size(), min(STEP_BYTES, entry.size - file.size()))
-            except ObjectAbsent as error:
-                raise ArchiveDamaged(
-                    f"{file.path}, which has the ids {entry.first} to {entry.last}, is not in the store",
-                    first_id=entry.first,
-                    last_id=entry.last,
-                ) from error
+    def _fetch(self, name: str, size: int, expected: str, file: _UnnamedFile) -> str:
+        """Fetch an object into `file`; return what is wrong with its bytes, or "" for nothing. `expected`: its SHA-256."""
+        hashing = sha256()
+        while file.size() < size:
+            data = self._store.get_range(name, file.size(), min(STEP_BYTES, size - file.size()))
             if not data:
-                return f"it has {file.size()} bytes, and had {entry.size}"
+                return f"it has {file.size()} bytes, and had {size}"
             hashing.update(data)
             file.append(data)
             self.counters.fetched_bytes += len(data)
-        self.counters.pieces += 1
-        return "" if hashing.hexdigest() == entry.sha256 else "it has other bytes than were written there"
+        return "" if hashing.hexdigest() == expected else "it has other bytes than were written there"
 
     def rotten(self, partition: int, entry: Entry, trouble: str = "", file: _UnnamedFile | None = None) -> ArchiveDamaged:
         """Return the error about a segment whose records fail their checks, with the damaged ranges."""

@@ -1,9 +1,10 @@
-"""Rebuilds objects that only name other objects: the label, manifests and chunks.
+"""Rebuilds objects that follow from the rest of the archive, byte by byte: the label, manifests, chunks and key indexes.
 
-All of them follow from the rest of the archive, byte by byte. Each manifest states the archive and the cluster, which is
-all of the label. A manifest, with the chunks that were created for it, is the manifest before it with one piece more.
-Damaged objects are not used at all, and a rebuilt object has to agree with every other object that refers to it. If two
-pieces could be the added one, nothing is rebuilt."""
+Each manifest states the archive and the cluster, which is all of the label. A manifest, with the chunks that were created
+for it, is the manifest before it with one piece more. A key index follows from its segment. Damaged objects are not used at
+all, and a rebuilt object has to agree with every other object that refers to it. If two pieces could be the added one,
+nothing is rebuilt. Whether the last segment of a lost newest manifest had a key index is told by the key indexes in the
+store."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.archived_segment import keyed, segment_entry
 from waltzd.archive.listing import Branch, highest_numbers
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
 from waltzd.archive.store import Listed, Store, read_object
@@ -76,6 +77,8 @@ class _Partition:
         self._store, self._label, self._partition, self._found = store, label, partition, found
         folder = f"{folder_of(partition)}/segment/"
         self._segments = [one.name for one in listed if one.name.startswith(folder)]
+        folder = f"{folder_of(partition)}/key/"
+        self._keys = {one.name for one in listed if one.name.startswith(folder)}
 
     def _begin_again(self, store: Store, found: dict[str, bytes]) -> Manifest | None:
         """Return the manifest with which the timeline begins. If it is damaged, rebuild it: the next manifest states its
@@ -121,7 +124,7 @@ class _Partition:
         if before is None:
             return None
         names = self._names_behind(before.last)
-        pieces = [piece for name in names if (piece := self._piece(name)) is not None]
+        pieces = [piece for name in names for piece in self._pieces(name)]
         possible, following = [before.extended(piece) for piece in pieces], None
         with suppress(*_WRONG):
             following = self._archive.manifest_at(number + 1)
@@ -129,6 +132,8 @@ class _Partition:
             possible = [one for one in possible if following.follows(one[0])]
         elif len(names) > 1:  # an unreadable one may be the right one
             return None
+        else:  # an archive that has key indexes has one of this piece, too
+            possible = [one for one, piece in zip(possible, pieces, strict=True) if self._is_likely(piece)]
         return possible[0] if len(possible) == 1 else None
 
     def _walk(self, entries: tuple[Entry, ...], count: int) -> None:
@@ -153,16 +158,19 @@ class _Partition:
         """Return the names of the segments that begin after this id: one, or more in format 0 if storages raced."""
         return [name for name in self._segments if name.rpartition("/")[2].startswith(f"{last_id + 1:019d}-")]
 
-    def _piece(self, name: str) -> Entry | None:
-        """Return the entry of a sound segment under its right name, with its index, or without if it has none; else
-        None."""
+    def _is_likely(self, piece: Entry) -> bool:
+        """Return whether the store has the key index of a piece, or no key index at all if the piece has none."""
+        return piece.key_name(self._partition) in self._keys if piece.key_bytes else not self._keys
+
+    def _pieces(self, name: str) -> list[Entry]:
+        """Return the entries that a sound segment under its right name may have: without a key index, and with one."""
         match = _SEGMENT.fullmatch(name.rpartition("/")[2])
         if match is None:
-            return None
+            return []
         try:
             data = memoryview(self._store.get_range(name, 0, self._store.head(name).size))
         except ObjectAbsent:
-            return None
+            return []
         first_id, last_id = int(match[1]), int(match[2])
         expected = FileHeader(created_ms=0, key=self._label.cluster, partition=self._partition, first_id=first_id)
         for index_bytes in (HEADER_BYTES + INDEX_ENTRY_BYTES * (last_id - first_id + 1), 0):
@@ -170,8 +178,17 @@ class _Partition:
             if size > 0:
                 with suppress(UnfitSegment):
                     piece = segment_entry(data[:size], data[size:], expected=expected, last_id=last_id, path=name)
-                    return piece if piece.name(self._partition) == name else None
-        return None
+                    if piece.name(self._partition) != name:
+                        return []
+                    with_key, _ = keyed(piece, data, self._label.cluster, self._partition)
+                    return [piece, with_key] if with_key.key_bytes else [piece]
+        return []
+
+
+def rebuilt_key(piece: Entry, data: Buffer, label: Label, partition: int) -> bytes | None:
+    """Return the key index of a segment; None if it is not the archived one. `data`: the proven bytes of the segment."""
+    again, raw = keyed(piece, data, label.cluster, partition)
+    return raw if again == piece else None
 
 
 class RepairedStore:

@@ -85,7 +85,6 @@ class UnsealedIndex(ArchiveObject):
     """The object `tail.json`. Its slots follow each other without a gap, and the first begins at `since` or before."""
 
     kind = "tail"
-    columns = tuple(column.name for column in fields(Slot))
     archive: UUID
     cluster: UUID
     partition: int
@@ -115,6 +114,10 @@ class UnsealedIndex(ArchiveObject):
         if len({slot.slot for slot in self.slots}) < len(self.slots):
             return "slots", "have one twice"
         return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(column.name for column in fields(Slot))
 
     @cached_property
     def lineage(self) -> Lineage:

@@ -1,6 +1,6 @@
 """Uploads of segments to the archive of a partition. A crash after any step does no harm.
 
-The order of the steps ensures this: the object, which is read back; the chunks, which are read back; the manifest that
+The order of the steps ensures this: the objects, which are read back; the chunks, which are read back; the manifest that
 names them. Before the manifest exists, uploaded objects are orphans; once it exists, everything that it names was seen in
 the store. Each step is idempotent: an object that exists is compared, and a manifest that another storage created first is
 adopted if it proves the same log."""
@@ -208,10 +208,10 @@ class PartitionArchive:
         self._begin = made
         return made
 
-    def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
+    def add(self, known: Archived, piece: Entry, data: Buffer, key: Buffer = b"") -> Manifest:
         """Upload a piece, and return the new manifest, which has this piece after everything in the manifest `known`.
-        `data`: the bytes of the object."""
-        assert piece.size == len(data)
+        `data`: the bytes of the object. `key`: the bytes of its key index, if the piece has one."""
+        assert (piece.size, piece.key_bytes) == (len(data), len(key))
         before = self.manifest(known.number, known.sha256) if known.number else self.start()
         if not before.last == known.last_id == piece.first - 1:
             raise ArchiveDamaged(
@@ -220,7 +220,8 @@ class PartitionArchive:
             )
         self._check_chain(before, piece, data)
         following, chunks = before.extended(piece)
-        self._put(piece.name(self.partition), data)
+        for name, content in zip(piece.names(self.partition), (data, key), strict=False):
+            self._put(name, content)
         for chunk in chunks:
             self._put(chunk.entry().name(self.partition), chunk.text)
         try:
@@ -249,7 +250,7 @@ class PartitionArchive:
         self._last_footer = piece.sha256, mine.hash
 
     def put_back(self, entry: Entry, data: Buffer) -> None:
-        """Restore an object that a manifest names, and that the store lost or damaged."""
+        """Restore a segment that a manifest names, and that the store lost or damaged."""
         assert sha256_of(data) == entry.sha256, "the bytes have the hash of the object"
         self._put(entry.name(self.partition), data)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from waltzd.archive.archived_segment import segment_entry
+from waltzd.archive.archived_segment import segment_entry, unkeyed
 from waltzd.archive.listing import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
 from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name
 from waltzd.archive.metadata import number_of
@@ -34,7 +35,7 @@ from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.timelines import FIRST
 
 _OBJECT = re.compile(
-    r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
+    r"partition-(0|[1-9][0-9]{0,4})/(segment|key|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
 _TAIL = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}tail(\.json|/(?:0|[1-9][0-9]{{0,2}}))")
 CHECK_PIECES = 32
@@ -138,7 +139,7 @@ def _walk(
     archive: PartitionArchive, partition: int, entries: tuple[Entry, ...], named: set[str], flaws: list[Flaw]
 ) -> Iterator[Entry]:
     for entry in entries:
-        named.add(entry.name(partition))
+        named.update(entry.names(partition))
         if entry.level == 0:
             yield entry
             continue
@@ -252,4 +253,21 @@ def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_
         return Flaw.of(
             piece, partition, f"has sound records, and its index of {piece.index_bytes} bytes differs from the archived one"
         )
-    return None if again == piece else Flaw.of(piece, partition, "holds other records than its manifest states")
+    return None if again == unkeyed(piece) else Flaw.of(piece, partition, "holds other records than its manifest states")
+
+
+def check_key(store: Store, partition: int, piece: Entry, *, is_quick: bool) -> Flaw | None:
+    """Check the key index of a segment, if it has one; return what is wrong, or None. `is_quick`: compare only its size."""
+    if not piece.key_bytes:
+        return None
+    name = piece.key_name(partition)
+    detail = "is not in the store"
+    with suppress(ObjectAbsent):
+        data = b"" if is_quick else store.get_range(name, 0, piece.key_bytes + 1)
+        size = store.head(name).size if is_quick else len(data)
+        if size == piece.key_bytes and (is_quick or sha256_of(data) == piece.key_sha256):
+            return None
+        detail = f"has {size} bytes; it had {piece.key_bytes}"
+        if size == piece.key_bytes:
+            detail = "has other bytes than its manifest states"
+    return Flaw(name=name, partition=partition, first=piece.first, last=piece.last, detail=detail)

@@ -158,6 +158,7 @@ def _archive_reads(found: ReadCounters) -> Iterator[Metric]:
         ("archive_cache_hits", "Reads of archived segments that were in the cache.", found.hits),
         ("archive_cache_misses", "Reads of archived segments that had to be fetched.", found.misses),
         ("archive_read_failures", "Reads from the archive that failed or have to wait.", found.failures),
+        ("archive_key_index_faults", "Look-ups that read a segment, as its key index was lost.", found.key_faults),
     ):
         yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
     yield _gauge("waltz_server_archive_cache_bytes", "Archived segments in the cache.", found.cached_bytes)

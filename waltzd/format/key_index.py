@@ -185,6 +185,14 @@ class KeyHeader:
         )[:-4]  # fmt: skip
         return raw + _CRC.pack(crc32(raw))
 
+    @staticmethod
+    def decode(raw: bytes) -> KeyHeader | None:
+        """Return the header that an index begins with, unchecked; None if it is no index."""
+        if len(raw) < HEADER_BYTES or raw[:4] != MAGIC:
+            return None
+        _, partition, key, first_id, last_id, footer, *_ = _HEAD.unpack_from(raw)
+        return KeyHeader(key=UUID(bytes=key), partition=partition, first_id=first_id, last_id=last_id, footer=footer)
+
 
 def encode_key_index(header: KeyHeader, marks: MarkColumns) -> bytes:
     """Return the bytes of the index of a segment with these marks."""

@@ -27,14 +27,15 @@ class DigestFormat:
 
     name: str
     version: int
+    """Newest version; each version from 1 on can be read."""
     thing: str
     """Noun for one of the objects, with its article, for error messages."""
     damage: type[WaltzError]
     """Class of the error for a damaged object."""
 
-    def with_digest(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object with its format, its version and its digest."""
-        whole = {"format": self.name, "version": self.version, **value}
+    def with_digest(self, value: Mapping[str, Any], *, version: int | None = None) -> dict[str, Any]:
+        """Return the object with its format, its version (the newest by default) and its digest."""
+        whole = {"format": self.name, "version": self.version if version is None else version, **value}
         return {**whole, "sha256": _digest(whole)}
 
     def parse(self, text: bytes, where: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class DigestFormat:
         version = value.get("version")
         if type(version) is int and version > self.version:
             raise UnknownVersion(f"{where} is {self.thing} of version {version}; this program knows {self.version}")
-        if value.pop("sha256", None) != _digest(value) or version != self.version:
+        if value.pop("sha256", None) != _digest(value) or type(version) is not int or version < 1:
             raise self.damage(f"{where} does not have the checksum that it carries")
         del value["format"], value["version"]
         return value

@@ -361,12 +361,14 @@ def _object(kind: type[Any]) -> _Reader:
 def _row(kind: type[Any]) -> _Reader:
     hints = typing.get_type_hints(kind, include_extras=True)
     readers = {item.name: _reader(hints[item.name]) for item in fields(kind)}
+    sizes = sorted({len(readers), sum(ADDED not in item.metadata for item in fields(kind))})
+    """Lengths of a row: with and without the fields that older documents lack, which come last."""
 
     def read(value: Any, place: str) -> Any:
-        if not isinstance(value, list) or len(value) != len(readers):
-            raise _Wrong(place, f"must be a list of {len(readers)} values, not {_shown(value)}")
+        if not isinstance(value, list) or len(value) not in sizes:
+            raise _Wrong(place, f"must be a list of {' or '.join(map(str, sizes))} values, not {_shown(value)}")
         found = {
-            name: reader(inner, _below(place, name)) for (name, reader), inner in zip(readers.items(), value, strict=True)
+            name: reader(inner, _below(place, name)) for (name, reader), inner in zip(readers.items(), value, strict=False)
         }
         return _consistent(kind(**found), place)
 

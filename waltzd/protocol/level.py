@@ -24,6 +24,8 @@ RELEASE: Release = 0, 1
 """Release that this program belongs to, as in `pyproject.toml`."""
 LEVELS: dict[Release, int] = {(0, 0): 0, (0, 1): 1}
 """First release that supports each level. Level 0 is that of root documents without a level."""
+ARCHIVED_KEYS = 1
+"""Level from which key indexes are archived: older versions cannot read a manifest that names one."""
 LEVEL_MAX = 1000
 """Highest level that a root document may have."""
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")

@@ -258,9 +258,17 @@ class ReplicaPort(Protocol):
         """Install a whole segment file, after the last id or in place of a damaged segment."""
         ...
 
-    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
+    async def archive(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        lineage: Lineage = NEVER_FORKED,
+        with_keys: bool = False,
+    ) -> Archived:
         """Upload the sealed segment after `known`, and the manifest that names it; return the new end of the archive, or
-        `known` if there is no such segment yet."""
+        `known` if there is no such segment yet. `with_keys`: upload the key index of the segment, too."""
         ...
 
     async def trim(

@@ -287,6 +287,7 @@ class _Daemon:
             lease_seconds=config.read_lease_ms / 1000,
             backup_seconds=config.backup_seconds,
             catch_up_bytes_per_second=lambda: self._copy_rate.bytes_per_second,
+            level=lambda: self._versions.level,
             archive=archive,
         )
         self._pipeline_settings = PipelineSettings(

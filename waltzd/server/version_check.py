@@ -17,13 +17,14 @@ class VersionCheck:
         """`name`: this server. `level`: level of the cluster, as it was read. `program`: version of this server."""
         self._cluster = cluster
         self._name = name
-        self._level = level
+        self.level = level
+        """Level of the cluster when it was last read."""
         self._program = program
         self.reconciler = Reconciler("level", wait=lambda seen: cluster.wait_for_change([ROOT], seen), act=self.read)
 
     async def read(self) -> None:
         """Read the level again; raise `LevelUnknown` if the cluster was finalized for a newer version meanwhile."""
-        self._level = max(self._level, (await self._cluster.meta()).level)
+        self.level = max(self.level, (await self._cluster.meta()).level)
 
     async def check_servers(self) -> None:
         """Raise `IncompatibleVersion` if a server that is up is more than one minor version away from this one."""
@@ -33,4 +34,4 @@ class VersionCheck:
 
     def check_storage(self, name: str, version: str) -> None:
         """Raise `IncompatibleVersion` if replicas on this storage must not be used."""
-        self._program.check_storage(name, version, self._level)
+        self._program.check_storage(name, version, self.level)

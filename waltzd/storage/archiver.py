@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from waltzd.archive.archived_segment import content_of, footer_in, index_to_keep, records_hash, segment_entry
+from waltzd.archive.archived_segment import content_of, footer_in, index_to_keep, keyed, records_hash, segment_entry
 from waltzd.archive.listing import highest_numbers
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
@@ -82,10 +82,18 @@ class Archiver:
         self._tails: OrderedDict[int, UnsealedWriter] = OrderedDict()
 
     async def add(
-        self, number: int, session: int, known: Archived, lineage: Lineage = NEVER_FORKED, *, contact: Contact = NOBODY
+        self,
+        number: int,
+        session: int,
+        known: Archived,
+        lineage: Lineage = NEVER_FORKED,
+        *,
+        with_keys: bool = False,
+        contact: Contact = NOBODY,
     ) -> Archived:
-        """For the owner. `known` again where no segment behind it is sealed and committed. Where nothing of the current
-        timeline is known, what it takes over from its ancestors."""
+        """Upload the next segment for the owner, and return the new end of the archive; `known` if no segment behind it is
+        sealed and committed. If nothing of the current timeline is known, return what it takes over from its ancestors.
+        `with_keys`: archive the key index of the segment, too."""
         queue, store = self._replicas.readable(number, session, contact), self._open()
         partition, asked = queue.partition, known
         _check(known, partition, lineage)
@@ -102,7 +110,7 @@ class Archiver:
             try:
                 if is_forgotten:
                     return await self._run(self._recognized, store, partition, *found)
-                return await self._run(self._add, store, partition, *found, known)
+                return await self._run(self._add, store, partition, *found, known, with_keys)
             except UnfitSegment as error:
                 # a damaged segment is repaired by its owner; a missing footer is written again
                 await self._replicas.examine(queue, found[0])
@@ -236,11 +244,15 @@ class Archiver:
                 )
         return None
 
-    def _add(self, store: Store, partition: Partition, first_id: int, last_id: int, known: Archived) -> Archived:
-        """On the thread."""
+    def _add(
+        self, store: Store, partition: Partition, first_id: int, last_id: int, known: Archived, with_keys: bool
+    ) -> Archived:
+        """Upload a segment, on the thread."""
         archive = self._archive(store, partition, known.archive, partition.lineage.current)
-        manifest = archive.add(known, *self._piece(partition, first_id, last_id))
-        return _said(manifest)
+        (piece, data), key = self._piece(partition, first_id, last_id), b""
+        if with_keys:
+            piece, key = keyed(piece, data, partition.key, partition.number)
+        return _said(archive.add(known, piece, data, key))
 
     def _recognized(self, store: Store, partition: Partition, first_id: int, last_id: int) -> Archived:
         """On the thread. What this replica has trimmed was archived, and the coordinator has forgotten where: its documents

@@ -158,7 +158,9 @@ class ReplicaService(_Service):
     async def Archive(self, request: wire.ArchiveRequest, origin: Origin) -> Archived:
         target, known = request.target, to_value(Archived, request.known)
         lineage = lineage_of_messages(request.timelines)
-        return await self._calls.archiver.add(target.partition, _session(target), known, lineage, contact=_contact(target))
+        return await self._calls.archiver.add(
+            target.partition, _session(target), known, lineage, with_keys=request.with_keys, contact=_contact(target)
+        )
 
     async def CheckArchive(self, request: wire.CheckArchiveRequest, origin: Origin) -> ArchiveCheck:
         target, known = request.target, to_value(Archived, request.known)

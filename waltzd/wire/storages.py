@@ -180,10 +180,19 @@ class Replicas(Transport):
         request = wire.TimeRequest(target=self._target(partition, session), time=time)
         return await self._ask(calls.REPLICA_FIND_TIME, request)
 
-    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
+    async def archive(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        lineage: Lineage = NEVER_FORKED,
+        with_keys: bool = False,
+    ) -> Archived:
         request = wire.ArchiveRequest(
-            target=self._target(partition, session), known=to_message(wire.Archived, known), timelines=timelines_of(lineage)
-        )
+            target=self._target(partition, session), known=to_message(wire.Archived, known),
+            timelines=timelines_of(lineage), with_keys=with_keys,
+        )  # fmt: skip
         return await self._ask(calls.ARCHIVE, request, ARCHIVE_SECONDS)
 
     async def trim(

@@ -402,7 +402,10 @@ class ArchiveRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    WITH_KEYS_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
+    with_keys: _builtins.bool
+    """Upload the key index of the segment, too. Set if the cluster has a level at which all processes read such manifests."""
     @_builtins.property
     def target(self) -> Global___Target: ...
     @_builtins.property
@@ -418,11 +421,12 @@ class ArchiveRequest(_message.Message):
         *,
         target: Global___Target | None = ...,
         known: Global___Archived | None = ...,
+        with_keys: _builtins.bool = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target", "timelines", b"timelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target", "timelines", b"timelines", "with_keys", b"with_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

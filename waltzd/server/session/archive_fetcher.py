@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from waltzd.archive.manifest import Entry
-from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedSegment, CachedSegmentDamaged
+from waltzd.archive.reader import ATTEMPTS, ArchiveReader, CachedObject, CachedSegment, CachedSegmentDamaged
 from waltzd.errors import ArchiveAway, WaltzError
 from waltzd.errors.operations import CacheFailed, StoreRefused, StoreUnavailable
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived
 
+T = TypeVar("T")
 RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
 """A function that runs another one on a thread."""
 
@@ -34,7 +35,7 @@ class ArchiveFetcher:
         self.reader = reader
         self._bring = bring
         self._read = read
-        self._bringing: dict[int, asyncio.Task[CachedSegment]] = {}
+        self._bringing: dict[int, asyncio.Task[Any]] = {}
         """Running fetch of each partition."""
 
     async def read(
@@ -44,7 +45,7 @@ class ArchiveFetcher:
         `first_id`. Raise `ArchiveAway` for a fault that may pass."""
         with self._counted():
             for _ in range(ATTEMPTS):
-                piece = await self._piece(partition, known, first_id)
+                piece = await self._cached(self.reader.at_hand, self._find, partition, known, first_id)
                 try:
                     run: Run = await self._read(_records, piece, first_id, last_id, bytes_max, with_locks)
                 except CachedSegmentDamaged:
@@ -59,7 +60,7 @@ class ArchiveFetcher:
         """Return an answer to the start of a query, for one segment. `known` has to reach `query.last_id`."""
         with self._counted():
             for _ in range(ATTEMPTS):
-                piece = await self._piece(partition, known, query.next_id)
+                piece = await self._cached(self.reader.marks_at_hand, self._find_marks, partition, known, query.next_id)
                 try:
                     found: LockMarks = await self._read(piece.find_marks, query)
                 except CachedSegmentDamaged:
@@ -81,9 +82,17 @@ class ArchiveFetcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _piece(self, partition: int, known: Archived, id_: int) -> CachedSegment:
+    async def _cached(
+        self,
+        at_hand: Callable[[int, Archived, int], T | None],
+        find: Callable[[int, Archived, int], T],
+        partition: int,
+        known: Archived,
+        id_: int,
+    ) -> T:
+        """Return an object from the cache by `at_hand`, or else from the store by `find`, which is called on a thread."""
         while True:
-            found = self.reader.at_hand(partition, known, id_)
+            found = at_hand(partition, known, id_)
             if found is not None:
                 self.reader.counters.hits += 1
                 return found
@@ -92,15 +101,19 @@ class ArchiveFetcher:
                 await asyncio.wait((under_way,))
                 continue
             # A reader that goes away leaves the fetch to other readers.
-            return await asyncio.shield(self._begin(partition, known, id_))
+            return await asyncio.shield(self._begin(find, partition, known, id_))
 
-    def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[CachedSegment]:
-        def done(task: asyncio.Task[CachedSegment]) -> None:
+    def _begin(self, find: Callable[[int, Archived, int], T], partition: int, known: Archived, id_: int) -> asyncio.Task[T]:
+        def done(task: asyncio.Task[T]) -> None:
             del self._bringing[partition]
             if not task.cancelled():
                 task.exception()  # nobody may be waiting for it any more
 
-        task = asyncio.create_task(self._brought(partition, known, id_), name=f"archive of partition {partition}")
+        async def brought() -> T:
+            found: T = await self._bring(find, partition, known, id_)
+            return found
+
+        task = asyncio.create_task(brought(), name=f"archive of partition {partition}")
         task.add_done_callback(done)
         self._bringing[partition] = task
         return task
@@ -110,15 +123,13 @@ class ArchiveFetcher:
         if not is_late or entry.last >= known.last_id or partition in self._bringing:
             return
         if self.reader.cache.holds(3 * entry.size) and self.reader.at_hand(partition, known, entry.last + 1) is None:
-            self._begin(partition, known, entry.last + 1)
-
-    async def _brought(self, partition: int, known: Archived, id_: int) -> CachedSegment:
-        piece: CachedSegment = await self._bring(self._find, partition, known, id_)
-        return piece
+            self._begin(self._find, partition, known, entry.last + 1)
 
     def _find(self, partition: int, known: Archived, id_: int) -> CachedSegment:
-        """Fetch a segment; called on a thread."""
         return self.reader.piece(partition, self.reader.entry(partition, known, id_))
+
+    def _find_marks(self, partition: int, known: Archived, id_: int) -> CachedObject:
+        return self.reader.marks(partition, self.reader.entry(partition, known, id_))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

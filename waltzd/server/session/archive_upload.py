@@ -18,6 +18,7 @@ from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.protocol.level import ARCHIVED_KEYS
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, ArchiveRounds, UploadTurns
 from waltzd.server.session.change_signal import ChangeSignal
@@ -115,7 +116,10 @@ class ArchiveUploader:
         if known.timeline not in lineage:  # of a timeline that the documents have lost: the store is asked
             known = Archived()
         try:
-            found = await owned.port(name).archive(owned.partition, known, session=owned.session, lineage=lineage)
+            found = await owned.port(name).archive(
+                owned.partition, known, session=owned.session, lineage=lineage,
+                with_keys=owned.settings.level() >= ARCHIVED_KEYS,
+            )  # fmt: skip
             is_trimmed = any(status.floor for status in owned.core.statuses.values())
             check(found, known, owned.committed, lineage, is_trimmed=is_trimmed)
         except WaltzError as error:

@@ -105,6 +105,8 @@ class SessionSettings:
     turns: RenewalTurns = field(default_factory=RenewalTurns)
     recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECOVERIES_MAX))
     """Turns of partitions at being recovered, first come, first served."""
+    level: Callable[[], int] = lambda: 0
+    """Present level of the cluster (`waltzd.protocol.level`); it may lag, and never falls."""
     archive: ArchiveFetcher | None = None
     """Reader of records that storages have trimmed; None without an archive."""
     backup_seconds: float = 0.0

@@ -10,8 +10,8 @@ from uuid import UUID
 from tests.archives import Uploads
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
-from waltzctl.records.archive import file_of, metadata_flaws, missing_flaws
-from waltzd.archive.archived_segment import segment_entry
+from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws
+from waltzd.archive.archived_segment import keyed, segment_entry
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
 from waltzd.archive.unsealed import unsealed_index_name
@@ -45,6 +45,21 @@ def test_only_bytes_that_were_archived_go_back(tmp_path: Path) -> None:
     assert file_of(str(tmp_path), 1, piece()) is None
     (replica / segment_name(0)).write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
     assert file_of(str(tmp_path), 0, piece()) is None
+
+
+def test_a_key_index_is_made_of_the_archived_segment_in_the_store_or_in_a_replica(tmp_path: Path) -> None:
+    store, label = FaultyStore(), Label(archive=KEY, cluster=KEY)
+    entry, key = keyed(piece(), DATA + INDEX, KEY, 0)
+    assert key_of(store, str(tmp_path), label, 0, entry) is None
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / segment_name(0)).write_bytes(DATA)
+    (tmp_path / "0" / index_name(0)).write_bytes(INDEX)
+    assert key_of(store, str(tmp_path), label, 0, entry) == key
+    store.put_new(entry.name(0), DATA[:-1] + b"?" + INDEX)
+    assert key_of(store, str(tmp_path), label, 0, entry) == key
+    assert key_of(store, str(tmp_path / "nowhere"), label, 0, entry) is None
+    store.objects[entry.name(0)].data = DATA + INDEX
+    assert key_of(store, str(tmp_path / "nowhere"), label, 0, entry) == key
 
 
 def test_documents_that_are_not_what_was_saved_are_named() -> None:

@@ -148,5 +148,38 @@ def test_a_manifest_that_cannot_be_is_not_read(entries: tuple[Entry, ...], wrong
 
 def test_a_manifest_of_a_later_version_is_not_guessed_at() -> None:
     text = archive_of([b"a"])[0][-1].text
-    with pytest.raises(UnknownVersion, match="an object of an archive of version 2; this program knows 1"):
-        Manifest.decode(text.replace(b'"version": 1', b'"version": 2'), "here")
+    with pytest.raises(UnknownVersion, match="an object of an archive of version 3; this program knows 2"):
+        Manifest.decode(text.replace(b'"version": 1', b'"version": 3'), "here")
+
+
+def keyed(first: int, last: int, records: bytes) -> Entry:
+    return replace(piece(first, last, records), key_bytes=len(records) + 3, key_sha256=sha256_of(records + b"key"))
+
+
+def test_a_manifest_without_key_indexes_has_the_bytes_of_before_them() -> None:
+    """The text of a version that knew none; a manifest that names one is of version 2, with two columns more."""
+    old, _ = EMPTY.extended(piece(0, 9, b"a"))
+    assert sha256_of(old.text) == "62331101f1bf86fc53e5a9e0957af00dc8019bbe317face947a439c7371619ab"
+    assert b"key_bytes" not in old.text
+    new, _ = old.extended(keyed(10, 19, b"b"))
+    assert b'"version": 2' in new.text
+    rows = [line for line in new.text.decode().splitlines() if line.startswith("[")]
+    assert [row.rstrip(",").endswith(',0,""]') for row in rows] == [True, False]
+    for manifest in (old, new):
+        assert Manifest.decode(manifest.text, "here") == manifest
+
+
+def test_chunks_name_key_indexes_and_their_entries_do_not() -> None:
+    manifest, made = EMPTY, list[Chunk]()
+    for number in range(FAN_OUT):
+        manifest, chunks = manifest.extended((piece if number < 3 else keyed)(10 * number, 10 * number + 9, b"%d" % number))
+        made += chunks
+    (chunk,) = made
+    assert (b'"version": 2' in chunk.text, b'"version": 1' in manifest.text) == (True, True)
+    assert opened(manifest.entries[0], chunk.text, 3, "here") == chunk
+    assert sum(entry.key_bytes > 0 for entry in chunk.entries) == FAN_OUT - 3
+
+
+@pytest.mark.parametrize(("level", "size", "hash_"), [(0, 0, "0" * 64), (0, 5, ""), (1, 5, "0" * 64)])
+def test_an_entry_whose_key_index_makes_no_sense_is_no_entry(level: int, size: int, hash_: str) -> None:
+    assert replace(piece(0, 9, b"a"), level=level, key_bytes=size, key_sha256=hash_).mistake() is not None

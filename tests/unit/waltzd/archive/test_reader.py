@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from tests.archives import with_key
 from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive import archived_segment, reader
 from waltzd.archive import manifest as manifests
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import LABEL, Label
-from waltzd.archive.reader import ArchiveReader, SegmentCache
+from waltzd.archive.reader import ArchiveReader, CachedKeyIndex, CachedSegment, CachedSegmentDamaged, SegmentCache
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors.operations import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
 from waltzd.format.batch import Batch
 from waltzd.format.footer import NO_HASH
 from waltzd.format.index import offsets_of
+from waltzd.format.key_index import KeyHeader, LockQuery, MarkColumns, encode_key_index
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run, encode_payloads, join_runs
 from waltzd.protocol.descriptions import Archived
@@ -62,7 +64,7 @@ class Archive:
         found.data = bytes(data)
 
 
-def archive(old: int = 4, new: int = 10, *, index: bool = True) -> Archive:
+def archive(old: int = 4, new: int = 10, *, index: bool = True, has_keys: bool = True) -> Archive:
     """So many pieces of format 0, and behind them of format 1."""
     store, label = FaultyStore(), Label(archive=ARCHIVE, cluster=KEY)
     store.put_new(LABEL, label.text)
@@ -74,7 +76,8 @@ def archive(old: int = 4, new: int = 10, *, index: bool = True) -> Archive:
         expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=first_id)
         entries = entries if index else b""
         piece = segment_entry(data, entries, expected=expected, last_id=last_id, path="here")
-        found = writer.add(known, piece, data + entries)
+        whole = data + entries
+        found = writer.add(known, *(with_key(piece, whole, KEY) if has_keys else (piece, whole)))
         return Archived(archive=ARCHIVE, number=found.number, sha256=found.sha256, last_id=found.last)
 
     next_id = 0
@@ -87,7 +90,7 @@ def archive(old: int = 4, new: int = 10, *, index: bool = True) -> Archive:
         times += [-1] * len(run)
         next_id = run.last_id + 1
     payloads = [[b"new %d" % at * (at % 9)] * (1 + at % 4) for at in range(5 * new)]
-    locks = [[[(at, 2)]] * (1 + at % 4) for at in range(5 * new)]
+    locks = [[[(at, 2), (1000 + at % 7, 1 + at % 2)]] * (1 + at % 4) for at in range(5 * new)]
     cuts = range(4, 5 * new, 5)
     log = batches_of(payloads, first_id=next_id, locks=locks, cuts=cuts)
     front = NO_HASH
@@ -157,7 +160,7 @@ def test_the_cache_stays_within_its_bound_and_the_one_that_was_used_longest_ago_
     entry = tiny.entry(0, found.known, 0)
     held = tiny.piece(0, entry)
     tiny.piece(0, tiny.entry(0, found.known, found.known.last_id))
-    assert tiny.cache.get(entry) is None
+    assert tiny.cache.get(entry.sha256, CachedSegment) is None
     assert len(held.read(0, 5, EVERY)) == 6, "a reader that holds it reads on"
 
 
@@ -287,3 +290,122 @@ def test_another_archive_is_not_read() -> None:
     with pytest.raises(ForeignArchive):
         found.reader().read(0, found.known, 0, 0, 1)
     assert found.store.objects == {}, "nothing is begun by a reader"
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def marks_in(log: Run, lock: int) -> list[int]:
+    """Which transactions marked a lock, by the whole log."""
+    assert log.locks is not None
+    ids = [log.first_id + at for at, count in enumerate(log.locks.counts.tolist()) for _ in range(count)]
+    rows = zip(ids, log.locks.ids.tolist(), log.locks.modes.tolist(), strict=True)
+    return sorted({id_ for id_, one, mode in rows if one == lock and mode != 1})
+
+
+def history(
+    found: Archive, reader: ArchiveReader, lock: int, *, newest_first: bool = False, limit: int = 1000
+) -> list[int]:
+    """As a server asks: segment by segment, among those of format 1."""
+    first_id = next(at for at, time in enumerate(found.times) if time >= 0)
+    query = LockQuery(lock=lock, first_id=first_id, last_id=found.known.last_id, limit=limit, newest_first=newest_first)
+    ids: list[int] = []
+    while not query.is_done:
+        held = reader.marks(0, reader.entry(0, found.known, query.next_id))
+        try:
+            part = held.find_marks(query)
+        except CachedSegmentDamaged:
+            reader.cache.drop(held)
+            continue
+        ids += part.ids
+        query = query.after(part)
+    return ids
+
+
+LOCKS = (3, 17, 49, 1000, 1003, 1006, 77)
+
+
+def check_histories(found: Archive, reader: ArchiveReader) -> None:
+    for lock in LOCKS:
+        right = marks_in(found.log, lock)
+        assert history(found, reader, lock) == right
+        assert history(found, reader, lock, newest_first=True, limit=2) == right[::-1][:2]
+
+
+def test_histories_are_read_by_key_indexes_alone_and_without_them_by_segments() -> None:
+    found = archive()
+    reader = found.reader()
+    check_histories(found, reader)
+    assert (reader.counters.key_indexes, reader.counters.pieces, reader.counters.key_faults) == (10, 0, 0)
+    first_id = found.known.last_id
+    reader.read(0, found.known, first_id, first_id, 1)  # the segment is here as well
+    check_histories(found, reader)
+    old = archive(has_keys=False)
+    reader = old.reader()
+    check_histories(old, reader)
+    assert (reader.counters.key_indexes, reader.counters.pieces, reader.counters.key_faults) == (0, 10, 0)
+
+
+@pytest.mark.parametrize("harm", ["bit", "short", "long", "gone", "foreign", "older"])
+def test_a_key_index_that_is_not_what_was_archived_is_told_and_not_used(
+    harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = archive()
+    names = sorted(name for name in found.store.objects if "/key/" in name)
+    content = [found.store.objects[name].data for name in names]
+    for number, name in enumerate(names):
+        data, one = content[number], found.store.objects[name]
+        if harm == "gone":
+            del found.store.objects[name]
+        else:
+            middle = len(data) // 2
+            one.data = {
+                "bit": data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :],
+                "short": data[:-1],
+                "long": data + b"x",
+                "foreign": content[number - 1],
+                "older": encode_key_index(header_of(data), MarkColumns.join([])),  # a sound one that hides all marks
+            }[harm]
+    reader = found.reader()
+    check_histories(found, reader)
+    right = 0 if harm == "long" else 10  # what is behind the proven bytes is not read
+    assert (reader.counters.key_faults, reader.counters.pieces) == (right, right)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == right
+    assert all("look-ups read the segment" in one and "/key/" in one for one in told)
+    for name, data in zip(names, content, strict=True):
+        found.store.objects.pop(name, None)
+        found.store.put_new(name, data)
+    again = found.reader()
+    check_histories(found, again)
+    assert (again.counters.key_faults, again.counters.pieces) == (0, 0)
+
+
+def header_of(raw: bytes) -> KeyHeader:
+    found = KeyHeader.decode(raw)
+    assert found is not None
+    return found
+
+
+def test_an_index_that_a_manifest_names_for_another_segment_is_not_used() -> None:
+    """Its hash is right, and its header is not: whoever made the manifest was wrong."""
+    found = archive()
+    reader = found.reader()
+    one, other = (reader.entry(0, found.known, at) for at in (found.known.last_id, 100))
+    swapped = replace(one, key_bytes=other.key_bytes, key_sha256=other.key_sha256)
+    found.store.put_new(swapped.key_name(0), found.store.objects[other.key_name(0)].data)
+    assert isinstance(reader.marks(0, swapped), CachedSegment)
+    assert isinstance(reader.marks(0, other), CachedKeyIndex)
+    assert reader.counters.key_faults == 1
+
+
+@pytest.mark.parametrize("at", range(0, 400, 7))
+def test_a_key_index_that_rots_in_the_cache_is_fetched_again(at: int) -> None:
+    found = archive()
+    reader = found.reader()
+    check_histories(found, reader)
+    held = reader.marks(0, reader.entry(0, found.known, found.known.last_id))
+    assert isinstance(held, CachedKeyIndex)
+    byte = os.pread(held._file._fd, 1, at)
+    os.pwrite(held._file._fd, bytes([byte[0] ^ 0x10]), at)
+    check_histories(found, reader)

@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
 from waltzd.archive import manifest as manifests
-from waltzd.archive.repair import RepairedStore, put_back, rebuilt_objects
+from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey
 from waltzd.protocol.digest import sha256_of
@@ -109,3 +109,29 @@ def entry_of(store: FaultyStore, number: int) -> manifests.Entry:
 
 def test_a_store_without_an_archive_has_nothing_to_be_made_of() -> None:
     assert rebuilt_objects(FaultyStore()) == {}
+
+
+def test_an_archive_of_before_key_indexes_is_made_again_without_them() -> None:
+    whole = archive(SEGMENTS, partitions=1, has_keys=False)
+    assert not [name for name in whole.objects if "/key/" in name]
+    for name in naming(whole):
+        store = archive(SEGMENTS, partitions=1, has_keys=False)
+        spoil(store, name, random.Random(1))
+        assert rebuilt_objects(store) == {name: whole.objects[name].data}
+
+
+def test_a_newest_manifest_whose_key_index_is_lost_as_well_is_not_guessed() -> None:
+    store = archive(SEGMENTS, partitions=1)
+    spoil(store, manifests.manifest_name(0, SEGMENTS), random.Random(1))
+    assert set(rebuilt_objects(store)) == {manifests.manifest_name(0, SEGMENTS)}
+    del store.objects[max(name for name in store.objects if "/key/" in name)]
+    assert rebuilt_objects(store) == {}
+
+
+def test_a_key_index_is_made_again_out_of_its_segment() -> None:
+    store = archive(SEGMENTS, partitions=1)
+    found = survey(store)
+    for piece in found.pieces[0]:
+        data = store.objects[piece.name(0)].data
+        assert rebuilt_key(piece, data, found.label, 0) == store.objects[piece.key_name(0)].data
+        assert rebuilt_key(replace(piece, key_sha256="0" * 64), data, found.label, 0) is None

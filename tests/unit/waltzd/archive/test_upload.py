@@ -31,14 +31,15 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "FAN_OUT", 3)
 
 
-def segment(number: int, *, history: bytes = b"", cut: int = 10) -> tuple[Entry, bytes]:
-    """The ids from 10 times the number on. `history`: of another log; `cut`: how many ids."""
+def segment(number: int, *, history: bytes = b"", cut: int = 10) -> tuple[Entry, bytes, bytes]:
+    """The ids from 10 times the number on, with a key index. `history`: of another log; `cut`: how many ids."""
     records = b"records of segment %d %s" % (number, history)
-    data = records + b"index"
+    data, key = records + b"index", records + b"locks"
     return Entry(
         level=0, first=10 * number, last=10 * number + cut - 1, record_bytes=len(records), crc=crc32(records), segments=1,
         stored_bytes=len(data), size=len(data), index_bytes=5, sha256=sha256(data).hexdigest(),
-    ), data  # fmt: skip
+        key_bytes=len(key), key_sha256=sha256(key).hexdigest(),
+    ), data, key  # fmt: skip
 
 
 def known(manifest: Manifest) -> Archived:
@@ -62,8 +63,7 @@ class Room:
     def upload(self, archive: PartitionArchive | None = None) -> None:
         """As an owner has it done: the document moves when all of it is there."""
         archive = archive or self.archive()
-        piece, data = segment(self.archived)
-        found = archive.add(self.document, piece, data)
+        found = archive.add(self.document, *segment(self.archived))
         self.document, self.archived = known(found), self.archived + 1
 
     def check(self, *, is_whole: bool = False) -> None:
@@ -87,27 +87,28 @@ class Room:
         pieces = list(manifests.pieces_of(manifest.entries, fetch))
         assert [piece.first for piece in pieces] == [10 * number for number in range(manifest.number)]
         for number, piece in enumerate(pieces):
-            stored = self.store.objects[piece.name(0)].data
-            assert stored == segment(number)[1]
-            assert sha256(stored).hexdigest() == piece.sha256
+            stored, key = (self.store.objects[name].data for name in piece.names(0))
+            assert (stored, key) == segment(number)[1:]
+            assert (sha256(stored).hexdigest(), sha256(key).hexdigest()) == (piece.sha256, piece.key_sha256)
 
 
-def test_a_quiet_store_takes_three_requests_a_segment() -> None:
+def test_a_quiet_store_takes_five_requests_a_segment() -> None:
     room = Room()
     archive = room.archive()
     room.upload(archive)
     room.store.log.clear()
     room.upload(archive)
     assert [what.split("/")[0] + "/" + what.split("/")[1] for what in room.store.log] == [
-        "put partition-0/segment", "get partition-0/segment", "put partition-0/manifest"
+        "put partition-0/segment", "get partition-0/segment", "put partition-0/key", "get partition-0/key",
+        "put partition-0/manifest",
     ]  # fmt: skip
     room.store.log.clear()
     room.upload(PartitionArchive(room.store, archive.label, 0))  # the turn of another storage, which reads the manifest
-    assert len([what for what in room.store.log if "chunk" not in what]) == 4
+    assert len([what for what in room.store.log if "chunk" not in what]) == 6
     room.check(is_whole=True)
 
 
-@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(90)], quick=10))
+@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(120)], quick=10))
 def test_a_kill_at_any_operation_leaves_orphans_and_never_holes(kill_at: float) -> None:
     room = Room(FaultyStore(kill_at=kill_at))  # type: ignore[arg-type]
     with contextlib.suppress(Killed):
@@ -131,7 +132,7 @@ FAULTS = st.builds(
 @given(FAULTS, st.integers(0, 1 << 30))
 def test_whatever_the_store_does_the_archive_comes_to_be(faults: Faults, seed: int) -> None:
     room = Room(FaultyStore(random.Random(seed), faults))
-    for _ in range(100):
+    for _ in range(10_000):
         if room.archived == 7:
             break
         try:
@@ -278,7 +279,8 @@ def test_the_newest_is_found_from_any_that_is_known() -> None:
 
 def test_what_rotted_under_its_name_is_written_again() -> None:
     room = Room()
-    piece, data = segment(0)
+    piece, data, key = segment(0)
     room.store.put_new(piece.name(0), data[:-1] + b"?")
+    room.store.put_new(piece.key_name(0), key[:-1] + b"?")
     room.upload()
     room.check(is_whole=True)

@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from tests.archives import with_key
 from tests.batches import batches_of, index_raw, segment_raw, segments_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
 from waltzd.archive import verification
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.upload import PartitionArchive, label_in
-from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_piece, survey
+from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_key, check_piece, survey
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
@@ -27,7 +28,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "FAN_OUT", 3)
 
 
-def upload(store: FaultyStore, known: Archived, number: int, *, partition: int = 0) -> Archived:
+def upload(store: FaultyStore, known: Archived, number: int, *, partition: int = 0, has_keys: bool = True) -> Archived:
     """The segment of that number, of two batches."""
     batches = batches_of([[b"a", b"b"], [b"c"]] * 12, cuts=range(1, 24, 2), partition=partition)
     footer = NO_HASH
@@ -37,16 +38,16 @@ def upload(store: FaultyStore, known: Archived, number: int, *, partition: int =
     expected = FileHeader(created_ms=0, key=KEY, partition=partition, first_id=own[0].first_id)
     piece = segment_entry(data, index, expected=expected, last_id=own[-1].last_id, path="here")
     archive = PartitionArchive(store, label_in(store, KEY, lambda: KEY, known.archive), partition)
-    made = archive.add(known, piece, data + index)
+    made = archive.add(known, *(with_key(piece, data + index, KEY, partition) if has_keys else (piece, data + index)))
     return Archived(archive=made.archive, number=made.number, sha256=made.sha256, last_id=made.last)
 
 
-def archive(segments: int = 7, *, partitions: int = 2) -> FaultyStore:
+def archive(segments: int = 7, *, partitions: int = 2, has_keys: bool = True) -> FaultyStore:
     store = FaultyStore()
     for partition in range(partitions):
         known = Archived()
         for number in range(segments):
-            known = upload(store, known, number, partition=partition)
+            known = upload(store, known, number, partition=partition, has_keys=has_keys)
     return store
 
 
@@ -54,6 +55,7 @@ def flaws(store: FaultyStore, *, is_quick: bool = False) -> list[Flaw]:
     found = survey(store)
     pieces = [(partition, piece) for partition, own in found.pieces.items() for piece in own]
     checked = [check_piece(store, found.label, partition, piece, is_quick=is_quick) for partition, piece in pieces]
+    checked += [check_key(store, partition, piece, is_quick=is_quick) for partition, piece in pieces]
     return [*found.flaws, *(flaw for flaw in checked if flaw is not None)]
 
 
@@ -76,7 +78,7 @@ def test_each_object_that_counts_is_named_when_a_bit_of_it_flips_or_it_goes() ->
     pick = random.Random(1)
     newest = manifests.manifest_name(0, 7)
     counting = [name for name in whole.objects if "/manifest/" not in name or name == newest]
-    assert {name.split("/")[1] for name in counting if "/" in name} == {"segment", "chunk", "manifest"}
+    assert {name.split("/")[1] for name in counting if "/" in name} == {"segment", "key", "chunk", "manifest"}
     for name in counting:
         for what in ("bit", "gone"):
             store = archive(partitions=1)
@@ -105,18 +107,19 @@ def test_a_segment_that_states_another_cluster_is_named() -> None:
 
 
 def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
-    store = FaultyStore(kill_at=10)
+    store = FaultyStore(kill_at=14)
     known = upload(store, Archived(), 0)
     with pytest.raises(Killed):
         upload(store, known, 1)
     store.kill_at = None
     found = survey(store)
-    assert [(len(orphans), len(pending)) for orphans, pending in [names(found)]] == [(0, 1)]
-    (name,) = [one.name for one in found.pending]
+    key, name = names(found)[1]
+    assert names(found) == ([], [key, name])
+    assert ("/key/" in key, "/segment/" in name) == (True, True)
     left = name[:-16] + 16 * "0"  # of a replica of format 0 that was cut elsewhere: another hash
     store.put_new(left, b"x")
     store.put_new("of-somebody-else", b"x")
-    assert sorted(names(survey(store))[1]) == sorted([name, left])
+    assert sorted(names(survey(store))[1]) == sorted([key, name, left])
     upload(store, known, 1)
     found = survey(store)
     assert (names(found), [one.name for one in found.strange]) == (([left], []), ["of-somebody-else"])
