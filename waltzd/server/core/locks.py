@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -38,6 +38,9 @@ _EXACT = Reason.CONFLICT, Reason.IN_FLIGHT
 """Reasons that name the transaction that marked the lock."""
 FOUND_MAX = 4096
 """Locks in memory that were looked up in the log."""
+EVICTED_TOGETHER = 512
+"""Locks that are found at once for eviction. A dict is read from its start, where the places of removed locks stay for a
+while, so finding them one by one would take longer the more were removed."""
 NOTHING_REFUSED = Refusals(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 """Refusals of a batch whose rows are all accepted."""
 
@@ -62,8 +65,10 @@ class LockTable:
         self.floor = low_mark
         self._low_mark = low_mark
         self._size = size
-        self._marked: OrderedDict[int, int] = OrderedDict()
-        """Locks marked in this session, oldest mark first."""
+        self._marked: dict[int, int] = {}
+        """Locks marked in this session, oldest mark first. An `OrderedDict` takes 40 % more memory."""
+        self._oldest: list[tuple[int, int]] = []
+        """Locks to evict next, with their marks, oldest last. An entry is void once its lock has another mark."""
         self._before: dict[int, int] = {}
         """Locks marked before this session and not since, newest mark first, so that `popitem` takes the oldest."""
         self.lowest = low_mark
@@ -86,7 +91,7 @@ class LockTable:
         if not ids:
             return NOTHING_REFUSED
         marked, before, found = self._marked, self._before, self._found
-        mark_of, to_the_end, room = marked.get, marked.move_to_end, self._size - len(before)
+        mark_of, room = marked.get, self._size - len(before)
         refused: list[tuple[int, Reason, int, int]] = []
         start, row = 0, batch.first_sequence
         rows, steps = _groups(batch)
@@ -115,8 +120,10 @@ class LockTable:
                 for k in mine:
                     if modes[k] != _READ:
                         lock = ids[k]
-                        marked[lock] = next_id + steps[k] if steps else next_id
-                        to_the_end(lock)
+                        mark = next_id + steps[k] if steps else next_id
+                        if marked.pop(lock, None) == mark:  # twice in one transaction
+                            self._oldest.clear()
+                        marked[lock] = mark
                         if before and before.pop(lock, None) is not None:
                             room += 1
                         if len(marked) > room:
@@ -128,11 +135,23 @@ class LockTable:
 
     def _evict(self) -> None:
         self.has_evicted = True
-        lock, self.floor = self._before.popitem() if self._before else self._marked.popitem(last=False)
+        lock, self.floor = self._before.popitem() if self._before else self._pop_oldest()
         if lock in self._found:
             self._found[lock] = self.floor, True
         if lock in self._sought:
             self._sought[lock] = self.floor
+
+    def _pop_oldest(self) -> tuple[int, int]:
+        """Remove the lock with the oldest mark of this session; return both."""
+        marked = self._marked
+        while True:
+            if not self._oldest:
+                self._oldest = list(islice(marked.items(), EVICTED_TOGETHER))
+                self._oldest.reverse()
+            lock, mark = self._oldest.pop()
+            if marked.get(lock) == mark:
+                del marked[lock]
+                return lock, mark
 
     # -- locks that are looked up in the log
 
@@ -253,6 +272,7 @@ class LockTable:
         assert self.has_evicted or self.floor <= self._low_mark
         oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
         assert [self.floor, *oldest] == sorted([self.floor, *oldest])
+        assert list(self._marked.values()) == sorted(self._marked.values())
         assert len(self._found) <= self._found_max
         for lock, (mark, is_exact) in self._found.items():
             assert mark <= self.floor or not is_exact or lock in self._marked or lock in self._before

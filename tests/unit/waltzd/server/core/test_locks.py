@@ -13,7 +13,7 @@ from tests.unit.mounting import batch_of, single_of
 from waltzd.format.record import LockColumns
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
-from waltzd.server.core.locks import LockTable, Lookup
+from waltzd.server.core.locks import EVICTED_TOGETHER, LockTable, Lookup
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
 Row = tuple[int, list[tuple[int, Mode]]]
@@ -181,6 +181,28 @@ def test_behind_the_table_there_is_the_floor() -> None:
     decision = table.decide(batch_of(b"", marks=-1, locks=[[(99, READ)]]), 3, 2)
     assert (decision.reasons.tolist(), decision.conflict_ids.tolist()) == ([Reason.TOO_FAR_BEHIND], [0])
     assert table.decide(batch_of(b"", marks=0, locks=[[(99, READ)]]), 3, 2).sequences.tolist() == []
+
+
+@pytest.mark.parametrize("again", [0, 3, 700])
+def test_locks_that_were_marked_again_are_evicted_later(again: int) -> None:
+    """Many more locks than are found at once. When the first are evicted, the next `again` are marked once more."""
+    size = 3 * EVICTED_TOGETHER
+    table = LockTable(size, -1)
+    locks = [*range(size + 10), *range(10, 10 + again), *range(size + 10, 2 * size)]
+    for id_, lock in enumerate(locks):
+        table.decide(batch_of(b"", marks=id_ - 1, locks=[[(lock, APPEND)]]), id_, id_ - 1)
+        table.check()
+    left = list(dict.fromkeys(reversed(locks)))[:size]
+    assert table.floor == max(id_ for id_, lock in enumerate(locks) if lock not in left)
+    assert all(table.explain(lock, 10 * size)[0] > table.floor for lock in left)
+    assert table.explain(0, 10 * size)[0] == table.floor
+
+
+def test_a_lock_that_a_transaction_marks_twice_is_evicted_behind_its_others() -> None:
+    table = LockTable(2, -1)
+    table.decide(batch_of(b"", marks=-1, locks=[[(9, APPEND)]]), 0, -1)
+    table.decide(batch_of(b"", marks=0, locks=[[(lock, APPEND) for lock in (1, 2, 1, 3)]]), 1, 0)
+    assert [table.explain(lock, 5)[1] for lock in (1, 2, 3)] == [Reason.CONFLICT, Reason.TOO_FAR_BEHIND, Reason.CONFLICT]
 
 
 def test_locks_are_64_bits() -> None:
