@@ -8,21 +8,17 @@ store is read and compared with what was acknowledged.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import uvloop
-
 from tests.bench.dcb.stores import STORES, Found, Store
-from tests.bench.peers.load import Measurement, Plan, Window
-from tests.bench.peers.process import cpu_seconds
+from tests.bench.peers.load import Load, Measurement, Window, run_load
 from tests.bench.peers.system import LANES
 
 BOUNDARY_EVENTS = 10
@@ -171,10 +167,9 @@ def run_client_blocking(store: Store, calls: Generator[Any, Any, None]) -> None:
         answer = call(store)
 
 
-class Load:
-    def __init__(self, plan: Plan, store: Store) -> None:
-        self._plan = plan
-        self._store = store
+class StoreLoad(Load[Store, Workload]):
+    workloads = WORKLOADS
+    warm_up = WARM_UP
 
     async def measure(self, workload: Workload, size: int) -> Measurement:
         window, events, lock = Window(), list[bytes](), threading.Lock()
@@ -184,7 +179,7 @@ class Load:
                 events.append(event)
                 window.done(1, seconds)
 
-        before = (await self._answer(self._store.read(None))).head
+        before = (await self._answer(self._client.read(None))).head
         name = f"{workload.name}-{size}"
         names = [name if workload.is_shared else f"{name}-{number}" for number in range(workload.clients)]
         writers = [Writer(one, size, is_shared=workload.is_shared) for one in names]
@@ -192,53 +187,21 @@ class Load:
         with ThreadPoolExecutor(workload.clients) as threads:
             running = [self._run(one, threads) for one in clients]
             await asyncio.gather(self._keep_time(window), *running)
-        found = await self._answer(self._store.read(None, after=before))
+        found = await self._answer(self._client.read(None, after=before))
         acknowledged, kept = kept_of(events, found.events)
         return window.measured(workload.name, size, acknowledged=acknowledged, kept=kept)
 
     async def _run(self, calls: Generator[Any, Any, None], threads: ThreadPoolExecutor) -> None:
-        if self._store.is_blocking:
+        if self._client.is_blocking:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(threads, run_client_blocking, self._store, calls)
+            await loop.run_in_executor(threads, run_client_blocking, self._client, calls)
         else:
-            await run_client(self._store, calls)
+            await run_client(self._client, calls)
 
     async def _answer(self, answer: Any) -> Found:
-        found: Found = answer if self._store.is_blocking else await answer
+        found: Found = answer if self._client.is_blocking else await answer
         return found
-
-    async def _keep_time(self, window: Window) -> None:
-        await asyncio.sleep(self._plan.warm_seconds)
-        window.begin(*self._clocks())
-        await asyncio.sleep(self._plan.seconds)
-        window.end(*self._clocks())
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), cpu_seconds(self._plan.pids), time.process_time()
-
-
-async def carry_out(plan: Plan, store: Store, tell: Callable[[Measurement], None]) -> None:
-    await store.open()
-    try:
-        load = Load(plan, store)
-        await load.measure(WARM_UP, plan.sizes[0])  # thrown away: what a start leaves behind is not the load's
-        for size in plan.sizes:
-            for workload in WORKLOADS:
-                tell(await load.measure(workload, size))
-    finally:
-        await store.close()
-
-
-def main(arguments: list[str]) -> int:
-    plan = Plan.from_json(arguments[0])
-
-    def tell(measurement: Measurement) -> None:
-        fields: dict[str, Any] = asdict(measurement)
-        print(json.dumps(fields), flush=True)
-
-    uvloop.run(carry_out(plan, STORES[plan.system](plan.address), tell))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_load(StoreLoad, STORES))

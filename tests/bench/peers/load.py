@@ -10,10 +10,11 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import uvloop
 
@@ -136,10 +137,69 @@ class Window:
         )
 
 
-class Load:
-    def __init__(self, plan: Plan, session: Session) -> None:
+class Opened(Protocol):
+    """Client of the system that is measured."""
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Opened)
+W = TypeVar("W")
+
+
+class Load(ABC, Generic[T, W]):
+    """The frame of a load process: the window of a measurement, and one measurement after the other."""
+
+    workloads: Sequence[W]
+    warm_up: W
+    """Workload of the first measurement, which is thrown away: what a start leaves behind is not the load's."""
+
+    def __init__(self, plan: Plan, client: T) -> None:
         self._plan = plan
-        self._session = session
+        self._client = client
+
+    @abstractmethod
+    async def measure(self, workload: W, size: int) -> Measurement: ...
+
+    async def run(self, tell: Callable[[Measurement], None]) -> None:
+        await self._client.open()
+        try:
+            await self.measure(self.warm_up, self._plan.sizes[0])
+            for size in self._plan.sizes:
+                for workload in self.workloads:
+                    tell(await self.measure(workload, size))
+        finally:
+            await self._client.close()
+
+    async def _keep_time(self, window: Window) -> None:
+        await asyncio.sleep(self._plan.warm_seconds)
+        window.begin(*self._clocks())
+        await asyncio.sleep(self._plan.seconds)
+        window.end(*self._clocks())
+
+    def _clocks(self) -> tuple[float, float, float]:
+        return time.perf_counter(), cpu_seconds(self._plan.pids), time.process_time()
+
+
+def run_load(load: Callable[[Plan, T], Load[T, Any]], clients: Mapping[str, Callable[[tuple[str, ...]], T]]) -> int:
+    """Carry out the plan in the arguments of this process; print a line of JSON for each measurement."""
+    plan = Plan.from_json(sys.argv[1])
+
+    def tell(measurement: Measurement) -> None:
+        fields: dict[str, Any] = asdict(measurement)
+        print(json.dumps(fields), flush=True)
+
+    uvloop.run(load(plan, clients[plan.system](plan.address)).run(tell))
+    return 0
+
+
+class PeerLoad(Load[Session, str]):
+    workloads = WORKLOADS
+    warm_up = CLIENTS
+
+    def __init__(self, plan: Plan, client: Session) -> None:
+        super().__init__(plan, client)
         self._acknowledged = 0
 
     async def measure(self, workload: str, size: int) -> Measurement:
@@ -154,7 +214,7 @@ class Load:
 
     def _senders(self, workload: str, payload: bytes) -> list[tuple[Callable[[], Awaitable[None]], int]]:
         """What is sent again and again, and how many transactions each sending is."""
-        session = self._session
+        session = self._client
         if workload != MANY:
             clients = 1 if workload == ONE else LANES
             return [(partial(session.append, slot, payload), 1) for slot in range(clients)]
@@ -162,22 +222,13 @@ class Load:
         lanes = [(lane, range(lane * each, (lane + 1) * each)) for lane in range(LANES_MANY)]
         return [(partial(session.append_all, lane, slots, payload), each) for lane, slots in lanes]
 
-    async def _keep_time(self, window: Window) -> None:
-        await asyncio.sleep(self._plan.warm_seconds)
-        window.begin(*self._clocks())
-        await asyncio.sleep(self._plan.seconds)
-        window.end(*self._clocks())
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), cpu_seconds(self._plan.pids), time.process_time()
-
     async def _kept(self) -> int:
         """Replicas may be a moment behind; what is not there in the end is missing."""
         found = 0
 
         async def all_of_them() -> int:
             nonlocal found
-            found = await self._session.kept()
+            found = await self._client.kept()
             if found < self._acknowledged:
                 raise LookupError
             return found
@@ -195,28 +246,5 @@ async def _repeat(send: Callable[[], Awaitable[None]], times: int, window: Windo
         window.done(times, time.perf_counter() - begun)
 
 
-async def carry_out(plan: Plan, session: Session, tell: Callable[[Measurement], None]) -> None:
-    await session.open()
-    try:
-        load = Load(plan, session)
-        await load.measure(CLIENTS, plan.sizes[0])  # thrown away: what a start leaves behind is not the load's
-        for size in plan.sizes:
-            for workload in WORKLOADS:
-                tell(await load.measure(workload, size))
-    finally:
-        await session.close()
-
-
-def main(arguments: list[str]) -> int:
-    plan = Plan.from_json(arguments[0])
-
-    def tell(measurement: Measurement) -> None:
-        fields: dict[str, Any] = asdict(measurement)
-        print(json.dumps(fields), flush=True)
-
-    uvloop.run(carry_out(plan, SESSIONS[plan.system](plan.address), tell))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_load(PeerLoad, SESSIONS))

@@ -12,10 +12,10 @@ from tests.bench.dcb.load import (
     BOUNDARY_EVENTS,
     RACERS,
     WORKLOADS,
+    StoreLoad,
     Workload,
     Writer,
     WrongReadError,
-    carry_out,
     client,
     identity,
     kept_of,
@@ -76,7 +76,7 @@ class Ledger(Store):
 
 def load(ledger: Ledger) -> list[Measurement]:
     found: list[Measurement] = []
-    timeless.run(carry_out(PLAN, ledger, found.append))
+    timeless.run(StoreLoad(PLAN, ledger).run(found.append))
     return found
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.bench.peers.command import SYSTEMS, choose, flush_seconds, parsed
 from tests.bench.peers.floor import Floor, FloorSession
 from tests.bench.peers.jetstream import JetStreamSession
-from tests.bench.peers.load import CLIENTS, MANY, ONE, SESSIONS, WORKLOADS, Measurement, Plan, Window, carry_out
+from tests.bench.peers.load import CLIENTS, MANY, ONE, SESSIONS, WORKLOADS, Measurement, PeerLoad, Plan, Window
 from tests.bench.peers.process import Process, cpu_seconds, family_of, undisturbed
 from tests.bench.peers.report import NOTHING, Row, facts_of, rows_of, text_of
 from tests.bench.peers.system import LANES, LANES_MANY, Facts, find_program, missing_of, until_it_works
@@ -72,7 +72,7 @@ class Ledger:
 
 def load(ledger: Ledger) -> list[Measurement]:
     found: list[Measurement] = []
-    timeless.run(carry_out(PLAN, ledger, found.append))
+    timeless.run(PeerLoad(PLAN, ledger).run(found.append))
     return found
 
 
