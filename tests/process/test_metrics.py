@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chaos import preload
+from tests.collector import Collector
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from tests.process.server import ServerDaemon
@@ -421,3 +422,17 @@ def test_the_port_for_monitoring_speaks_tls_where_it_is_asked_to(
         ask(trusting, "elsewhere.example")
     authority.issue(KEY, Role.STORAGE, "s1")  # in the place of the first one
     assert ask(trusting, dns_name(KEY, Role.STORAGE)).startswith(b"HTTP/1.1 200"), "and goes on with a new one"
+
+
+def test_a_collector_of_opentelemetry_hears_of_both_daemons(
+    make_daemon: Callable[..., Daemon], make_server: Callable[..., ServerDaemon], tmp_path: Path
+) -> None:
+    with Collector().running() as collector:
+        zookeeper = LocalZooKeeper(tmp_path / "zookeeper").start()
+        storage = make_daemon("s1", otlp_endpoint=collector.endpoint).start()
+        loop.run(create(zookeeper, {"s1": storage}, "/watched"))
+        server = make_server("one", hosts=zookeeper.hosts, cluster="/watched", otlp_endpoint=collector.endpoint).start()
+        collector.wait_for({"waltz-server", "waltz-storage"}, PATIENCE_SECONDS)
+        server.stop()
+        storage.stop()
+        zookeeper.stop()

@@ -94,7 +94,7 @@ GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire.wir
 ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
-    "opentelemetry": (("waltzd.observe",), "it comes with the otel extra only"),
+    "opentelemetry": (("waltzd.observe", "waltzd.daemon.otlp"), "it comes with the otel and otlp extras only"),
     "pydantic": (("waltzd.serializers",), "it comes with the pydantic extra only"),
     "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
     "eventsourcing": (("waltzd.eventsourcing",), "it comes with the eventsourcing extra only"),

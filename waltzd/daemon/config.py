@@ -86,6 +86,13 @@ class DaemonConfig:
         default="off",
         choices=("off", "on"),
     )
+    otlp_endpoint: str | None = setting(
+        "Collector of OpenTelemetry that gets the metrics of this daemon every 15 seconds, over OTLP with HTTP. Needs "
+        "`waltzd[otlp]`. Headers and certificates for the collector are taken from the environment "
+        "(`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).",
+        default=None,
+        example="http://127.0.0.1:4318",
+    )
     plaintext: str = setting(
         "Addresses on which this daemon may listen without certificates. `loopback`: this machine only. `anywhere`: "
         "all; every process that reaches the port then has all rights.",
@@ -129,6 +136,8 @@ class DaemonConfig:
         missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(self, name) is None]
         if 0 < len(missing) < 3:
             yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            yield "otlp_endpoint", f"{self.otlp_endpoint} is not an address of HTTP: write it as http://127.0.0.1:4318"
         if missing and self.http_tls == "on":
             yield "http_tls", "it needs a certificate: set tls_certificate, tls_key and tls_ca"
         if missing and self.tls_revoked is not None:

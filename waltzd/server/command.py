@@ -40,7 +40,6 @@ from waltzd.daemon.threads import Threads
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG
 from waltzd.errors.operations import BadConfig, CoordinatorOpen, PartitionsClosed
-from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
 from waltzd.protocol.locks import LockExplanation
@@ -78,6 +77,7 @@ from waltzd.wire.listener import Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.servicer import add_service
 from waltzd.wire.storages import ReplicaClient
+from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls, tls_for
 
 ALIVE_SECONDS = 2.0
@@ -157,8 +157,8 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
             ),
             on_fatal=end_at_once,
         )
-        if config.http_listen is not None:
-            await _watch(config.http_listen, daemon, ends, tls if config.http_tls == "on" else None)
+        if config.http_listen is not None or config.otlp_endpoint is not None:
+            await _watch(config, daemon, ends, tls if config.http_tls == "on" else None)
         await daemon.live(supervisor)
     log.info("stopped")
 
@@ -212,10 +212,9 @@ async def _stop(*listeners: Listener) -> None:
     await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
 
 
-async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: Tls | None) -> None:
-    """Start the port for metrics and health. Its modules are loaded only if there is such a port."""
+async def _watch(config: ServerConfig, daemon: _Daemon, ends: AsyncExitStack, tls: Tls | None) -> None:
+    """Start what shows metrics and health, as configured. Modules are loaded only for what is."""
     from waltzd.daemon import metrics
-    from waltzd.daemon.http import watch_port
 
     async def collect() -> metrics.Families:
         return metrics.of_server(
@@ -227,10 +226,20 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
             archive=None if daemon.archive is None else daemon.archive.reader.told(),
         )
 
-    port = watch_port(address, Role.SERVER, daemon.unready, collect, None if tls is None else tls.showing())
-    await port.start()
-    ends.push_async_callback(port.stop)
-    log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
+    if config.http_listen is not None:
+        from waltzd.daemon.http import watch_port
+
+        port = watch_port(config.http_listen, Role.SERVER, daemon.unready, collect, None if tls is None else tls.showing())
+        await port.start()
+        ends.push_async_callback(port.stop)
+        log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
+    if config.otlp_endpoint is not None:
+        from waltzd.daemon.otlp import MetricsExport
+
+        export = MetricsExport(config.otlp_endpoint, Role.SERVER, config.name, collect)
+        task = asyncio.create_task(export.run(), name="metrics over OTLP")
+        tell_failure(task, end_at_once)
+        ends.callback(task.cancel)
 
 
 def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:

@@ -170,7 +170,7 @@ async def _serve(
         return unready
 
     ports = await start_services(calls, tls, unready_at, audit, on_fatal=end_at_once)
-    http = await _watch(config, calls, expiry, unready_at(ports), tls if config.http_tls == "on" else None)
+    http, export = await _watch(config, calls, expiry, unready_at(ports), tls if config.http_tls == "on" else None)
     for found in (await calls.describe()).assigned:
         log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
     print(
@@ -206,27 +206,39 @@ async def _serve(
     await calls.close()
     if http is not None:
         await http.stop()
+    if export is not None:
+        export.cancel()
     audit.close()
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
 async def _watch(
     config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready, tls: Tls | None
-) -> HttpPort | None:
-    """Return the port for health and metrics, or None if none is configured; its modules are loaded only if one is."""
-    if config.http_listen is None:
-        return None
+) -> tuple[HttpPort | None, asyncio.Task[None] | None]:
+    """Return the port for health and metrics, and the task that exports metrics, as configured. Modules are loaded only for
+    what is."""
+    if config.http_listen is None and config.otlp_endpoint is None:
+        return None, None
     from waltzd.daemon import metrics
-    from waltzd.daemon.http import watch_port
 
     async def collect() -> metrics.Families:
         found, reasons, seconds = await calls.describe(), await unready(), expiry.seconds_left()
         return metrics.of_storage(found, unready=reasons, free_bytes_min=config.free_bytes_min, certificate_seconds=seconds)
 
-    port = watch_port(config.http_listen, Role.STORAGE, unready, collect, None if tls is None else tls.showing())
-    await port.start()
-    log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
-    return port
+    port, task = None, None
+    if config.http_listen is not None:
+        from waltzd.daemon.http import watch_port
+
+        port = watch_port(config.http_listen, Role.STORAGE, unready, collect, None if tls is None else tls.showing())
+        await port.start()
+        log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
+    if config.otlp_endpoint is not None:
+        from waltzd.daemon.otlp import MetricsExport
+
+        export = MetricsExport(config.otlp_endpoint, Role.STORAGE, calls.directory.name or config.name, collect)
+        task = asyncio.create_task(export.run(), name="metrics over OTLP")
+        tell_failure(task, end_at_once)
+    return port, task
 
 
 def _story(calls: StorageCalls) -> str:

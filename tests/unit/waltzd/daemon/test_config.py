@@ -88,6 +88,7 @@ def test_every_setting_can_be_given() -> None:
         tls_ca: /etc/waltz/ca.pem
         tls_revoked: /etc/waltz/revoked.pem
         http_tls: on
+        otlp_endpoint: http://127.0.0.1:4318
         plaintext: anywhere
         stream_port: 55302
         http_listen: 10.0.0.1:55303
@@ -130,6 +131,7 @@ def test_every_setting_can_be_given() -> None:
         tls_ca="/etc/waltz/ca.pem",
         tls_revoked="/etc/waltz/revoked.pem",
         http_tls="on",
+        otlp_endpoint="http://127.0.0.1:4318",
         plaintext="anywhere",
         segment_bytes_max=10**9,
         record_bytes_max=8 << 20,
@@ -147,7 +149,7 @@ def test_every_setting_can_be_given() -> None:
         audit_bytes_max=1 << 20,
         audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 32
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 33
     assert parse(show(found)) == found
 
 
@@ -315,6 +317,7 @@ SAMPLE_STORAGE = StorageConfig(
     tls_ca="/etc/waltz/ca.pem",
     tls_revoked="/etc/waltz/revoked.pem",
     audit_file="/var/log/waltz/audit.log",
+    otlp_endpoint="http://127.0.0.1:4318",
     archive="/mnt/archive",
     archive_key="/etc/waltz/archive.key",
 )
@@ -336,6 +339,7 @@ SAMPLE_SERVER = ServerConfig(
     tls_ca="/etc/waltz/ca.pem",
     tls_revoked="/etc/waltz/revoked.pem",
     audit_file="/var/log/waltz/audit.log",
+    otlp_endpoint="http://127.0.0.1:4318",
 )
 
 
@@ -361,6 +365,7 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default(usual: DaemonCo
         ("coordinator_tls_certificate: c\n", "coordinator_tls_key: it is missing"),
         ("coordinator_tls: maybe\n", "'maybe' is not one of off, host, authority"),
         ("http_tls: on\n", "http_tls: it needs a certificate"),
+        ("otlp_endpoint: 127.0.0.1:4318\n", "otlp_endpoint: 127.0.0.1:4318 is not an address of HTTP"),
         ("coordinator_open: perhaps\n", "'perhaps' is not one of refused, accepted"),
     ],
 )

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.collector import Collector
 from waltzd import Builder, Command, Committed, Rejected, Transaction, observe, write_lock
 from waltzd.errors import BadArgument
 from waltzd.observe.prometheus import GAUGES, families
@@ -303,3 +305,23 @@ except NotInstalled as error:
         "Not done: nothing was started, read or written",
         f"Next: `pip install 'waltzd[{extra}]'`, which brings it",
     ], done.stderr
+
+
+def test_spans_reach_a_collector_over_otlp() -> None:
+    with Collector().running() as collector:
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
+        with BlockingCluster(partitions=1) as cluster:
+            client = cluster.client()
+            observe.traces(client, tracer_provider=provider)
+            with client:
+                client.append(b"a", partition=0)
+        provider.shutdown()
+    spans = [
+        span.name
+        for request in collector.received["/v1/traces"]
+        for one in request.resource_spans
+        for scope in one.scope_spans
+        for span in scope.spans
+    ]
+    assert spans == ["waltz append"]
