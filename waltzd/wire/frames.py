@@ -27,6 +27,8 @@ from waltzd.wire.tls import CERTIFIED_SECONDS, Tls, certificate_of, check_peer, 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
 """Largest frame that is received into the shared buffer; a larger one gets its own."""
+START_BYTES = 4 << 10
+"""Size of the shared buffer until a read fills it. An owner has a connection to each replica, and receives only marks."""
 WAITING_MAX = 1 << 20
 """Bytes of frames not taken yet at which reading stops. One frame is always allowed."""
 FRAME_COST = 100
@@ -101,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether reading is suspended, after the first frame of an unauthenticated caller."""
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray((SMALL_BYTES if first_max is None else first_max) + HEAD.size)
+        self._buffer = bytearray((START_BYTES if first_max is None else first_max) + HEAD.size)
         self._view = memoryview(self._buffer)
         self._filled = 0
         self._large: bytearray | None = None
@@ -151,13 +153,23 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = self._time()
         if self._large is None:
             self._filled += nbytes
+            is_full = self._filled == len(self._buffer)
             self._parse()
+            if is_full:
+                self._grow()
         else:
             self._large_filled += nbytes
             if self._large_filled == len(self._large):
                 done, self._large = self._large, None
                 self._large_view = memoryview(b"")  # or it would keep the frame until the next large one
                 self._take(self._large_kind, done)
+
+    def _grow(self) -> None:
+        """Receive into a buffer of full size from now on, unless the other side is not authenticated."""
+        if len(self._buffer) < SMALL_BYTES and not self._is_stranger:
+            rest, self._buffer = self._view[: self._filled], bytearray(SMALL_BYTES + HEAD.size)
+            self._view = memoryview(self._buffer)
+            self._view[: self._filled] = rest
 
     def _parse(self) -> None:
         try:
@@ -311,9 +323,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_stranger:
             self._is_stranger = False
             self._limit = self._bytes_max
-            rest, self._buffer = self._view[: self._filled], bytearray(SMALL_BYTES + HEAD.size)
-            self._view = memoryview(self._buffer)
-            self._view[: self._filled] = rest
             self._go_on()
 
     def _go_on(self) -> None:

@@ -22,7 +22,7 @@ from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Contact
 from waltzd.wire.codec import packed_error, unpacked_error
-from waltzd.wire.frames import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, WAITING_MAX, Connection, Kind
+from waltzd.wire.frames import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, START_BYTES, WAITING_MAX, Connection, Kind
 from waltzd.wire.streams import Hello, batches_of, batches_parts, mark_bytes, mark_of, records_of, records_parts
 
 BYTES_MAX = 4 << 20
@@ -83,7 +83,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-SIZES = st.sampled_from([0, 1, 7, 300, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 3 * SMALL_BYTES + 5])
+STARTS = [START_BYTES - 1, START_BYTES, START_BYTES + 1]
+SIZES = st.sampled_from([0, 1, 7, 300, *STARTS, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 3 * SMALL_BYTES + 5])
 KINDS = st.sampled_from([Kind.HELLO, Kind.RECORDS, Kind.MARK, Kind.REFUSED])
 
 
@@ -100,6 +101,21 @@ def test_frames_come_whole_however_they_are_cut(wanted: list[tuple[Kind, int]], 
         put(connection, spelled(frames), cuts)
         found = [await connection.receive() for _ in frames]
         assert [(one[0], bytes(one[1])) for one in found if one is not None] == frames
+        connection.close()
+
+    run(check())
+
+
+def test_a_buffer_grows_when_more_comes_than_it_holds() -> None:
+    async def check() -> None:
+        connection, _ = standing()
+        marks = [(Kind.MARK, mark_bytes(mark)) for mark in range(1000)]
+        for mark in marks:
+            put(connection, spelled([mark]), [1000])
+        assert len(connection._buffer) == START_BYTES + HEAD.size
+        put(connection, spelled(marks), [SMALL_BYTES])
+        assert len(connection._buffer) == SMALL_BYTES + HEAD.size
+        assert [await connection.receive() for _ in range(2000)] == 2 * marks
         connection.close()
 
     run(check())
