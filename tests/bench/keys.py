@@ -3,7 +3,8 @@
     ./dev bench keys [--transactions N]
 
 Each transaction marks a lock of its own, and ten of them the one that is looked up. A cold look-up opens each key index
-anew; the files are in the memory of the machine. The owner and the network add a round to what is shown here.
+anew; the files are in the memory of the machine. The owner and the network add a round to what is shown here. What an index
+costs is processor time, for batches of several sizes: a small batch costs more for each of its locks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from uuid import UUID
 
 import numpy as np
 
+from tests.batches import WRITE, batches_of, segment_raw
+from waltzd.archive.archived_segment import MemoryFile
 from waltzd.disk.real import RealDisk
 from waltzd.format.batch import End, encode_batch
-from waltzd.format.key_index import LockQuery
+from waltzd.format.key_index import KeyHeader, LockQuery, key_index_of
 from waltzd.format.record import LockColumns, encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.key_indexes import KeyIndexes
@@ -30,6 +33,9 @@ ROWS, PAYLOAD, SESSION = 4096, b"x" * 40, 1
 HOT = 7
 """The lock with ten marks."""
 ROUNDS = 20
+SMALL = 64, 8, 1
+"""Transactions in a batch, of logs with little at a time."""
+KEY = UUID(int=7)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,19 +44,23 @@ def main(arguments: Sequence[str]) -> int:
     count = parser.parse_args(arguments).transactions
     with tempfile.TemporaryDirectory(prefix="waltz-keys-") as home:
         disk = RealDisk()
-        directory = Directory.open(disk, home, key=UUID(int=7), partitions=1, settings=PartitionSettings())
+        directory = Directory.open(disk, home, key=KEY, partitions=1, settings=PartitionSettings())
         partition = directory.create_partition(0)
         partition.open_session(SESSION)
         partition.set_low_mark(SESSION, -1)
         fill(partition, count)
         sealed = partition.missing_keys()
         locks = sum(last + 1 - first for first, last in partition.sealed_segments())
-        begun = time.perf_counter()
+        begun = time.process_time()
         for first_id in sealed:
             partition.write_key(first_id)
-        seconds = time.perf_counter() - begun
+        seconds = time.process_time() - begun
         print(f"{count:,} transactions, {len(sealed)} sealed segments")
-        print(f"an index: {1e6 * seconds / max(1, locks):.2f} µs a lock")
+        print(f"an index, batches of {ROWS:,}: {1e6 * seconds / max(1, locks):.2f} µs a lock")
+        for rows in SMALL:
+            print(
+                f"an index in memory, batches of {rows}: {statistics.median(sealing(rows) for _ in range(5)):.2f} µs a lock"
+            )
         for name, lock, marks in (("ten marks", HOT, 10), ("no mark", 3, 0)):
             query = LockQuery(lock=lock, last_id=partition.last_id, limit=100)
             assert len(found(partition, query)) == marks
@@ -79,6 +89,18 @@ def fill(partition: Partition, count: int) -> None:
         )
         partition.append(SESSION, [batch], first_id - 1)
         end, first_id = batch.end(end), first_id + rows
+
+
+def sealing(rows: int) -> float:
+    """Microseconds of the processor for each lock of an index, of batches of so many transactions with one lock each."""
+    batches = batches_of(
+        [[PAYLOAD] * rows] * (20_000 // rows), locks=[[[(id_, WRITE)] for id_ in range(rows)]] * (20_000 // rows)
+    )
+    last_id, data = batches[-1].last_id, segment_raw(batches, key=KEY)[0]
+    header = KeyHeader(key=KEY, partition=0, first_id=0, last_id=last_id, footer=bytes(32))
+    begun = time.process_time()
+    assert key_index_of(MemoryFile("", data), header) is not None
+    return 1e6 * (time.process_time() - begun) / (last_id + 1)
 
 
 def found(partition: Partition, query: LockQuery) -> list[int]:
