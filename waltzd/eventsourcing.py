@@ -1,31 +1,30 @@
-"""Persistence module for the Python library `eventsourcing` (9.5), found by `PERSISTENCE_MODULE=waltzd.eventsourcing`.
+"""Persistence module for the Python library `eventsourcing`, found by `PERSISTENCE_MODULE=waltzd.eventsourcing`: 9.5, and
+the pre-release 10.0.0a7.
 
 Every recorder is an `EventStore` of `waltzd.dcb` with a name of its own: aggregate events, snapshots and tracking ids are
 events with tags. An event of an aggregate has two tags, one for the aggregate and one for its version. That no event has
 the tag of a version yet is the condition of its append, so of two programs that write one version, one gets an
 `IntegrityError`. A tracking id is a tag of the events that were recorded with it, or an event of its own; both are one
 atomic append. Notification ids are positions of the store: they rise, and have gaps if others share the partition.
+
+In version 10 an event has a UUID and metadata, too. They stand in front of its data, behind `_MARK`. Both versions write
+and read one store, and 9.5 does not show them. The id of an aggregate is a text in version 10; one that looks like a UUID
+names the aggregate that 9.5 knows by this UUID.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from eventsourcing.dcb.api import (
-    DCBAppendCondition,
-    DCBEvent,
-    DCBQuery,
-    DCBReadResponse,
-    DCBRecorder,
-    DCBSequencedEvent,
-)
-from eventsourcing.dcb.persistence import DCBInfrastructureFactory, DCBListenNotifySubscription
+from eventsourcing.dcb import api
 from eventsourcing.persistence import (
     AggregateRecorder,
     ApplicationRecorder,
@@ -34,7 +33,6 @@ from eventsourcing.persistence import (
     IntegrityError,
     ListenNotifySubscription,
     Notification,
-    OperationalError,
     ProcessRecorder,
     ProgrammingError,
     StoredEvent,
@@ -48,6 +46,30 @@ from waltzd.client.settings import Tls
 from waltzd.dcb import ALL, AppendCondition, BlockingEventStore, Event, Query, QueryItem, ReadResult, SequencedEvent
 from waltzd.errors import AppendConditionFailed, BadArgument, TooLarge, WaltzError
 
+IS_10 = hasattr(api, "DcbEvent")
+"""Whether the installed library has version 10, which names some classes in another way."""
+if TYPE_CHECKING or not IS_10:
+    from eventsourcing.dcb.api import (
+        DCBAppendCondition,
+        DCBEvent,
+        DCBQuery,
+        DCBReadResponse,
+        DCBRecorder,
+        DCBSequencedEvent,
+    )
+    from eventsourcing.dcb.persistence import DCBInfrastructureFactory, DCBListenNotifySubscription
+    from eventsourcing.persistence import OperationalError
+else:
+    from eventsourcing.dcb.api import DcbAppendCondition as DCBAppendCondition
+    from eventsourcing.dcb.api import DcbEvent as DCBEvent
+    from eventsourcing.dcb.api import DcbQuery as DCBQuery
+    from eventsourcing.dcb.api import DcbReadResponse as DCBReadResponse
+    from eventsourcing.dcb.api import DcbRecorder as DCBRecorder
+    from eventsourcing.dcb.api import DcbSequencedEvent as DCBSequencedEvent
+    from eventsourcing.dcb.persistence import DcbInfrastructureFactory as DCBInfrastructureFactory
+    from eventsourcing.dcb.persistence import DcbListenNotifySubscription as DCBListenNotifySubscription
+    from eventsourcing.errors import OperationalError
+
 __all__ = [
     "WaltzAggregateRecorder",
     "WaltzApplicationRecorder",
@@ -60,6 +82,9 @@ __all__ = [
 TRACKING = "waltzd:tracking"
 """Type of an event that has only a tracking id."""
 _TRACKED = "tracking"
+_MARK = b"\0waltz:es10\0"
+"""Start of data behind a UUID and metadata."""
+_FRONT = struct.Struct(f">{len(_MARK)}s16sI")
 
 
 @contextmanager
@@ -73,6 +98,24 @@ def _translated() -> Iterator[None]:
         raise ProgrammingError(error.message) from error
     except WaltzError as error:
         raise OperationalError(f"{error.code} {error.message}") from error
+
+
+def _wrapped(data: bytes, given: Any) -> bytes:
+    """Return the data to store for an event of the library, behind its UUID and metadata if it has any."""
+    uuid, metadata = (given.uuid, given.metadata) if IS_10 else (UUID(int=0), {})
+    if not uuid.int and not metadata and not data.startswith(_MARK):
+        return data
+    text = json.dumps(metadata, separators=(",", ":")).encode() if metadata else b""
+    return _FRONT.pack(_MARK, uuid.bytes, len(text)) + text + data
+
+
+def _unwrapped(stored: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Return the data of an event, and the fields that only version 10 has."""
+    uuid, text, data = bytes(16), b"", stored
+    if stored.startswith(_MARK):
+        _, uuid, size = _FRONT.unpack_from(stored)
+        text, data = stored[_FRONT.size : _FRONT.size + size], stored[_FRONT.size + size :]
+    return data, {"uuid": UUID(bytes=uuid), "metadata": json.loads(text) if text else {}} if IS_10 else {}
 
 
 class _Recorder:
@@ -122,7 +165,16 @@ class _Recorder:
 
 def _stream(originator_id: UUID | str) -> str:
     """Return the tag of all events of an aggregate."""
-    return f"uuid:{originator_id}" if isinstance(originator_id, UUID) else f"text:{originator_id}"
+    is_uuid = isinstance(originator_id, UUID) or (IS_10 and _is_uuid(originator_id))
+    return f"uuid:{originator_id}" if is_uuid else f"text:{originator_id}"
+
+
+def _is_uuid(text: str) -> bool:
+    """Return whether a text is what a UUID is written as."""
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _version(stored: StoredEvent) -> str:
@@ -133,16 +185,20 @@ def _version(stored: StoredEvent) -> str:
 def _place(event: Event) -> tuple[UUID | str, int]:
     """Return originator id and version of an event."""
     kind, _, text = event.tags[0].partition(":")
-    return UUID(text) if kind == "uuid" else text, int(event.tags[1].split(":", 2)[1])
+    return UUID(text) if kind == "uuid" and not IS_10 else text, int(event.tags[1].split(":", 2)[1])
 
 
-def _stored(event: Event) -> StoredEvent:
+def _fields(event: Event) -> dict[str, Any]:
     originator_id, version = _place(event)
-    return StoredEvent(originator_id, version, event.type, event.data)
+    data, more = _unwrapped(event.data)
+    return {"originator_id": originator_id, "originator_version": version, "topic": event.type, "state": data, **more}
 
 
 def _events_of(stored_events: Sequence[StoredEvent], tags: Sequence[str] = ()) -> list[Event]:
-    return [Event(one.topic, bytes(one.state), [_stream(one.originator_id), _version(one), *tags]) for one in stored_events]
+    return [
+        Event(one.topic, _wrapped(bytes(one.state), one), [_stream(one.originator_id), _version(one), *tags])
+        for one in stored_events
+    ]
 
 
 def _versions_of(stored_events: Sequence[StoredEvent]) -> list[QueryItem]:
@@ -187,7 +243,7 @@ class WaltzAggregateRecorder(_Recorder, AggregateRecorder):
         query = Query([QueryItem(tags=[_stream(originator_id)])])
         is_cut = limit is not None and limit > 0 and gt is None and lte is None
         found = self._read(query, limit=limit if is_cut else None, newest_first=desc).events
-        stored = [_stored(one.event) for one in found]
+        stored = [StoredEvent(**_fields(one.event)) for one in found]
         return [
             one
             for one in stored
@@ -235,8 +291,7 @@ class WaltzApplicationRecorder(WaltzAggregateRecorder, ApplicationRecorder):
 
 
 def _notification(one: SequencedEvent) -> Notification:
-    originator_id, version = _place(one.event)
-    return Notification(originator_id, version, one.event.type, one.event.data, one.position)
+    return Notification(**_fields(one.event), id=one.position)
 
 
 class WaltzSubscription(ListenNotifySubscription[WaltzApplicationRecorder]):
@@ -260,8 +315,14 @@ def _tracked(application_name: str) -> str:
     return f"{_TRACKED}:{application_name}"
 
 
+def _followed(tracking: Any) -> str:
+    """Return the name of the application whose events were processed."""
+    name: str = tracking.context_name if IS_10 else tracking.application_name
+    return name
+
+
 def _tags_of(tracking: Tracking) -> list[str]:
-    return [_tracked(tracking.application_name), f"{_TRACKED}-id:{tracking.notification_id}"]
+    return [_tracked(_followed(tracking)), f"{_TRACKED}-id:{tracking.notification_id}"]
 
 
 class WaltzTrackingRecorder(_Recorder, TrackingRecorder):
@@ -278,18 +339,16 @@ class WaltzTrackingRecorder(_Recorder, TrackingRecorder):
 
     def _insert_tracked(self, stored_events: Sequence[StoredEvent], tracking: Tracking) -> int:
         """Append events together with a tracking id; return the position of the last of them."""
-        items = _versions_of(stored_events)
+        items, name = _versions_of(stored_events), _followed(tracking)
         while True:
-            recorded, head = self._newest(tracking.application_name)
+            recorded, head = self._newest(name)
             if recorded is not None and recorded >= tracking.notification_id:
-                raise IntegrityError(
-                    f"tracking id {tracking.notification_id} of {tracking.application_name} is not above {recorded}"
-                )
+                raise IntegrityError(f"tracking id {tracking.notification_id} of {name} is not above {recorded}")
             if items and self._read(Query(items), limit=1).events:
                 raise IntegrityError("the store has an event of one of these versions")
             tags = _tags_of(tracking)
             events = _events_of(stored_events, tags) or [Event(TRACKING, tags=tags)]
-            item = QueryItem(tags=[_tracked(tracking.application_name)])
+            item = QueryItem(tags=[_tracked(name)])
             try:
                 with _translated():
                     return self._store.append(events, AppendCondition(Query([*items, item]), after=head))
@@ -335,12 +394,7 @@ class WaltzProcessRecorder(WaltzTrackingRecorder, WaltzApplicationRecorder, Proc
 class _ReadResponse(DCBReadResponse):
     def __init__(self, events: Sequence[SequencedEvent], head: int | None) -> None:
         self._head = head
-        self._events = iter(
-            [
-                DCBSequencedEvent(DCBEvent(one.event.type, one.event.data, list(one.event.tags)), one.position)
-                for one in events
-            ]
-        )
+        self._events = iter([_sequenced(one) for one in events])
 
     @property
     def head(self) -> int | None:
@@ -350,12 +404,22 @@ class _ReadResponse(DCBReadResponse):
         return next(self._events)
 
 
+def _sequenced(one: SequencedEvent) -> DCBSequencedEvent:
+    data, more = _unwrapped(one.event.data)
+    return DCBSequencedEvent(DCBEvent(type=one.event.type, data=data, tags=list(one.event.tags), **more), one.position)
+
+
 def _query(query: DCBQuery | None) -> Query:
     return Query([QueryItem(item.types, item.tags) for item in query.items]) if query is not None else ALL
 
 
 class WaltzDcbRecorder(_Recorder, DCBRecorder):
     """Recorder of events with types and tags."""
+
+    def head(self) -> int | None:
+        """Return the position of the last event; None if there is none."""
+        found = self._read(newest_first=True, limit=1).events
+        return found[0].position if found else None
 
     def read(self, query: DCBQuery | None = None, *, after: int | None = None, limit: int | None = None) -> DCBReadResponse:
         """Return the events that match a query; see `EventStore.read`."""
@@ -373,7 +437,7 @@ class WaltzDcbRecorder(_Recorder, DCBRecorder):
         if not events:
             raise ProgrammingError("an append needs at least one event")
         with _translated():
-            given = [Event(one.type, one.data, one.tags) for one in events]
+            given = [Event(one.type, _wrapped(one.data, one), one.tags) for one in events]
             checked = None
             if condition is not None:
                 checked = AppendCondition(_query(condition.fail_if_events_match), condition.after)
