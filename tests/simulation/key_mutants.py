@@ -11,9 +11,12 @@ from waltzd.archive.reader import ArchiveReader
 from waltzd.dcb import Event, EventStore, Query
 from waltzd.format.key_index import HEADER_BYTES, KeyIndex, LockMarks, LockQuery
 from waltzd.protocol.quorum import EMPTY
+from waltzd.server.clients import pipeline
 from waltzd.server.clients.lookups import LockLookups
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.locks import LockTable, Lookup
+from waltzd.server.core.log_cache import LogCache
+from waltzd.server.core.recent_marks import RecentMarks, join_marks
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
 
 KEYS = Aim(faults=("crash",), format=1, setup={**BUSY, "segment_bytes": 1500, "locks": 3})
@@ -118,6 +121,50 @@ def takes_a_lost_key_index_for_a_segment_without_marks(patches: Patches) -> None
         return key_index
 
     patches.wrap(ArchiveReader, "_key_index", make)
+
+
+# -- marks in the memory of an owner ------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=KEYS)
+def leaves_a_gap_in_the_marks_in_memory(patches: Patches) -> None:
+    """What has left the log cache before a question counts as marked by no transaction."""
+
+    def make(right: Any) -> Any:
+        def add(self: RecentMarks, batches: Any) -> None:
+            if batches and self.next_id > 0:
+                self.next_id = batches[0].first_id
+            right(self, batches)
+            self.first_id = 0
+
+        return add
+
+    patches.wrap(RecentMarks, "add", make)
+
+
+@mutant(0, 1, aim=KEYS)
+def ends_a_page_of_marks_where_one_lock_ends(patches: Patches) -> None:
+    """The lock that was followed furthest says how far a page reaches."""
+
+    def joined(groups: Any, marks: Any, *, newest_first: bool) -> LockMarks:
+        found = join_marks(groups, marks, newest_first=newest_first)
+        ends = [one.through for one in marks.values()]
+        return replace(found, through=min(ends) if newest_first else max(ends))
+
+    patches.set(pipeline, "join_marks", joined)
+
+
+@mutant(0, 1, aim=KEYS)
+def reads_the_record_in_front_of_the_one_that_marked(patches: Patches) -> None:
+    """The records of a page are counted from the wrong end of their batch."""
+
+    def make(right: Any) -> Any:
+        def record(self: LogCache, id_: int) -> Any:
+            return right(self, max(self.first_id, id_ - 1))
+
+        return record
+
+    patches.wrap(LogCache, "record", make)
 
 
 # -- locks that are looked up ------------------------------------------------------------------------------------------

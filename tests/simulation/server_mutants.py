@@ -456,6 +456,18 @@ def confirms_a_mark_without_asking(patches: Patches) -> None:
     patches.set(SessionConfirmation, "confirm", confirm)
 
 
+@mutant(5, aim=READS)
+def takes_an_acknowledgement_of_what_was_sent_before_for_an_answer(patches: Patches) -> None:
+    """A storage that once acknowledged on a stream obeys the session, however long ago that was."""
+
+    def prove(self: Replicator) -> asyncio.Future[None]:
+        question: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        question.set_result(None)
+        return question
+
+    patches.set(Replicator, "prove", prove)
+
+
 @mutant(5, aim=LEASED)
 def trusts_an_expired_lease(patches: Patches) -> None:
     """Once a majority has answered, its lease has no end."""

@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -58,7 +58,7 @@ from waltzd.format.layout import KEY_SUFFIX
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.protocol.document import decode
-from waltzd.protocol.locks import Mode
+from waltzd.protocol.locks import MarkedQuery, Mode
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.retention import Keep, keep_of
 from waltzd.protocol.timelines import FIRST
@@ -754,6 +754,33 @@ class Simulation:
                         raise Broken(
                             f"the lock {lock} of partition {pipeline.session.partition} was marked by {right}, not {found}"
                         )
+        groups = tuple((lock,) for lock in asked[:3])
+        wanted = sorted(dict.fromkeys(id_ for lock in asked[:3] for id_ in marks.get(lock, [])))
+        for newest_first in (False, True):
+            question = MarkedQuery(
+                groups=groups, last_id=last_id, limit=3, newest_first=newest_first, first_id=runs[0].first_id
+            )
+            records = {
+                one.first_id + number: bytes(one.data[one.bounds[number] : one.bounds[number + 1]])
+                for one in runs
+                for number in range(len(one))
+            }
+            right_records = [records[id_] for id_ in (wanted[::-1] if newest_first else wanted)]
+            if await self._find_marked(pipeline, question) != right_records:
+                raise Broken(f"the records of partition {pipeline.session.partition} that marked {groups} are not {wanted}")
+
+    async def _find_marked(self, pipeline: Pipeline, query: MarkedQuery) -> list[bytes]:
+        """Ask on from where a page ends, also while the archive is away."""
+        found: list[bytes] = []
+        while True:
+            page = await self._patiently(partial(pipeline.find_marked, query))
+            found += map(bytes, page.records)
+            if page.through is None:
+                return found
+            if query.newest_first:
+                query = replace(query, last_id=page.through - 1)
+            else:
+                query = replace(query, first_id=page.through + 1)
 
     async def _find_marks(self, pipeline: Pipeline, query: LockQuery, *, in_memory: bool) -> tuple[int, ...]:
         """Ask on from where an answer ends, also while the archive is away: each answer has at least one id behind it."""

@@ -120,7 +120,7 @@ class Reader:
     async def _first_page(
         self, partition: int, query: MarkedQuery, reach: int, since: Position | None, timeout: float | None
     ) -> MarkedPage:
-        """Ask a question once for all callers that wait for its answer: tasks that race for one boundary share it."""
+        """Ask once for all callers with an equal question, such as tasks that race for one boundary."""
         key = (partition, query, reach, since, since and since.timeline)
         ask = partial(self._page, partition, query, reach=reach, since=since, timeout=None)
         question = self._questions.setdefault(key, SharedQuestion(ask))

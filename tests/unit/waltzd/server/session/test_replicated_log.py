@@ -19,9 +19,9 @@ from waltzd.errors.operations import BadFrame, PartitionDamaged
 from waltzd.format.batch import End, Piece
 from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus
-from waltzd.protocol.peers import Content, LockHistory
+from waltzd.protocol.peers import Content, LockHistory, last_id_of
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.session.replicated_log import ReplicatedLog, Replicator
+from waltzd.server.session.replicated_log import ReplicatedLog, Replicator, ReplicatorState
 from waltzd.server.session.settings import SessionSettings
 
 
@@ -282,6 +282,89 @@ def test_a_record_leaves_from_where_it_was_made_and_its_mark_is_taken_as_it_come
         assert log.core.progress("a").sent == 1
         await settle()
         assert len(stream.frames) == stream.posted == 2
+
+    on_a_stream(test)
+
+
+def asked(log: FakeSession) -> asyncio.Future[None]:
+    question = log.replicators["a"].prove()
+    assert question is not None
+    return question
+
+
+def test_on_an_idle_stream_the_newest_batch_is_sent_again_as_a_question() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        assert log.replicators["a"].prove() is None, "there is nothing to send again"
+        append(log, 1)
+        newest = append(log, 2)
+        stream.take(1)
+        first = asked(log)
+        assert [content for content, _ in stream.frames[2:]] == [(newest,)]
+        second = asked(log)
+        assert len(stream.frames) == 3, "what is in flight was sent before the second question"
+        stream.take(1)
+        assert (first.done(), second.done()) == (True, False)
+        assert [content for content, _ in stream.frames[3:]] == [(newest,)]
+        stream.take(1)
+        assert second.done()
+        assert log.core.progress("a").sent == 1
+
+    on_a_stream(test)
+
+
+def test_only_an_acknowledgement_of_what_was_sent_after_a_question_answers_it() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        append(log, 1)
+        first = asked(log)
+        append(log, 2)
+        stream.take(0)
+        assert not first.done()
+        second = asked(log)
+        stream.take(1)
+        assert (first.done(), second.done()) == (True, False)
+        await settle()
+        assert [last_id_of(content) for content, _ in stream.frames if content] == [0, 1, 1]
+        append(log, 3)
+        stream.take(2)
+        assert second.done(), "an acknowledgement covers all that was sent before"
+
+    on_a_stream(test)
+
+
+def test_what_leaves_the_sending_task_answers_no_question_that_came_after_it() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        append(log, 1)
+        stream.take(0)
+        log.sending_up_to = 0
+        append(log, 2)
+        stream.gate.clear()
+        log.sending_up_to = None
+        log.replicators["a"]._sender._news.set()
+        await settle()
+        question = asked(log)
+        stream.gate.set()
+        await settle()
+        stream.take(1)
+        assert not question.done()
+        await settle()
+        assert [last_id_of(content) for content, _ in stream.frames if content] == [0, 1, 1]
+        stream.take(1)
+        assert question.done()
+
+    on_a_stream(test)
+
+
+def test_the_end_of_a_stream_cancels_its_questions() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        append(log, 1)
+        first = asked(log)
+        append(log, 2)
+        second = asked(log)
+        stream.marks.put_nowait(cast(int, None))
+        await settle()
+        assert (first.cancelled(), second.cancelled()) == (True, True)
+        log.replicators["a"].state = ReplicatorState.DOWN
+        assert log.replicators["a"].prove() is None
 
     on_a_stream(test)
 
