@@ -50,7 +50,7 @@ from waltzd.server.clients.lookups import LOOKUP_SECONDS, LOOKUPS_MAX, LockLooku
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import FOUND_MAX, NOTHING_REFUSED, LockTable
-from waltzd.server.core.recent_marks import RecentMarks, join_marks
+from waltzd.server.core.recent_marks import OlderMarks, RecentMarks, join_marks
 from waltzd.server.core.step import QueuedBatch, build, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -277,6 +277,7 @@ class Pipeline:
         )
         self._recent = RecentMarks()
         """Marks of the newest committed transactions, for questions by lock."""
+        self._older = OlderMarks()
         self._lookups: LockLookups[MountHandle] | None = None
         """Look-ups of locks that the table does not know; None in format 0."""
         if looks_up:
@@ -710,7 +711,7 @@ class Pipeline:
         is_begun = False
         try:
             while not rest.is_done:
-                part = self._find_recent(rest)
+                part = self._find_recent(rest) or self._older.find(rest)
                 if part is None:
                     older = rest.within(0, self._recent.first_id - 1) if self._recent.next_id > end else rest
                     async with asyncio.timeout_at(until if is_begun else None):
@@ -723,6 +724,8 @@ class Pipeline:
         finally:
             if usage is not None:
                 self.capacity.leave(usage)
+        if query.first_id == 0 and not query.newest_first and through == end and len(ids) < query.limit:
+            self._older.learn(query.lock, end, ids)
         return LockMarks(ids=tuple(ids), through=through), end
 
     def _needs_batches(self) -> NeedsBatches:
@@ -779,8 +782,11 @@ class Pipeline:
                 older.append(one)
             else:
                 marks[lock] = part
-        for one, (part, _) in zip(older, await asyncio.gather(*map(self.find_marks, older)), strict=True):
-            marks[one.lock] = part
+        if len(older) == 1:
+            marks[older[0].lock], _ = await self.find_marks(older[0])
+        elif older:
+            for one, (part, _) in zip(older, await asyncio.gather(*map(self.find_marks, older)), strict=True):
+                marks[one.lock] = part
         return marks
 
     async def _records(self, ids: Sequence[int]) -> list[memoryview]:

@@ -11,6 +11,7 @@ Only committed batches may be added: they stay in the log for as long as the ses
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +29,8 @@ BLOCKS_MAX = 16
 NEW_MARKS_MAX = 2 * BLOCK_MARKS
 """Marks that one question adds. If there are more, the index begins anew with the newest batches: a question after
 many appends keeps the event loop busy for a few milliseconds only."""
+OLDER_LOCKS_MAX, OLDER_IDS_MAX = 4096, 32
+"""Locks of which the answers of storages are kept, and the largest answer that is kept."""
 LOCK_BYTES = 8
 """Least number of bytes of a lock in the head of a batch."""
 
@@ -100,14 +103,7 @@ class RecentMarks:
             if start < stop:
                 ids += block.ids[start:stop].tolist()
         ids += self._newest.get(query.lock, ())
-        ids = ids[bisect_left(ids, query.first_id) : bisect_right(ids, query.last_id)]
-        if query.newest_first:
-            ids.reverse()
-        through = query.first_id if query.newest_first else query.last_id
-        if len(ids) >= query.limit:
-            ids = ids[: query.limit]
-            through = ids[-1]
-        return LockMarks(ids=tuple(ids), through=through)
+        return _selected(ids, query)
 
     def check(self) -> None:
         """Assert that the index is bounded and covers one range."""
@@ -116,6 +112,43 @@ class RecentMarks:
         assert self.first_id == starts[0]
         assert len(self._blocks) <= BLOCKS_MAX
         assert self._newest_marks == sum(map(len, self._newest.values())) < BLOCK_MARKS
+
+
+class OlderMarks:
+    """What storages answered about single locks: for each lock all transactions that marked it, up to some id. Boundaries
+    are read again and again, and what is committed does not change."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
+        """Last id that is known of each lock, and the ids up to it that marked the lock; last used last."""
+
+    def learn(self, lock: int, last_id: int, ids: list[int]) -> None:
+        """Note all ids from 0 to `last_id` that marked a lock."""
+        if len(ids) <= OLDER_IDS_MAX:
+            self._known[lock] = last_id, ids
+            self._known.move_to_end(lock)
+            if len(self._known) > OLDER_LOCKS_MAX:
+                self._known.popitem(last=False)
+
+    def find(self, query: LockQuery) -> LockMarks | None:
+        """Return an answer to the start of a query; None if nothing is known of its next id."""
+        last_id, known = self._known.get(query.lock, (-1, []))
+        if query.next_id > last_id:
+            return None
+        self._known.move_to_end(query.lock)
+        return _selected(known, query.within(0, last_id))
+
+
+def _selected(ids: list[int], query: LockQuery) -> LockMarks:
+    """Return the whole answer to a query, of the ids in ascending order that marked its lock."""
+    ids = ids[bisect_left(ids, query.first_id) : bisect_right(ids, query.last_id)]
+    if query.newest_first:
+        ids.reverse()
+    through = query.first_id if query.newest_first else query.last_id
+    if len(ids) >= query.limit:
+        ids = ids[: query.limit]
+        through = ids[-1]
+    return LockMarks(ids=tuple(ids), through=through)
 
 
 def join_marks(groups: Sequence[Sequence[int]], marks: Mapping[int, LockMarks], *, newest_first: bool) -> LockMarks:

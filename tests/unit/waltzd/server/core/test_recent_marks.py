@@ -12,7 +12,7 @@ from tests.batches import batches_of
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.locks import Mode
 from waltzd.server.core import recent_marks
-from waltzd.server.core.recent_marks import RecentMarks, join_marks
+from waltzd.server.core.recent_marks import OlderMarks, RecentMarks, join_marks
 
 LOCKS = range(5)
 rows = st.lists(st.tuples(st.sampled_from(LOCKS), st.sampled_from([int(mode) for mode in Mode])), max_size=4)
@@ -103,3 +103,27 @@ def test_joined_answers_leave_nothing_out(
     assert of_all & reached <= set(joined.ids) <= of_any & reached
     if all(found.through == last for found in marks.values()):
         assert set(joined.ids) == of_all
+
+
+@settings(max_examples=200)
+@given(log=logs, draw=st.data(), locks_max=st.integers(1, 4), ids_max=st.integers(0, 6))
+def test_what_was_learned_is_answered_up_to_where_it_was_learned(
+    log: list[Any], draw: st.DataObject, locks_max: int, ids_max: int
+) -> None:
+    older, last_id = OlderMarks(), sum(map(len, log)) - 1
+    with patch.object(recent_marks, "OLDER_LOCKS_MAX", locks_max), patch.object(recent_marks, "OLDER_IDS_MAX", ids_max):
+        for _ in range(8):
+            lock, end = draw.draw(st.sampled_from(LOCKS)), draw.draw(st.integers(0, last_id))
+            ids = [id_ for id_ in marked(log, lock) if id_ <= end]
+            older.learn(lock, end, ids)
+            assert len(older._known) <= locks_max
+            first_id = draw.draw(st.integers(0, last_id))
+            query = LockQuery(
+                lock=lock, first_id=first_id, last_id=draw.draw(st.integers(first_id, last_id)),
+                limit=draw.draw(st.integers(1, 5)), newest_first=draw.draw(st.booleans()),
+            )  # fmt: skip
+            found = older.find(query)
+            if len(ids) <= ids_max and query.next_id <= end:
+                assert found == answer(marked(log, lock), query.within(0, end))
+            elif found is not None:  # of an answer that was learned before
+                assert found == answer(marked(log, lock), query.within(0, older._known[lock][0]))
