@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -317,9 +316,9 @@ def marks_locks_when_they_are_committed(patches: Patches) -> None:
             late: list[tuple[int, int]] = self.__dict__.setdefault("late", [])
             while late and late[0][0] <= committed:
                 id_, lock = late.pop(0)
+                self._marked.pop(lock, None)
                 self._marked[lock] = id_
-                self._marked.move_to_end(lock)
-            before = OrderedDict(self._marked)
+            before = dict(self._marked)
             decision = right(self, batch, next_id, committed)
             late += [(id_, lock) for lock, id_ in self._marked.items() if before.get(lock) != id_]
             self._marked = before

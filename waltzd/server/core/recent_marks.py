@@ -115,8 +115,8 @@ class RecentMarks:
 
 
 class OlderMarks:
-    """What storages answered about single locks: for each lock all transactions that marked it, up to some id. Boundaries
-    are read again and again, and what is committed does not change."""
+    """Answers of storages about single locks: for each lock all transactions that marked it, up to some id. Boundaries are
+    read again and again, and what is committed does not change."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
