@@ -63,7 +63,7 @@ async def check_reads(client: Client, log: list[set[int]], chance: random.Random
     """`is_old`: whether the server is of an older version."""
     for turn in range(60):
         groups = [chance.sample(LOCKS, chance.randrange(1, 4)) for _ in range(chance.randrange(1, 4))]
-        after, newest_first = chance.randrange(-1, len(log)), turn % 2 == 0
+        after, newest_first = chance.choice([-1, chance.randrange(len(log))]), turn % 2 == 0
         limit = chance.choice([1, 2, 5, 1000])
         found, end = await read(client, groups, after=after, limit=limit, newest_first=newest_first)
         assert end == len(log) - 1
