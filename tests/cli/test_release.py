@@ -13,11 +13,14 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from tests.process.zookeeper import free_port
 from tests.release.__main__ import build
@@ -31,6 +34,8 @@ from waltzd.daemon.config_file import load
 CONFIGS = ROOT / "configs"
 KEY = "00112233-4455-6677-8899-aabbccddeeff"
 SECONDS = 1_800_000_000
+KUBERNETES = ("1.32", "1.37")
+"""Versions of Kubernetes by whose schemas the manifests are checked: an older and the newest one."""
 
 
 def run(*command: object, **options: Any) -> str:
@@ -262,6 +267,15 @@ def test_compose_starts_daemons_that_find_each_other(tmp_path: Path) -> None:
         assert (settings["name"], settings["advertise"]) == (f"server-{number}", f"server-{number}:55180")
 
 
+def test_compose_keeps_to_the_published_schema() -> None:
+    vendored = resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json")
+    validator = Draft202012Validator(json.loads(vendored.read_text(encoding="utf-8")))
+    found = yaml.safe_load((CONFIGS / "compose.yaml").read_text(encoding="utf-8"))
+    assert [f"{list(error.path)}: {error.message}" for error in validator.iter_errors(found)] == []
+    found["services"]["create"]["read_onli"] = True
+    assert not validator.is_valid(found), "a mistake is seen"
+
+
 def manifests() -> list[dict[str, Any]]:
     """What kustomize makes, or the files themselves where it is not installed."""
     folder = CONFIGS / "kubernetes"
@@ -272,6 +286,15 @@ def manifests() -> list[dict[str, Any]]:
         return list(yaml.safe_load_all(done.stdout))
     names = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
     return [one for name in names for one in yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))]
+
+
+def test_manifests_keep_to_the_schemas_of_kubernetes() -> None:
+    for version in KUBERNETES:
+        for one in manifests():
+            kubernetes_validate.validate(one, version, strict=True)
+    one["spec"]["replica"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(one, KUBERNETES[0], strict=True)
 
 
 @pytest.mark.parametrize("kind", ["storage", "server"])
