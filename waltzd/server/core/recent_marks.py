@@ -115,7 +115,7 @@ class RecentMarks:
 
 
 class OlderMarks:
-    """Answers of storages about single locks: for each lock all transactions that marked it, up to some id. Boundaries are
+    """Answers of storages about single locks: for each lock all transactions up to some id that marked it. Boundaries are
     read again and again, and what is committed does not change."""
 
     def __init__(self) -> None:
