@@ -10,17 +10,19 @@ from tests.process.versions import BEFORE, environment
 from tests.release.packages import git
 from tests.unit.waltzd.cluster.test_documents import EXAMPLES
 from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.document import encode
+from waltzd.protocol.groups import KeyedBy, Mode
 
 READ = """
 import json, sys
-from waltzd.cluster import documents
+from waltzd.cluster import documents, groups
 from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.document import decode, encode
 
 for name, kind, text in json.load(sys.stdin):
     try:
-        found = decode(getattr(documents, kind), text.encode(), name)
+        found = decode(getattr(groups if kind == "GroupMeta" else documents, kind), text.encode(), name)
     except BadMetadata as error:
         print(error.message)
     else:
@@ -41,6 +43,9 @@ def refused_before(documents: list[tuple[str, str, str]], folder: Path) -> list[
 
 def test_the_version_before_reads_every_document_until_the_level_is_raised(tmp_path: Path) -> None:
     documents = [(name, type(found).__name__, encode(found).decode()) for name, found in EXAMPLES.items()]
+    for key in KeyedBy:
+        group = GroupMeta(name="mails", partitions=None, mode=Mode.KEYED, key=key, kinds=(3, 5))
+        documents.append((f"group {key.word}", "GroupMeta", encode(group).decode()))
     assert len(documents) > 15
     assert refused_before(documents, tmp_path) == []
     cluster = EXAMPLES["cluster"]

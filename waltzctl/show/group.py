@@ -125,7 +125,7 @@ def group(view: GroupView, found: Groups) -> Listing[GroupPartitionView]:
         "lag": view.lag,
         "parked": view.parked,
         "made_at": view.made_at,
-        "settings": plain(view.meta),
+        "settings": plain(view.meta) | {"key": view.meta.key.word},
         "partitions": objects(PLACES, view.partitions),
         "members": objects(MEMBERS, members),
         "timelines": {one.partition: plain(one.timelines) for one in view.partitions if one.timelines},

@@ -404,7 +404,7 @@ def _one_of(kind: type[K], what: str, value: str) -> K:
     try:
         return kind(value)
     except ValueError:
-        raise BadArgument(f"{what} must be one of {', '.join(kind)}, not {value!r}") from None
+        raise BadArgument(f"{what} must be one of {', '.join(one.name.lower() for one in kind)}, not {value!r}") from None
 
 
 def _ms(what: str, seconds: float, least: int) -> int:

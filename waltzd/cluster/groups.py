@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 from uuid import UUID
 
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.document import ADDED, Document, Name, whole
+from waltzd.protocol.document import ADDED, WRITTEN, Document, Name, whole
 from waltzd.protocol.groups import Changed, Exhausted, GroupPartitionStatus, GroupStatus, KeyedBy, Mode, ParkedList
 from waltzd.protocol.peers import AttendPort, ServerPort
 from waltzd.protocol.positions import Position
@@ -53,7 +53,7 @@ class GroupMeta(Document):
     exhausted: Exhausted = Exhausted.PARK
     key: KeyedBy = KeyedBy.KIND
     """Source of the key of a transaction; used by keyed groups only."""
-    kinds: tuple[Annotated[int, whole(-_KIND_MAX - 1, _KIND_MAX)], ...] = ()
+    kinds: tuple[Annotated[int, whole(-_KIND_MAX - 1, _KIND_MAX)], ...] = field(default=(), metadata={WRITTEN: "headers"})
     """Kinds of the transactions that are delivered; empty for all transactions."""
     starts: tuple[GroupStart, ...] = ()
     """Positions at which the group begins; it begins at the first id of a partition that is not named."""

@@ -112,6 +112,8 @@ AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(valu
 """Text that may be empty."""
 NUMBERED = "numbered"
 """Key in the metadata of a tuple: the name under which it is written, as an object of index → item."""
+WRITTEN = "written"
+"""Key in the metadata of a field: the name under which it is written, if that is an older one."""
 ROW = "row"
 """Annotation of a value that is written as the list of its fields, in their order."""
 ADDED = "added"
@@ -149,7 +151,7 @@ def _plain(value: Any) -> Any:
         if NUMBERED in item.metadata:
             found.append((item.metadata[NUMBERED], _plain(dict(enumerate(inner)))))
         else:
-            found.append((item.name, _plain(inner)))
+            found.append((item.metadata.get(WRITTEN, item.name), _plain(inner)))
     return _sorted(found)
 
 
@@ -342,7 +344,7 @@ def _object(kind: type[Any]) -> _Reader:
             by_number = _mapping(_by_number, _reader(typing.get_args(hint)[0]))
             readers[item.metadata[NUMBERED]] = item.name, _numbered(by_number)
         else:
-            readers[item.name] = item.name, _reader(hint)
+            readers[item.metadata.get(WRITTEN, item.name)] = item.name, _reader(hint)
 
     def read(value: Any, place: str) -> Any:
         members = _members(value, place)

@@ -35,9 +35,19 @@ class Mode(enum.StrEnum):
 class KeyedBy(enum.StrEnum):
     """The source of a transaction's key in a keyed group."""
 
-    KIND = "kind"
+    KIND = "header"
+    """The kind of the transaction. It is stored and sent under the name that version 0.0 had for it."""
     LOCK = "lock"
     """The first of its locks; a transaction without locks has no key and is not ordered."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> KeyedBy | None:
+        return cls.KIND if value == "kind" else None
+
+    @property
+    def word(self) -> str:
+        """Return the name for people."""
+        return self.name.lower()
 
 
 class Exhausted(enum.StrEnum):

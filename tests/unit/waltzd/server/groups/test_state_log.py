@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from tests.fuzz.mutate import each, parsed
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.groups import Exhausted, Mode
+from waltzd.protocol.document import decode, encode
+from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
 from waltzd.server.groups.delivery_tracker import GroupSettings
 from waltzd.server.groups.state import GroupState
 from waltzd.server.groups.state_log import (
@@ -239,3 +241,14 @@ def test_any_bytes_are_an_entry_or_refused_in_a_sentence() -> None:
         parsed(GroupStateDamaged, read({0: whole[0]}).read, 1, bytes(data[: chance.randrange(len(data) + 1)]))
 
     each("entries about groups", 300, check)
+
+
+def test_a_group_of_version_0_0_is_read_and_written_as_it_is() -> None:
+    old = (
+        b'{"schema": 1, "ack_wait_ms": 30000, "back_off_ms": [1000], "deliver_max": 5, "exhausted": "park", "headers": [7], '
+        b'"key": "header", "max_in_flight": 100, "mode": "keyed", "name": "mails", "partitions": null, "starts": []}'
+    )
+    found = decode(GroupMeta, old, "a group")
+    assert (found.kinds, found.key, found.key.word) == ((7,), KeyedBy.KIND, "kind")
+    assert json.loads(encode(found)) == json.loads(old)
+    assert KeyedBy("kind") is KeyedBy.KIND, "the word that people use"
