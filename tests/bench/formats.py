@@ -62,14 +62,14 @@ def _pairs(load: tuple[str, ...], options: argparse.Namespace) -> Iterator[Pair]
 
 def _run(cluster: LocalCluster, *words: str) -> tuple[float, float, float]:
     """Return transactions a second, the median latency, and the processor time of the daemons for a transaction."""
-    before = _cpu_seconds(cluster)
+    before = cpu_seconds(cluster)
     there = ("--at", ",".join(cluster.server_addresses), "--yes", "--warm-up", "0")  # all that costs is counted
     series = series_of(bench("append", *there, *words), "committed")
-    cpu = _cpu_seconds(cluster) - before
+    cpu = cpu_seconds(cluster) - before
     return series["per_second"], series["latency_ms"]["p50"], 1e6 * cpu / series["count"]
 
 
-def _cpu_seconds(cluster: LocalCluster) -> float:
+def cpu_seconds(cluster: LocalCluster) -> float:
     lives = [daemon.life for name, daemon in cluster.daemons.items() if name.startswith(("server", "storage"))]
     uses = [use_of(life.pid) for life in lives if life is not None]
     return sum(use.cpu_seconds for use in uses if use is not None)

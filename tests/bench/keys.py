@@ -1,24 +1,33 @@
 """Reading by lock at a storage: how long an index takes to make, and a look-up among many transactions.
 
-    ./dev bench keys [--transactions N]
+    ./dev bench keys [--transactions N | --appends ROUNDS]
 
 Each transaction marks a lock of its own, and ten of them the one that is looked up. A cold look-up opens each key index
 anew; the files are in the memory of the machine. The owner and the network add a round to what is shown here. What an index
 costs is processor time, for batches of several sizes: a small batch costs more for each of its locks.
+
+With --appends two clusters take the same transactions in turns, and the storages of one make no key index. Shown is the
+processor time of all daemons for a transaction, until each sealed segment has its index.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from uuid import UUID
 
 import numpy as np
 
 from tests.batches import WRITE, batches_of, segment_raw
+from tests.bench.curves import bench, many, series_of
+from tests.bench.formats import cpu_seconds
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd.archive.archived_segment import MemoryFile
 from waltzd.disk.real import RealDisk
 from waltzd.format.batch import End, encode_batch
@@ -36,12 +45,25 @@ ROUNDS = 20
 SMALL = 64, 8, 1
 """Transactions in a batch, of logs with little at a time."""
 KEY = UUID(int=7)
+ROOT = Path(__file__).parents[2]
+APPENDED = 500_000
+"""Transactions of a run of --appends: more than a segment of 64 MiB."""
+NO_KEYS = """
+import asyncio
+from waltzd.storage.key_indexer import KeyIndexer
+KeyIndexer.run = lambda self: asyncio.Event().wait()
+"""
+"""What a storage runs at its start, to make no key index."""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench keys")
     parser.add_argument("--transactions", type=int, default=1_000_000)
-    count = parser.parse_args(arguments).transactions
+    parser.add_argument("--appends", type=int, default=0, metavar="ROUNDS", help="compare appends, so many times")
+    options = parser.parse_args(arguments)
+    if options.appends:
+        return compare_appends(options.appends)
+    count = options.transactions
     with tempfile.TemporaryDirectory(prefix="waltz-keys-") as home:
         disk = RealDisk()
         directory = Directory.open(disk, home, key=KEY, partitions=1, settings=PartitionSettings())
@@ -68,6 +90,51 @@ def main(arguments: Sequence[str]) -> int:
             warm = statistics.median(timed(partition, query) for _ in range(ROUNDS))
             print(f"a lock with {name}: {1e3 * cold:.2f} ms cold, {1e3 * warm:.2f} ms warm")
     return 0
+
+
+def compare_appends(rounds: int) -> int:
+    with ExitStack() as stack:
+        clusters = {has_keys: stack.enter_context(cluster(has_keys=has_keys)) for has_keys in (True, False)}
+        for turn in range(rounds + 1):
+            order = (True, False) if turn % 2 else (False, True)
+            costs = {has_keys: cost_of_appends(clusters[has_keys], has_keys=has_keys) for has_keys in order}
+            if turn:  # the first one warms up
+                ratio = costs[False] / costs[True]
+                print(f"{costs[True]:.2f} µs with key indexes, {costs[False]:.2f} without: {ratio:.3f}", flush=True)
+    return 0
+
+
+@contextmanager
+def cluster(*, has_keys: bool) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory(prefix="waltz-keys-") as home:
+        made = LocalCluster.make(Path(home) / "cluster", partitions=1, storages=3, servers=1, replication=3, format=1)
+        if not has_keys:
+            patches = Path(home) / "patches"
+            patches.mkdir()
+            (patches / "sitecustomize.py").write_text(NO_KEYS, encoding="utf-8")
+            for name, daemon in made.daemons.items():
+                if name.startswith("storage"):
+                    daemon.environment["PYTHONPATH"] = os.pathsep.join([str(patches), str(ROOT)])
+        made.start()
+        try:
+            yield made
+        finally:
+            made.kill()
+
+
+def cost_of_appends(made: LocalCluster, *, has_keys: bool) -> float:
+    """Append until segments are sealed and indexed; return the microseconds of all daemons for each transaction."""
+
+    def count(suffix: str) -> int:
+        return sum(1 for _ in made.directory.rglob(f"0/*{suffix}"))
+
+    before = cpu_seconds(made)
+    there = ("--at", ",".join(made.server_addresses), "--yes", "--warm-up", "0", "--count", str(APPENDED))
+    found = series_of(bench("append", *there, *many(128)), "committed")
+    while has_keys and count(".key") < count(".seg") - 3:  # the newest segment of each storage is not sealed
+        time.sleep(0.2)
+    assert has_keys or count(".key") == 0
+    return 1e6 * (cpu_seconds(made) - before) / float(found["count"])
 
 
 def fill(partition: Partition, count: int) -> None:

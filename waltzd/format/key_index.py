@@ -20,10 +20,8 @@ Pure: bytes in, values out.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
 from uuid import UUID
 
 import numpy as np
@@ -55,8 +53,6 @@ _READ = 1
 """`Mode.READ`: a lock that is checked and not marked."""
 LEAD_BYTES, WINDOW_BYTES = 4096, 64 << 10
 """Bytes that a scan reads at once: the head of a large batch with most often all its locks, or many small batches."""
-FEW_LOCK_BYTES = 2048
-"""Size of a section of locks up to which a Python loop is faster than numpy."""
 
 U64 = NDArray[np.uint64]
 _32, _64 = (1 << 32) - 1, (1 << 64) - 1
@@ -149,8 +145,7 @@ def marks_of(first_id: int, locks: LockColumns) -> MarkColumns:
 def scan_marks(data: Readable, offset: int, first_id: int, last_id: int) -> tuple[MarkColumns, int, int] | None:
     """Read the marks of the batches from `offset` on, where the batch with `first_id` begins, up to the last batch that
     ends at or before `last_id`. Return them, the offset behind them and the next id; None if a batch is not sound."""
-    parts: list[MarkColumns] = []
-    few = array("Q"), array("q")
+    parts, packed = list[MarkColumns](), _PackedLocks(first_id)
     raw, start, step = b"", offset, LEAD_BYTES  # the bytes from `start` on
     while first_id <= last_id:
         if offset - start + HEAD_BYTES > len(raw):
@@ -160,55 +155,69 @@ def scan_marks(data: Readable, offset: int, first_id: int, last_id: int) -> tupl
             return None
         if head.last_id > last_id:
             break
-        if head.lock_bytes:
-            if offset - start + head.lead > len(raw):
-                raw, start = data.read(offset, max(step, head.lead)), offset
-            at = offset - start + HEAD_BYTES
-            if crc32(raw[at : at + head.lead - HEAD_BYTES]) != head.section_crc:
+        if offset - start + head.lead > len(raw):
+            raw, start = data.read(offset, max(step, head.lead)), offset
+        at = offset - start + HEAD_BYTES
+        if head.lock_bytes and crc32(raw[at : at + head.lead - HEAD_BYTES]) != head.section_crc:
+            return None
+        section = raw[at : at + head.lock_bytes]
+        if not packed.add(section, head.records):
+            locks, before = decode_locks(section, head.records), packed.marks()
+            if locks is None or before is None:
                 return None
-            section = raw[at : at + head.lock_bytes]
-            if head.lock_bytes > FEW_LOCK_BYTES or section[0] > 1:
-                locks = decode_locks(section, head.records)
-                if locks is None:
-                    return None
-                parts += [_columns(*few), marks_of(first_id, locks)] if few[0] else [marks_of(first_id, locks)]
-                few = array("Q"), array("q")
-            elif not _add_few_marks(section, first_id, head.records, *few):
-                return None
+            parts += [before, marks_of(first_id, locks)]
+            packed = _PackedLocks(head.last_id + 1)
         step = WINDOW_BYTES if 16 * head.size <= WINDOW_BYTES else LEAD_BYTES
         first_id, offset = head.last_id + 1, offset + head.size
-    return MarkColumns.join([*parts, _columns(*few)]), offset, first_id
+    rest = packed.marks()
+    return None if rest is None else (MarkColumns.join([*parts, rest]), offset, first_id)
 
 
-def _columns(locks: array[int], ids: array[int]) -> MarkColumns:
-    return MarkColumns(np.array(locks, np.uint64), np.array(ids, np.int64))
+class _PackedLocks:
+    """Sections of locks of consecutive batches, which are decoded together: numpy takes as long for one small section."""
 
+    def __init__(self, first_id: int) -> None:
+        self._first_id = first_id
+        self._counts, self._locks, self._modes = bytearray(), bytearray(), bytearray()
+        self._totals: list[int] = []
+        """Number of locks in each section; the modes of a section end at a whole byte."""
 
-def _add_few_marks(section: bytes, first_id: int, records: int, locks: array[int], ids: array[int]) -> bool:
-    """Append what `marks_of(first_id, decode_locks(section, records))` returns; return False if the section is wrong. A
-    batch of a few transactions costs a fifth of what the calls of numpy cost."""
-    if section[0] == 0:
-        at, each = 5, int.from_bytes(section[1:5], "big")
-        counts: Iterable[int] = repeat(each, records)
-        total = each * records
-    else:
-        at = 1 + records
-        counts = section[1:at]
-        total = sum(counts)
-    behind = at + 8 * total
-    bits, shift = int.from_bytes(section[behind:], "big"), 8 * (len(section) - behind)
-    if total == 0 or len(section) != behind + (total + 3) // 4:
-        return False
-    rows = chain.from_iterable(map(repeat, range(first_id, first_id + records), counts))
-    for lock, id_ in zip(struct.unpack_from(f">{total}Q", section, at), rows, strict=True):
-        shift -= 2
-        mode = bits >> shift & 3
-        if mode == 0:
+    def add(self, section: bytes, records: int) -> bool:
+        """Add the section of the next batch. Return False, and add nothing, if it has another form, or a wrong size."""
+        if not section:
+            self._counts += bytes(records)
+            return True
+        each = int.from_bytes(section[1:5], "big")
+        if section[0] == 0 and each < 256:
+            at, counts, total = 5, bytes((each,)) * records, each * records
+        elif section[0] == 1:
+            at, counts = 1 + records, section[1 : 1 + records]
+            total = sum(counts)
+        else:
             return False
-        if mode != _READ:
-            locks.append(lock)
-            ids.append(id_)
-    return True
+        behind = at + 8 * total
+        if total == 0 or len(section) != behind + (total + 3) // 4:
+            return False
+        self._counts += counts
+        self._locks += section[at:behind]
+        self._modes += section[behind:]
+        self._totals.append(total)
+        return True
+
+    def marks(self) -> MarkColumns | None:
+        """Return the marks in all sections; None if a lock has no mode."""
+        if not self._totals:
+            return MarkColumns.join([])
+        totals = np.array(self._totals)
+        stored = (totals + 3) // 4 * 4  # with the unused modes in the last byte of each section
+        places = np.arange(int(totals.sum())) + np.repeat(np.cumsum(stored - totals) - (stored - totals), totals)
+        modes = (np.frombuffer(self._modes, np.uint8)[:, None] >> np.array([6, 4, 2, 0], np.uint8) & 3).ravel()[places]
+        if not modes.all():
+            return None
+        counts = np.frombuffer(self._counts, np.uint8)
+        ids = np.repeat(np.arange(self._first_id, self._first_id + len(counts)), counts)
+        marks = modes != _READ
+        return MarkColumns(np.frombuffer(self._locks, ">u8")[marks].astype(np.uint64), ids[marks])
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
