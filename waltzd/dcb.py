@@ -31,7 +31,7 @@ from waltzd.client.blocking import BlockingClient, _batches, blocking, declared_
 from waltzd.client.client import Client
 from waltzd.client.routes import pause_seconds
 from waltzd.client.submits import deadline_of
-from waltzd.errors import AppendConditionFailed, BadArgument, NotSent, OutcomeUnknown
+from waltzd.errors import AppendConditionFailed, BadArgument, CannotConnect, NotSent, OutcomeUnknown
 from waltzd.protocol.locks import (
     MARKED_LOCKS_MAX,
     AppendOutcome,
@@ -384,14 +384,14 @@ class EventStore:
                 return self._position(outcome)
             before = position
             if outcome.reason is not Reason.NOT_IN_LOG:
-                position = await self._examined(query, position, outcome.conflict_id, deadline - clock())
+                try:
+                    position = await self._examined(query, position, outcome.conflict_id, deadline - clock())
+                except CannotConnect as error:
+                    raise self._overtaken(attempt) from error
             has_progressed = position > before or attempt == 0
             pause = 0.0 if has_progressed else pause_seconds(attempt, self.partition, self._client.client_id)
             if clock() + pause >= deadline:
-                raise NotSent(
-                    f"other appends were faster than this one in {attempt + 1} attempts, and its time is over",
-                    partition=self.partition,
-                )
+                raise self._overtaken(attempt)
             await asyncio.sleep(pause)
         raise AssertionError("the loop does not end")
 
@@ -412,6 +412,10 @@ class EventStore:
         return await self._client.append_atomic(
             payloads, partition=self.partition, locks=locks, position=position, timeout=seconds
         )
+
+    def _overtaken(self, attempt: int) -> NotSent:
+        why = f"other appends were faster than this one in {attempt + 1} attempts, and its time is over"
+        return NotSent(why, partition=self.partition)
 
     async def _examined(self, query: Query, position: int, conflict_id: int, seconds: float) -> int:
         """Return the position up to which no event matches; raise `AppendConditionFailed` if one does. Only what is above
