@@ -246,7 +246,8 @@ def test_any_bytes_are_an_entry_or_refused_in_a_sentence() -> None:
 def test_a_group_of_version_0_0_is_read_and_written_as_it_is() -> None:
     old = (
         b'{"schema": 1, "ack_wait_ms": 30000, "back_off_ms": [1000], "deliver_max": 5, "exhausted": "park", '
-        b'"headers": [7], "key": "header", "max_in_flight": 100, "mode": "keyed", "name": "mails", "partitions": null, "starts": []}'
+        b'"headers": [7], "key": "header", "max_in_flight": 100, "mode": "keyed", "name": "mails", "partitions": null, '
+        b'"starts": []}'
     )
     found = decode(GroupMeta, old, "a group")
     assert (found.kinds, found.key, found.key.word) == ((7,), KeyedBy.KIND, "kind")
