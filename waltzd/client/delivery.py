@@ -180,7 +180,7 @@ class Delivery(DeliveredTransaction[E_co]):
 
         Raises:
             DeliveryLate: Another member has it, or it is not known whether the owner received this: it is delivered
-                again.
+                again. With `durable` also if an ordered group delivers one in front of it again.
         """
         await self._settle(AckKind.ACKNOWLEDGE, durable=durable)
 

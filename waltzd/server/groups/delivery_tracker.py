@@ -195,6 +195,12 @@ class DeliveryTracker:
             heappop(done)
         return -done[0] if done else None
 
+    def is_waiting(self, id: int, name: str) -> bool:
+        """Return whether a member acknowledged a delivery that waits for earlier ones. An acknowledgement is void once an
+        earlier delivery is taken back, because what follows is delivered again."""
+        flight = self._flights.get(id)
+        return flight is not None and flight.is_done and flight.member == name
+
     def is_out(self, delivery: Delivery) -> bool:
         """Return whether a delivery is still in flight."""
         flight = self._flights.get(delivery.id)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from waltzd.cluster.groups import MS_MAX
-from waltzd.errors import CannotConnect, NotGranted, WaltzError
+from waltzd.errors import CannotConnect, NotGranted, NotReady, WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.protocol.groups import (
     Ack,
@@ -116,6 +116,8 @@ class ConsumerStream:
             self._results.append(self._later.popleft()[1])
             self.changed.set()
         self._report_durable(kept)
+        if self._unkept:
+            self.changed.set()
 
     def _report_durable(self, kept: int) -> None:
         while self._unkept:
@@ -128,6 +130,22 @@ class ConsumerStream:
             self._unkept.popleft()
             self._kept = number
             self.changed.set()
+
+    def _check_void(self) -> None:
+        """End the stream if an acknowledgement is void that a caller may wait for. The member joins again, sends it once
+        more, and hears that it is too late: no frame takes an acknowledgement back."""
+        if not self._unkept or self._is_leaving or self.error is not None:
+            return
+        _, change, id = self._unkept[0]
+        group_partition = self._group_partition
+        if change is None and not group_partition.is_settled(id) and not group_partition.is_waiting(id, self.name):
+            group_partition.leave(self, is_lost=False)
+            self.dismiss(
+                NotReady(
+                    f"partition {self._partition}: id {id}, which a member of group {self._group} acknowledged, is "
+                    "delivered again because one in front of it is"
+                )
+            )
 
     def pause(self, reason: str) -> None:
         if reason != self._paused:
@@ -200,6 +218,7 @@ class ConsumerStream:
         )
         while True:
             self.changed.clear()
+            self._check_void()
             error, frames = self.error, self._control_frames()
             if error is not None:
                 frames.append(Dismissed(error))

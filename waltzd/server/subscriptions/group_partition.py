@@ -549,6 +549,10 @@ class GroupPartition:
         Always None unless the group is ordered."""
         return self._tracker.unsettled(name) if self.meta.mode is Mode.ORDERED else None
 
+    def is_waiting(self, id: int, name: str) -> bool:
+        """Return whether an acknowledgement of a member waits for earlier deliveries."""
+        return self._tracker.is_waiting(id, name)
+
     def is_settled(self, id: int) -> bool:
         return self._tracker.state.open.get(id) is None
 

@@ -150,6 +150,32 @@ def test_in_an_ordered_group_a_failure_brings_back_what_lies_behind() -> None:
     with_cluster(test)
 
 
+@pytest.mark.parametrize("how", ["nothing is said", "failed"])
+def test_a_durable_acknowledgement_behind_one_that_is_given_again_is_late(how: str) -> None:
+    """Without that the member would wait for itself: it gets the one in front again, and does not take it."""
+
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("index", mode="ordered", ack_wait=1.0, back_off=[0])
+        await fill(client, 4)
+        seen: list[tuple[int, int]] = []
+        async with client.subscribe("index") as subscription:
+            first, second, third = await some(subscription, 3)
+            await second.ack()
+            behind = asyncio.create_task(third.ack(durable=True))
+            if how == "failed":
+                await first.nack(reason="no")
+            with pytest.raises(DeliveryLate) as caught:
+                await behind
+            assert caught.value.number("id") == 2
+            while len(seen) < 4:
+                (one,) = await some(subscription, 1)
+                seen.append((one.id, one.attempt))
+                await one.ack(durable=True)
+        assert seen == [(0, 2), (1, 1), (2, 1), (3, 1)]
+
+    with_cluster(test)
+
+
 def test_one_that_is_too_late_among_many_is_named_and_the_others_count() -> None:
     async def test(cluster: LocalCluster, client: Client) -> None:
         await client.create_group("mailer", mode="queue", ack_wait=0.5, back_off=[100])
