@@ -29,6 +29,8 @@ def pytest_configure() -> None:
     os.environ[blueprint.PORTS_VARIABLE] = f"{part[0]}-{part[-1]}"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background; Ctrl-C is tested
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it; the end of a terminal is tested
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def ports_of_this_worker(ports: range) -> range:
