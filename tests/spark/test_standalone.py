@@ -111,7 +111,8 @@ def export(standalone: Spark, tmp_path: Path, *more: str) -> subprocess.Popen[st
     return subprocess.Popen(
         [sys.executable, "-m", "waltzctl", "spark-export", str(tmp_path / "out"), "--source", str(tmp_path / "storage"),
          "--master", standalone.master, "--shared-path", "--conf", "spark.executor.memory=512m",
-         "--conf", f"spark.executor.extraJavaOptions={QUICK}", "--target-file-size", "6kB", "-o", "json", *more],
+         "--conf", f"spark.executor.extraJavaOptions={QUICK}", "--target-file-size", "6kB", "-o", "json",
+         "--progress", "off", *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
@@ -183,7 +184,7 @@ def ended(standalone: Spark, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "nobody": ("--executor-wait", "0.5", *NOBODY),
         "packed": ("--conf", f"spark.archives={archive}#environment",
                    "--conf", "spark.pyspark.python=./environment/bin/python",
-                   "--partitions", "0", "--target-file-size", "1MB", "--progress", "off", *ONE),
+                   "--partitions", "0", "--target-file-size", "1MB", *ONE),
     }  # fmt: skip
     processes = {name: export(standalone, paths[name], *line) for name, line in lines.items()}
     return {name: end_of(paths[name], process) for name, process in processes.items()}
