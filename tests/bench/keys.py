@@ -48,6 +48,8 @@ KEY = UUID(int=7)
 ROOT = Path(__file__).parents[2]
 APPENDED = 500_000
 """Transactions of a run of --appends: more than a segment of 64 MiB."""
+INDEXED_SECONDS = 300.0
+"""Time for the storages to make the key indexes of what was appended."""
 NO_KEYS = """
 import asyncio
 from waltzd.storage.key_indexer import KeyIndexer
@@ -131,7 +133,9 @@ def cost_of_appends(made: LocalCluster, *, has_keys: bool) -> float:
     before = cpu_seconds(made)
     there = ("--at", ",".join(made.server_addresses), "--yes", "--warm-up", "0", "--count", str(APPENDED))
     found = series_of(bench("append", *there, *many(128)), "committed")
+    deadline = time.monotonic() + INDEXED_SECONDS
     while has_keys and count(".key") < count(".seg") - 3:  # the newest segment of each storage is not sealed
+        assert time.monotonic() < deadline, "the storages do not make the key indexes of their segments"
         time.sleep(0.2)
     assert has_keys or count(".key") == 0
     return 1e6 * (cpu_seconds(made) - before) / float(found["count"])
