@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 import grpc.aio
@@ -467,6 +467,21 @@ class FramedMount:
             self._connection.lose(self._over)
 
 
+WRITE_FAILED = "Internal error from Core"
+"""Details of the status that gRPC makes up when a write fails."""
+STATUS_SECONDS = 1.0
+"""Seconds to wait for the status of a server that has ended a stream."""
+
+
+def _done(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine gives that has nothing to wait for."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise AssertionError("it waits")
+
+
 class GrpcStream(Generic[Sent, Received]):
     """The caller's end of a bidirectional stream of frames. It has no deadlines, because only the client knows how long
     to wait."""
@@ -492,6 +507,8 @@ class GrpcStream(Generic[Sent, Received]):
         self._ending = ending
         self._over: WaltzError | None = None
         """Error that ended the stream at this end; None while it is open."""
+        self._status: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        """Status with which the server ended the stream."""
 
     async def send(self, frames: Sequence[Sent]) -> None:
         """Send frames; wait while the connection is full."""
@@ -501,11 +518,12 @@ class GrpcStream(Generic[Sent, Received]):
         try:
             await self._ours(self._call.write(self._pack(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
-            raise await self._end() from error
+            raise error_of(await self._status) from error
 
     async def _started(self) -> None:
         if self._call is None:
             self._call = await self._begin()
+            self._call.add_done_callback(self._note_status)
             if self._over is not None:
                 self._call.cancel()
                 raise self._over
@@ -542,17 +560,30 @@ class GrpcStream(Generic[Sent, Received]):
         try:
             return await work
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            raise error_of(await self._ending_status(error)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._over is None or (task is not None and task.cancelling()):
                 raise
             raise self._over from None
 
-    async def _end(self) -> WaltzError:
-        call = self._call
-        metadata = (await call.initial_metadata(), await call.trailing_metadata())
-        return error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details()))
+    def _note_status(self, call: Any) -> None:
+        """Keep the server's status. gRPC calls this whenever it sets one, and sets one of its own if a write fails because
+        the server has ended the stream, before or after it sets the server's (grpc/grpc issue 36066)."""
+        metadata = (_done(call.initial_metadata()), _done(call.trailing_metadata()))
+        status = grpc.aio.AioRpcError(_done(call.code()), *metadata, _done(call.details()))
+        if status.details() != WRITE_FAILED and not self._status.done():
+            self._status.set_result(status)
+
+    async def _ending_status(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """Return why the stream ended, given what gRPC reports of an operation."""
+        if error.details() != WRITE_FAILED:
+            return error
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return await asyncio.shield(self._status)
+        except TimeoutError:
+            return error
 
 
 class MountStream(GrpcStream[ClientFrame, ServerFrame]):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
+import grpc.aio
 import pytest
 
-from waltzd.errors import CannotConnect
-from waltzd.wire.servers import ServerAdminClient
+from waltzd.errors import CannotConnect, NotPermitted
+from waltzd.wire.grpc import abort
+from waltzd.wire.servers import GrpcStream, ServerAdminClient
+from waltzd.wire.servicer import Context
 from waltzd.wire.storages import AdminClient
 
 KEY = UUID(int=7)
@@ -39,3 +43,42 @@ def test_a_deadline_names_who_and_where_and_how_long(
         with pytest.raises(CannotConnect) as caught:
             asyncio.run(ask(address))
     assert caught.value.message == f"{who} at {address} did not answer within 0.05 seconds"
+
+
+def test_a_stream_tells_why_the_server_refused_it_to_whoever_still_writes() -> None:
+    """gRPC replaces the server's status when a write fails after it."""
+
+    async def serve(messages: object, context: Context) -> None:
+        await abort(context, NotPermitted("no rights here"))
+
+    async def refused(channel: grpc.aio.Channel, size: int) -> None:
+        async def begin() -> Any:
+            return channel.stream_stream("/waltz.test/Talk")()
+
+        stream = GrpcStream(
+            begin,
+            "here",
+            "the stream",
+            pack=lambda parts: parts[0],
+            unpack=lambda message: [message],
+            ending=lambda part: None,
+        )
+
+        async def send() -> None:
+            while True:
+                await stream.send([bytes(size)])
+
+        with pytest.raises(NotPermitted, match="no rights here"):
+            await send()
+
+    async def work() -> None:
+        handler: Any = grpc.stream_stream_rpc_method_handler(serve)
+        server = grpc.aio.server(handlers=[grpc.method_handlers_generic_handler("waltz.test", {"Talk": handler})])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for size in (10, 100_000, 1_000_000) * 10:
+                await refused(channel, size)
+        await server.stop(None)
+
+    asyncio.run(work())
