@@ -126,6 +126,13 @@ CHECKS = (
         ("-m", "tests.group_race", "--real", "--members", "6", "--seconds", "30"),
     ),
     Check(
+        "decisions",
+        "10,000 rounds in which 16 racers make the same decision while owners are killed",
+        ("-m", "tests.decision_race", "--seed", "{first}"),
+        "500 rounds in which 16 racers make the same decision while owners are killed",
+        ("-m", "tests.decision_race", "--seed", "{first}", "--rounds", "500"),
+    ),
+    Check(
         "peers",
         "the benchmark beside other systems",
         ("-m", "tests.bench", "peers"),

@@ -99,7 +99,7 @@ def test_its_own_page_is_no_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_checks_have_names_of_their_own_and_seeds_are_those_of_the_commit() -> None:
     names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names) == 10
+    assert len(set(names)) == len(names) == 11
     first, last = seeds(COMMIT)
     assert last - first == 9_999
     assert seeds(OTHER) != (first, last)

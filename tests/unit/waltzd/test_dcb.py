@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import decision_race
 from tests.unit.waltzd.testing.test_cluster import with_cluster
 from waltzd import dcb
 from waltzd.dcb import AppendCondition, BlockingEventStore, Event, EventStore, Query, QueryItem, SequencedEvent
@@ -116,46 +117,11 @@ def test_it_does_what_a_list_and_a_loop_do(steps: list[Any], page: int, bits: in
 JOINED = Query([QueryItem(["Joined"], ["course:7"])])
 
 
-def test_of_sixteen_racers_one_wins() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as one, cluster.client() as other:
-            stores = [EventStore(client, partition=0) for client in (one, other)]
-            for number in range(20):
-                query = Query([QueryItem(["Taken"], [f"seat:{number}"]), QueryItem(tags=[f"row:{number}"])])
-                condition = AppendCondition(query)
-
-                async def race(racer: int, number: int = number, condition: AppendCondition = condition) -> int | None:
-                    taken = Event("Taken", b"%d" % racer, [f"seat:{number}"])
-                    noise = Event("Seen", tags=[f"seat:{number}", f"racer:{racer}"])
-                    return await append(stores[racer % 2], [taken, noise] if racer % 3 else [taken], condition)
-
-                found = await asyncio.gather(*[race(racer) for racer in range(16)])
-                assert sum(position is not None for position in found) == 1
-                assert len((await stores[0].read(query)).events) == 1
-
-    with_cluster(story)
-
-
-def test_racers_win_once_while_owners_are_replaced() -> None:
-    async def story(cluster: LocalCluster) -> None:
-        async with cluster.client() as client:
-            store = EventStore(client, partition=0)
-
-            async def race(number: int, racer: int) -> int | None:
-                condition = AppendCondition(Query([QueryItem(["Taken"], [f"seat:{number}"])]))
-                return await append(store, [Event("Taken", b"%d" % racer, [f"seat:{number}"])], condition)
-
-            for number in range(6):
-                racers = [asyncio.create_task(race(number, racer)) for racer in range(16)]
-                await asyncio.sleep(0)
-                killed = await cluster.kill_owner(0)
-                await cluster.start_server(killed)
-                found = [position for position in await asyncio.gather(*racers) if position is not None]
-                there = (await store.read(Query([QueryItem(tags=[f"seat:{number}"])]))).events
-                assert found == [one.position for one in there]
-                assert len(found) == 1
-
-    with_cluster(story)
+def test_of_sixteen_racers_one_wins_while_owners_are_killed() -> None:
+    tally = asyncio.run(decision_race.race(40, seed=7))
+    assert tally.rounds == 40
+    assert tally.kills >= 5
+    assert not tally.faults
 
 
 @pytest.mark.parametrize("seed", range(6))
