@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from tests.cli.example import examples
-from tests.cli.outcome import as_json, refused
+from tests.cli.outcome import as_json, refused, until
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
@@ -29,6 +31,11 @@ def instances(waltzctl: Tool, live: LocalCluster, *words: str) -> dict[str, Any]
     told = as_json(waltzctl("client", "list", *words, "--directory", live.directory, "-o", "json"))
     assert told["silent_servers"] == {}
     return {one["instance"]: one for one in told["clients"]}
+
+
+def uses(waltzctl: Tool, live: LocalCluster) -> list[dict[str, Any]]:
+    told = as_json(waltzctl("client", "list", "anonymous", "--directory", live.directory, "-o", "json"))
+    return list(told["uses"])
 
 
 def test_an_instance_is_listed_while_it_is_connected(live: LocalCluster, waltzctl: Tool) -> None:
@@ -89,13 +96,22 @@ def test_who_wants_more_than_its_quota_is_shown_to_be_slowed(live: LocalCluster,
     assert waltzctl("policy", "set", file, "--yes", *where).code == 0
     try:
         with client(live, "box:3") as one:
-            for number in range(30):
-                one.append(b"x%d" % number, partition=0)
-            assert instances(waltzctl, live)["box:3"]["is_slowed"]
-            uses = as_json(waltzctl("client", "list", "anonymous", *where, "-o", "json"))["uses"]
-            assert sum(use["slowed_milliseconds"] for use in uses) > 0
-            top = waltzctl("top", "--once", "--every", "0.2", *where)
-            assert "slowed by their quotas: anonymous" in top.out
+            is_enough = Event()
+
+            def want_more() -> None:
+                while not is_enough.is_set():
+                    one.append_many([b"x"] * 20, partition=0)
+
+            with ThreadPoolExecutor(1) as pool:
+                wanting = pool.submit(want_more)
+                try:
+                    until(lambda: instances(waltzctl, live)["box:3"]["is_slowed"])
+                    until(lambda: sum(use["slowed_milliseconds"] for use in uses(waltzctl, live)) > 0)
+                    top = waltzctl("top", "--once", "--every", "0.2", *where)
+                    assert "slowed by their quotas: anonymous" in top.out
+                finally:
+                    is_enough.set()
+                    wanting.result()
     finally:
         name = as_json(waltzctl("status", *where, "-o", "json"))["cluster"]["name"]
         assert waltzctl("policy", "set", "--none", "--confirm", name, *where).code == 0

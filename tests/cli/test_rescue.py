@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.outcome import until
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient
 from waltzd.protocol.locks import Committed
@@ -23,7 +23,6 @@ Tool = Callable[..., Any]
 Acknowledged = dict[tuple[int, int], str]
 """Payload of each acknowledged transaction, by partition and id."""
 PARTITIONS, SERVERS = range(2), ("server-1", "server-2")
-PATIENCE_SECONDS = 90
 SETTINGS: dict[str, dict[str, object]] = {
     "storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"},
     "server": {"segment_bytes_max": "64KiB"},
@@ -67,13 +66,6 @@ def load(cluster: LocalCluster, name: str, acknowledged: Acknowledged) -> Iterat
 
 def last_id(acknowledged: Acknowledged, partition: int) -> int:
     return max((id_ for number, id_ in list(acknowledged) if number == partition), default=-1)
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def until_acknowledged(acknowledged: Acknowledged, more: int) -> None:

@@ -28,7 +28,7 @@ import pytest
 
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
-from tests.cli.outcome import refused
+from tests.cli.outcome import refused, until
 from tests.cli.replicas import make_replicas
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
@@ -41,17 +41,10 @@ from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed
 
 Tool = Callable[..., Any]
-PATIENCE_SECONDS = 120
+ATTEMPTS_MAX = 120
 PARTITIONS = 2
 SEGMENT_BYTES = 20_000
 """Some 45 transactions."""
-
-
-def until(true: Callable[[], Any], what: str) -> None:
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < ends, what
-        time.sleep(0.1)
 
 
 @dataclass
@@ -231,7 +224,7 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(
             attempts = [waltzctl(*words, "--confirm", "local")]
             while "W2264" not in attempts[-1].err:  # a storage may be at the order of the one that was killed
                 refused(attempts[-1], attempts[-1].code, "is being restored on this storage already")
-                assert len(attempts) < PATIENCE_SECONDS
+                assert len(attempts) < ATTEMPTS_MAX
                 attempts.append(waltzctl(*words, "--confirm", "local"))
             told = attempts[-1]
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest states", "no server takes part")
