@@ -77,8 +77,10 @@ def closed(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     zookeeper.stop()
 
 
-def a_coordinator(zookeeper: LocalZooKeeper, access: ZooKeeperCredentials, root: str = "/waltz") -> ZooKeeperCoordinator:
-    return ZooKeeperCoordinator(zookeeper.hosts, root, access, call_seconds=3)
+def a_coordinator(
+    zookeeper: LocalZooKeeper, access: ZooKeeperCredentials, root: str = "/waltz", *, seconds: float = 60
+) -> ZooKeeperCoordinator:
+    return ZooKeeperCoordinator(zookeeper.hosts, root, access, call_seconds=seconds)
 
 
 CHOSEN = [
@@ -104,8 +106,9 @@ def test_contract(closed: LocalZooKeeper, certificates: Path, story: Story) -> N
     told(work())
 
 
-async def refusal_of(zookeeper: LocalZooKeeper, access: ZooKeeperCredentials) -> str:
-    coordinator = a_coordinator(zookeeper, access)
+async def refusal_of(zookeeper: LocalZooKeeper, access: ZooKeeperCredentials, *, seconds: float = 3) -> str:
+    """Return the error of a coordinator that tries for some seconds."""
+    coordinator = a_coordinator(zookeeper, access, seconds=seconds)
     try:
         with pytest.raises(CannotConnect) as refused:
             await coordinator.start()
@@ -124,12 +127,13 @@ def test_zookeeper_is_known_by_its_host_and_our_authority_alone(
         access=ZooKeeperCredentials(tls=tls_with(certificates, verify=Verify.AUTHORITY)),
     ).start()
     try:
-        said = run(refusal_of(elsewhere, ZooKeeperCredentials(tls=tls_with(certificates))))
+        said = run(refusal_of(elsewhere, ZooKeeperCredentials(tls=tls_with(certificates)), seconds=10))
         assert "mismatch" in said
     finally:
         elsewhere.stop()
     another = replace(tls_with(certificates), ca=str(certificates / "another" / "zookeeper-ca.pem"))
-    assert "unable to get local issuer" in run(refusal_of(closed, ZooKeeperCredentials(tls=another)))
+    said = run(refusal_of(closed, ZooKeeperCredentials(tls=another), seconds=10))
+    assert "unable to get local issuer" in said
 
 
 def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooKeeper, certificates: Path) -> None:
@@ -143,7 +147,7 @@ def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooK
 
     run(work())
     host, port = closed.hosts.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as plain, suppress(ConnectionError):
+    with socket.create_connection((host, int(port)), timeout=30) as plain, suppress(ConnectionError):
         plain.sendall(100 * b"srvr")
         assert not plain.recv(64).startswith(b"Zookeeper")
 

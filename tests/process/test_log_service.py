@@ -485,7 +485,7 @@ def test_a_server_that_stops_or_is_not_there(caplog: pytest.LogCaptureFixture) -
         room = Room(FakeSession())
         async with asyncio.timeout(60):
             async with served(room) as address:
-                client = reached(address, KEY, seconds=5)
+                client = reached(address, KEY, seconds=30)
                 stream = await mounted(client)
             with pytest.raises(CannotConnect):
                 await stream.receive()

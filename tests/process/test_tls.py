@@ -62,11 +62,11 @@ def secured(make_daemon: MakeDaemon, authority: Authority, **settings: object) -
 
 
 def replicas(daemon: Daemon, files: Files, role: Role = Role.SERVER, name: str | None = None) -> ReplicaClient:
-    return ReplicaClient(daemon.listen, KEY, seconds=5, tls=files.tls(role), name=name, owner_key=OWNER_KEY)
+    return ReplicaClient(daemon.listen, KEY, seconds=30, tls=files.tls(role), name=name, owner_key=OWNER_KEY)
 
 
 def admin(daemon: Daemon, files: Files, role: Role = Role.OPERATOR) -> AdminClient:
-    return AdminClient(daemon.admin_listen, KEY, seconds=5, tls=files.tls(role))
+    return AdminClient(daemon.admin_listen, KEY, seconds=30, tls=files.tls(role))
 
 
 def test_a_server_and_an_operator_do_their_work(make_daemon: MakeDaemon, authority: Authority) -> None:
@@ -107,7 +107,7 @@ def test_strangers_do_not_get_through_the_handshake(signed: tuple[Authority, Dae
     async def knock(channel: grpc.aio.Channel) -> grpc.StatusCode:
         try:
             describe: Any = channel.unary_unary(DESCRIBE_STORAGE.path)
-            await describe(b"", timeout=5)
+            await describe(b"", timeout=30)
         except grpc.aio.AioRpcError as error:
             return error.code()
         finally:
@@ -177,7 +177,7 @@ def test_a_caller_talks_only_to_whom_it_means(signed: tuple[Authority, Daemon], 
         await refused(replicas(daemon, server, name="s2"), lambda client: client.open(0, 1, partitions=PARTITIONS))
         await refused(replicas(daemon, foreign), lambda client: client.open(0, 1, partitions=PARTITIONS))
         client = authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT)
-        await refused(ServerClient(daemon.listen, KEY, seconds=5, tls=client), lambda found: found.locate())
+        await refused(ServerClient(daemon.listen, KEY, seconds=30, tls=client), lambda found: found.locate())
 
     loop.run(check())
 
@@ -357,7 +357,7 @@ def test_only_the_certificate_of_that_server_answers_as_it(authority: Authority,
         await daemon.start()
         app = authority.issue(KEY, Role.CLIENT, "app").tls(Role.CLIENT)
         operator = authority.issue(KEY, Role.OPERATOR, "ann").tls(Role.OPERATOR)
-        client = ServerClient(address, KEY, seconds=5, tls=app)
+        client = ServerClient(address, KEY, seconds=30, tls=app)
         client.expect("one")
         try:
             if kind == "itself":
@@ -370,7 +370,7 @@ def test_only_the_certificate_of_that_server_answers_as_it(authority: Authority,
                 client.locate,
                 lambda: client.mount().send([Credit(1)]),
                 lambda: anext(client.fetch(0, 0)),
-                ServerAdminClient(address, KEY, seconds=5, tls=operator, name="one").describe,
+                ServerAdminClient(address, KEY, seconds=30, tls=operator, name="one").describe,
             ):
                 with pytest.raises(WrongPeer):
                     await call()
@@ -399,7 +399,7 @@ def peer_of(address: str, authority: Authority, files: Files) -> int:
     context.load_cert_chain(files.certificate, files.key)
     host, port = address.rsplit(":", 1)
     with (
-        socket.create_connection((host, int(port)), timeout=5) as raw,
+        socket.create_connection((host, int(port)), timeout=30) as raw,
         context.wrap_socket(raw, server_hostname=f"storage.{KEY}.waltz") as secure,
     ):
         found = secure.getpeercert()
@@ -430,7 +430,7 @@ def test_a_caller_goes_on_with_a_daemon_that_came_back_with_another_certificate(
     operator = authority.issue(KEY, Role.OPERATOR, "ann")
 
     async def work() -> None:
-        async with AdminClient(daemon.admin_listen, KEY, seconds=5, tls=operator.tls(Role.OPERATOR), name="s1") as tool:
+        async with AdminClient(daemon.admin_listen, KEY, seconds=30, tls=operator.tls(Role.OPERATOR), name="s1") as tool:
             await tool.describe()
             daemon.stop()
             with pytest.raises(CannotConnect):
