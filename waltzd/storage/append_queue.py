@@ -502,9 +502,11 @@ class Stream:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._is_over = True
-            self._queue.leave(self)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also where the stream is cancelled a second time
+                self._is_over = True
+                self._queue.leave(self)
         if self._error is not None:
             raise self._error
 

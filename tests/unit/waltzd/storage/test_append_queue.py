@@ -540,6 +540,18 @@ def test_a_small_frame_is_written_and_acknowledged_where_it_arrives() -> None:
     with_stream(test)
 
 
+def test_a_stream_that_is_cancelled_twice_leaves_the_queue() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        assert stream in queue._appenders
+        for _ in range(2):
+            serving.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(serving, return_exceptions=True)
+        assert stream not in queue._appenders
+
+    with_stream(test)
+
+
 def test_a_frame_that_waits_for_room_is_overtaken_by_none() -> None:
     async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
         held: asyncio.Future[Any] = asyncio.ensure_future(queue.call(lambda: None))
