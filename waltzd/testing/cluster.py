@@ -621,7 +621,7 @@ class _Server(LocalServer):
             port.cut()
         await self.door.slam()
         await super().kill()
-        self._coordinator.expire()
+        await self._coordinator.close()
 
     def _port(self, storage: StorageMeta) -> StoragePort:
         port = StoragePort(self._doors[storage.listen], self._settings.key, self._owner_key)

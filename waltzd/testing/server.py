@@ -204,7 +204,7 @@ class LocalServer:
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
-        self.owned_logs.append(owned)
+        self.owned_logs = [one for one in self.owned_logs if not one.task.done()] + [owned]
         return owned
 
     async def _ask_storage(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:

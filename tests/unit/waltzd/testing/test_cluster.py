@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +24,9 @@ from waltzd.client.view import Builder, Command, View
 from waltzd.errors import BadArgument, BeyondLog, NoSuchChannel, NotGranted
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, append_lock, write_lock
+from waltzd.protocol.policy import Amount, Quotas
+from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients.registry import principal_of
 from waltzd.sql import sqlite
 from waltzd.testing import LocalCluster
 
@@ -173,6 +179,20 @@ async def test_another_server_takes_over_when_the_owner_dies(cluster: LocalClust
         assert cluster.owner() == dead
         await view.reached(2)
     assert view.value == 3
+
+
+@told(with_cluster)
+async def test_nothing_keeps_a_server_that_was_killed(cluster: LocalCluster) -> None:
+    dead = []
+    async with cluster.client() as client:
+        for number in range(4):
+            dead.append(weakref.ref(cluster._running(cluster.owner())))
+            await cluster.start_server(await cluster.kill_owner())
+            assert await client.append(b"x", partition=0) == Committed(number)
+        async with asyncio.timeout(30):
+            while any(server() is not None for server in dead):
+                await asyncio.sleep(0.01)
+                gc.collect()
 
 
 @told(with_cluster, servers=1)
@@ -435,3 +455,23 @@ def test_the_end_names_a_lock_that_was_written_in_two_partitions() -> None:
         f"the lock {write_lock('seat', 7).hash:016x} was written in several partitions, and locks hold within one "
         "partition only: in partition 0 by b'0 seat', in partition 2 by b'2 seat'"
     ]
+
+
+@told(with_cluster, servers=1)
+async def test_a_mount_that_breaks_gives_back_what_it_had_in_flight(cluster: LocalCluster) -> None:
+    """Otherwise the quota of its name would shrink with each broken connection."""
+    bounded = Quotas(inflight_bytes=Amount(1 << 20))
+    cluster.set_policy([{"names": ["app"], "may": ["append", "read"], "partitions": "0", "quotas": asdict(bounded)}])
+    name = Identity(cluster.meta.key, Role.CLIENT, "app")
+    usage = cluster._running("server-1").clients.usage_of(principal_of(name.uri), bounded)
+    async with cluster.client(name="app", partitions=[0]) as client:
+        for number in (0, 1):
+            cluster.pause_storage(number)
+        appending = asyncio.create_task(client.append(b"x" * 1000, partition=0))
+        while not usage.inflight.used:
+            await asyncio.sleep(0.001)
+        cluster.break_connections()
+        for number in (0, 1):
+            cluster.resume_storage(number)
+        await asyncio.wait([appending])
+    assert usage.inflight.used == 0
