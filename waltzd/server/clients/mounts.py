@@ -151,10 +151,12 @@ class Mount:
             self._pipeline.leave(self._handle)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._unanswered.give(self._unanswered.used)
-            if self._feed_alarm is not None:
-                self._feed_alarm.cancel()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also where the mount is cancelled a second time
+                self._unanswered.give(self._unanswered.used)
+                if self._feed_alarm is not None:
+                    self._feed_alarm.cancel()
         if self._handle.error is not None:
             raise self._handle.error
 

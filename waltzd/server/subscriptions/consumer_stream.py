@@ -195,9 +195,9 @@ class ConsumerStream:
             self._capacity.leave(self._usage)
             for task in (sending, receiving):
                 task.cancel()
-            await asyncio.gather(sending, receiving, return_exceptions=True)
             if self._alarm is not None:
                 self._alarm.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
         if self.error is not None:
             raise self.error
 
