@@ -41,7 +41,7 @@ from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame, SingleCommittal
-from waltzd.protocol.locks import LockExplanation, MarkedPage, MarkedQuery, Reason
+from waltzd.protocol.locks import MARKED_MAX, LockExplanation, MarkedPage, MarkedQuery, Reason
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY, EVERYTHING
 from waltzd.server.clients.counters import Counters
@@ -771,9 +771,9 @@ class Pipeline:
         """Return the marks of each lock of a query, up to `end`. Only locks with marks that are not in memory cost a
         task."""
         marks: dict[int, LockMarks] = {}
-        asked = LockQuery(
-            lock=0, first_id=query.first_id, last_id=end, limit=query.limit, newest_first=query.newest_first
-        )  # fmt: skip
+        # Of a group of several locks only some ids may remain, so the limit of the answer would make short steps.
+        limit = query.limit if all(len(group) == 1 for group in query.groups) else MARKED_MAX
+        asked = LockQuery(lock=0, first_id=query.first_id, last_id=end, limit=limit, newest_first=query.newest_first)
         older: list[LockQuery] = []
         for lock in dict.fromkeys(lock for group in query.groups for lock in group):
             one = replace(asked, lock=lock)

@@ -255,3 +255,21 @@ def test_callers_share_a_question_and_each_answer_is_newer_than_its_call(monkeyp
         assert not client._reader._questions
 
     with_cluster(story, partitions=2)
+
+
+def test_a_small_limit_makes_no_small_steps_through_locks_that_seldom_meet() -> None:
+    """Otherwise a question for one event with two tags would cost a call for each transaction that has one of them."""
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        for number in range(100):
+            own = [Lock("account", number % 2)] if number < 99 else [Lock("account", 0), Lock("account", 1)]
+            await client.append(b"", partition=1, locks=[replace(lock, mode=Mode.APPEND) for lock in own])
+        pages = 0
+        found: list[tuple[int, bytes]] = []
+        async with aclosing(client._reader.marked(1, [tuple(LOCKS[:2])], after=-1, limit=1, timeout=5.0)) as answers:
+            async for transactions, _ in answers:
+                pages += 1
+                found += transactions
+        assert (found, pages) == ([(99, b"")], 1)
+
+    with_cluster(story)
