@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -37,13 +37,15 @@ class Origin:
     """Name of the storage that the call is for; empty if the call names none."""
     instance: UUID | None = None
     """Process of the storage that the call is for; None if the call names none."""
+    sent: ExitStack | None = None
+    """What is returned once the answer has been sent or the call has ended; None where an answer is handed over at once."""
 
     @property
     def uri(self) -> str:
         return "" if self.identity is None else self.identity.uri
 
     @staticmethod
-    def of(context: Context) -> Origin:
+    def of(context: Context, sent: ExitStack | None = None) -> Origin:
         said = dict(context.invocation_metadata() or ())
         name, instance = said.get(STORAGE_KEY, b""), said.get(INSTANCE_KEY)
         assert isinstance(name, bytes)
@@ -52,6 +54,7 @@ class Origin:
             caller_of(context),
             name.decode("utf-8", "replace"),
             None if instance is None else uuid_of(instance, "an instance"),
+            sent,
         )
 
 
@@ -98,11 +101,16 @@ def add_service(server: Server, name: str, host: Host) -> None:
 
 def _answering(host: Host, call: Call[R]) -> Any:
     async def answer(request: Any, context: Context) -> Any:
+        sent = ExitStack()
+        context.add_done_callback(lambda _: sent.close())  # type: ignore[arg-type]
         try:
-            return call.pack(await answered(host, call, request, Origin.of(context)))
+            return call.pack(await answered(host, call, request, Origin.of(context, sent)))
         except WaltzError as error:
             host.refused()
             await abort(context, error)
+        finally:
+            if context.done():
+                sent.close()
 
     return answer
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import ExitStack, aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
@@ -362,10 +362,11 @@ class ServerCalls:
         reach: int = EMPTY,
         since: Position | None = None,
         identity: str = "",
+        sent: ExitStack | None = None,
     ) -> MarkedPage:
         """Return committed transactions that marked all locks of one of several groups, with their records: an answer to
         the start of the query. `confirmed`, `since`: see `high_water_mark`. `reach`: an id to wait for a moment until it is
-        committed."""
+        committed. `sent`: is closed when the answer has been sent."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
@@ -388,9 +389,12 @@ class ServerCalls:
         if since is not None:
             lineage = pipeline.session.lineage
             lineage.check(since.timeline, since, what="the reader", partition=partition, next_step=MEND_READER)
-        page = await pipeline.find_marked(query, usage=usage)
-        await usage.pay(sum(map(len, page.records)))
-        check_read(self._rights(identity, partition), partition)
+        with ExitStack() as held:
+            page = await pipeline.find_marked(query, usage=usage, held=held)
+            usage.fed(sum(map(len, page.records)))  # the next call waits until it is paid: this answer takes memory
+            check_read(self._rights(identity, partition), partition)
+            if sent is not None:
+                sent.callback(held.pop_all().close)
         return page
 
     async def fetch(

@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from waltzd.errors import (
     TooLarge,
     WaltzError,
 )
-from waltzd.errors.operations import BadFrame, SessionEnded
+from waltzd.errors.operations import BadFrame, SessionEnded, TooManyCallers
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
 from waltzd.format.key_index import LockMarks, LockQuery
@@ -73,6 +73,12 @@ HISTORY_SECONDS = 2.0
 """Time after which the owner answers the start of a history, well within the deadline of one call."""
 MARKED_BYTES_MAX = 1 << 20
 """Bytes of records at which an answer by lock ends."""
+ANSWERS_BYTES_MAX = 64 << 20
+"""Bytes of records that all answers by lock of a server have in memory until their callers have taken them."""
+ANSWERS_PARTS = 4
+"""Divisor of these bytes: one name may have a quarter of them, so a name that does not read leaves some to others."""
+ANSWER_SECONDS = 5.0
+"""Time that an answer waits for answers before it to be taken."""
 MARKED_AT_ONCE = 32
 """Records that have left the log cache and that one question reads at once."""
 REACH_SECONDS = 1.0
@@ -118,6 +124,7 @@ class Capacity:
         """Mounts, and reads by id that are in progress."""
         self.cold_turns = asyncio.Semaphore(cold_reads_max)
         """Turns of readers. One turn is one chunk from a storage, which bounds the load of many readers."""
+        self._answers = Budget(ANSWERS_BYTES_MAX)
         self._callers_max = callers_max
 
     def enter(self, usage: QuotaUsage) -> None:
@@ -130,6 +137,20 @@ class Capacity:
         assert self.callers > 0
         self.callers -= 1
         usage.callers -= 1
+
+    async def take_answer(self, usage: QuotaUsage) -> Budget:
+        """Wait for the turn of an answer, and take `MARKED_BYTES_MAX` for it; return the budget."""
+        if usage.answers is None:
+            usage.answers = Budget(ANSWERS_BYTES_MAX // ANSWERS_PARTS, within=self._answers)
+        try:
+            await usage.answers.take(MARKED_BYTES_MAX, ANSWER_SECONDS)
+        except TimeoutError:
+            raise TooManyCallers(
+                f"the callers of {usage.principal.name}, or of the whole server, have not taken "
+                f"{usage.answers.used >> 20} MiB of answers; one more waited for {ANSWER_SECONDS:g} seconds",
+                next_step="read the answers that are under way, or ask fewer questions at a time",
+            ) from None
+        return usage.answers
 
 
 class MountHandle:
@@ -278,6 +299,8 @@ class Pipeline:
         self._recent = RecentMarks()
         """Marks of the newest committed transactions, for questions by lock."""
         self._older = OlderMarks()
+        self._record_bytes = MARKED_BYTES_MAX // MARKED_AT_ONCE
+        """Size of a record, as last read for a question by lock: large ones are read a few at a time."""
         self._lookups: LockLookups[MountHandle] | None = None
         """Look-ups of locks that the table does not know; None in format 0."""
         if looks_up:
@@ -741,9 +764,11 @@ class Pipeline:
             return None
         return recent.find(query.within(recent.first_id, recent.next_id - 1))
 
-    async def find_marked(self, query: MarkedQuery, *, usage: QuotaUsage | None = None) -> MarkedPage:
+    async def find_marked(
+        self, query: MarkedQuery, *, usage: QuotaUsage | None = None, held: ExitStack | None = None
+    ) -> MarkedPage:
         """Return committed transactions that marked all locks of a group: an answer to the start of the query, for at
-        least one id."""
+        least one id. `held`: is to be closed once the caller has taken the answer; None if that is at once."""
         if self.ended is not None:
             raise self.ended
         if self.session.format == 0:
@@ -752,18 +777,25 @@ class Pipeline:
         known = Position(end, self.session.lineage.current)
         if query.first_id > end:
             return MarkedPage(records=(), end=known)
+        answers, size = None, 0
         if usage is not None:
             self.capacity.enter(usage)
         try:
+            if usage is not None and held is not None:
+                answers = await self.capacity.take_answer(usage)
             marks = await self._marks_of(query, end)
             joined = join_marks(query.groups, marks, newest_first=newest_first)
             ids, through = joined.ids[: query.limit], joined.through
             records = await self._records(ids)
+            size = min(sum(map(len, records)), MARKED_BYTES_MAX)
             if len(records) < len(joined.ids):
                 through = ids[len(records) - 1]
         finally:
             if usage is not None:
                 self.capacity.leave(usage)
+            if answers is not None and held is not None:
+                answers.give(MARKED_BYTES_MAX - size)
+                held.callback(answers.give, size)
         is_whole = through == (query.first_id if newest_first else end)
         return MarkedPage(records=tuple(records), end=known, through=None if is_whole else through)
 
@@ -798,8 +830,10 @@ class Pipeline:
             if id_ >= cache.first_id:
                 more = [cache.record(id_)]
             else:
-                cold = [one for one in ids[len(found) : len(found) + MARKED_AT_ONCE] if one < cache.first_id]
+                count = max(1, min(MARKED_AT_ONCE, (MARKED_BYTES_MAX - size) // self._record_bytes))
+                cold = [one for one in ids[len(found) : len(found) + count] if one < cache.first_id]
                 more = await self._cold_records(cold)
+                self._record_bytes = sum(map(len, more)) // len(more)
             found += more
             size += sum(map(len, more))
         return found

@@ -82,6 +82,8 @@ class QuotaUsage:
         self.slowed_seconds = 0.0
         self.slowed_at: float | None = None
         self.inflight = Budget(UNBOUNDED)
+        self.answers: Budget | None = None
+        """Bytes of answers by lock in memory; None before the first one."""
         self.version = 0
         """Number of changes of the quota."""
         self._clock = clock

@@ -151,6 +151,7 @@ class LogService(Host):
             reach=request.reach,
             since=Position(request.position, _timeline(request)) if request.HasField("position") else None,
             identity=origin.uri,
+            sent=origin.sent,
         )
 
     async def Fetch(self, request: wire.FetchRecordsRequest, origin: Origin) -> AsyncGenerator[Run, None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -15,11 +15,13 @@ import pytest
 from tests.unit.waltzd.testing.test_history import pipelines_of, with_cluster
 from waltzd import Client, Lock
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NeedsBatches, NotGranted, OtherTimeline
-from waltzd.errors.operations import WrongPeer
+from waltzd.errors.operations import TooManyCallers, WrongPeer
 from waltzd.format.key_index import LockQuery
 from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Mode, Rejected, append_lock, write_lock
 from waltzd.protocol.positions import Position
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients import pipeline as pipeline_module
+from waltzd.server.clients.pipeline import ANSWERS_PARTS
 from waltzd.server.core import recent_marks
 from waltzd.testing import LocalCluster
 from waltzd.testing.server_port import ServerPort
@@ -271,5 +273,37 @@ def test_a_small_limit_makes_no_small_steps_through_locks_that_seldom_meet() -> 
                 pages += 1
                 found += transactions
         assert (found, pages) == ([(99, b"")], 1)
+
+    with_cluster(story)
+
+
+def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count until they have been sent, and against the name that asked."""
+    monkeypatch.setattr(pipeline_module, "ANSWERS_BYTES_MAX", ANSWERS_PARTS * pipeline_module.MARKED_BYTES_MAX)
+    monkeypatch.setattr(pipeline_module, "ANSWER_SECONDS", 0.05)
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        await client.append(b"x", partition=1, locks=[Lock("account", 0)], position=-1)
+        calls = cluster._running(cluster.owner(1)).calls
+        query = MarkedQuery(groups=((LOCKS[0],),), first_id=0, limit=1)
+
+        async def ask(name: str) -> tuple[MarkedPage, ExitStack]:
+            sent = ExitStack()
+            identity = Identity(cluster.meta.key, Role.CLIENT, name).uri
+            return await calls.fetch_marked(cluster.meta.key, 1, query, identity=identity, sent=sent), sent
+
+        page, sent = await ask("slow")
+        assert len(page.records) == 1
+        with pytest.raises(TooManyCallers, match="slow"):
+            await ask("slow")
+        (await ask("other"))[1].close()
+        sent.close()
+        for _ in range(3):
+            (await ask("slow"))[1].close()
+        cluster.set_policy([])
+        with pytest.raises(NotGranted):
+            await ask("slow")
+        cluster.set_policy(None)
+        (await ask("slow"))[1].close()
 
     with_cluster(story)
