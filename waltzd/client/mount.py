@@ -178,7 +178,8 @@ class Mount:
         self.timeline = FIRST
         """Identity of the timeline in which `received` and `known` are ids."""
         self.lineage: Lineage | None = None
-        """Timelines of the log as the owner reported them at the last mount; None before the first mount."""
+        """Timelines of the log as the owner reported them at the last mount; None before the first mount since the
+        activation."""
         self.number = 0
         self.epochs = 0
         """Number of times that the mount became ready."""
@@ -229,6 +230,7 @@ class Mount:
         self._move(MountEvent.ACTIVATED, f"mark={mark}")
         self.received = self.known = int(mark)
         self.timeline = timeline_of(mark)
+        self.lineage = None  # that of the last mount may not have the timeline of the mark yet
         self._inbox_bytes = 0
         self.attempts = 0
 

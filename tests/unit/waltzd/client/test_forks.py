@@ -285,6 +285,18 @@ def forked(fork: int) -> Lineage:
     return NEVER_FORKED.forked(identity=SECOND, fork=fork, session=1, cause="c", began="b", who="w")
 
 
+def test_a_client_that_begins_anew_forgets_which_timelines_there_were() -> None:
+    """Else a position above the fork, which the owner has just reported, is refused until the log is mounted."""
+    made = mount_of()
+    begin(made)
+    made.ended()
+    made.forget()
+    made.activated(Position(9, SECOND))
+    assert (made.timeline, made.lineage) == (SECOND, None)
+    begin(made, forked(5))
+    assert made.lineage == forked(5)
+
+
 def test_a_client_looks_itself_where_the_server_does_not() -> None:
     with pytest.raises(OtherTimeline):
         begin(mount_of(), forked(8))
