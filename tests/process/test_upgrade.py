@@ -8,6 +8,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from waltzctl import main
 from waltzctl.placement.changeover import finalize_plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
+from waltzd.cluster.cluster import Cluster as ClusterDocuments
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import IncompatibleVersion, Unsafe
 from waltzd.protocol.level import THIS
@@ -125,6 +127,31 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
         assert finalize(cluster, "--reason", "it is the last test") == EXIT_OK
         assert finalize(cluster) == EXIT_OK, "there is nothing to do a second time"
         run(refused())
+    finally:
+        cluster.close()
+
+
+def test_a_storage_that_started_behind_the_look_of_finalize_is_cut_off(tmp_path: Path) -> None:
+    before = str(environment(BEFORE, "0.0.0"))
+    cluster = Cluster.make(tmp_path / "cluster", partitions=4, session_seconds=2)
+    old = cluster.storage_names[0]
+    cluster.local.daemons[old].command[0] = before
+
+    async def work() -> None:
+        await cluster.settled()
+        found = await cluster.local.snapshot()
+        assert found.meta.level == 0
+        assert "0.0.0" in versions(found), "it is a replica of all partitions"
+        async with cluster.local._coordinator() as coordinator:
+            await ClusterDocuments(coordinator).change_root(found.meta, replace(found.meta, level=THIS.level))
+        await cluster.until("the storage of before is out", lambda found: is_out(found, old))
+        end(cluster, old)
+        begin(cluster, old, sys.executable)
+        await cluster.settled()
+
+    try:
+        cluster.start()
+        run(work())
     finally:
         cluster.close()
 

@@ -33,7 +33,7 @@ def happen(world: Simulation, event: Event) -> None:
     elif event.who in world.operators and event.what == "upgrade":
         world.operators[event.who].upgrade()
     elif event.who in world.operators and event.what == "finalize":
-        world.operators[event.who].finalize()
+        world.operators[event.who].finalize(event.amount)
     elif event.what == "install":
         assert world.versions is not None
         world.versions.install(event.who, event.other)

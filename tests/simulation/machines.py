@@ -15,6 +15,7 @@ from waltzd.cluster.documents import ClusterMeta
 
 if TYPE_CHECKING:
     from tests.simulation.coordinator import ZooKeeper
+    from tests.simulation.operators import OperatorMachine
     from tests.simulation.policies import Policies
     from tests.simulation.server_machine import ServerMachine
     from tests.simulation.storage_machine import StorageMachine
@@ -49,6 +50,7 @@ class World(Protocol):
     """Of the archive."""
     policies: Policies | None
     """None: everybody may do everything."""
+    operators: dict[str, OperatorMachine]
     versions: Versions | None
     """None: all daemons have one version."""
     log_count: int

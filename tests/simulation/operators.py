@@ -46,6 +46,8 @@ class OperatorMachine(Machine):
         """The cluster shall write format 1."""
         self.finalizing = 0
         """How often the level of the cluster is tried to be raised yet."""
+        self.hesitates = 0.0
+        """Seconds between the look at the cluster and the change of its level."""
         self.rescues: dict[int, int] = {}
         """Partitions that are to be rescued if they cannot go on: how many timelines each had before all was lost."""
         self.kept = ""
@@ -59,8 +61,9 @@ class OperatorMachine(Machine):
         self.is_upgrading = True
         self.start()
 
-    def finalize(self) -> None:
-        self.finalizing = TRIES_MAX
+    def finalize(self, seconds: float) -> None:
+        """`seconds`: time between the last look at the cluster and the change of its level."""
+        self.finalizing, self.hesitates = TRIES_MAX, seconds
         self.start()
 
     def rescue(self, kept: str) -> None:
@@ -89,7 +92,7 @@ class OperatorMachine(Machine):
                     self.is_upgrading = False
                 if self.finalizing:
                     self.finalizing -= 1
-                    await tool.finalize()
+                    await tool.finalize(self.hesitates)
                     self.finalizing = 0
                 if self.rescues:
                     await tool.rescue(self.kept, self.rescues)
@@ -141,8 +144,8 @@ class _Tool(Daemons):
             self._say("the cluster writes format 1 from the next sessions on")
         return not waiting(found, BATCHES)
 
-    async def finalize(self) -> None:
-        """One turn of `cluster finalize`."""
+    async def finalize(self, seconds: float) -> None:
+        """One turn of `cluster finalize`. `seconds` pass between the look and the change."""
         versions = self._world.versions
         assert versions is not None
         versions.looks()
@@ -151,6 +154,8 @@ class _Tool(Daemons):
         expected = (await self._cluster.expected_servers()).values()
         found = replace(found, missing=tuple(meta for meta in expected if meta.name not in up))
         if finalize_plan(found, versions.newest).steps:
+            if seconds:
+                await asyncio.sleep(seconds)
             await self._cluster.change_root(found.meta, replace(found.meta, level=versions.newest.level))
 
     async def rescue(self, kept: str, wanted: dict[int, int]) -> None:

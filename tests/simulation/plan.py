@@ -766,11 +766,12 @@ def _vanish(weather: _Weather) -> None:
 
 
 def _versions(weather: _Weather) -> None:
-    """Upgrade in each order, and back; the level is raised in the middle or behind it. Beside that single daemons get a
-    version that does not fit, and all servers start at once with versions that do not fit together."""
+    """Upgrade in each order, and back; the level is raised in the middle or behind it, and an old storage starts meanwhile.
+    Beside that single daemons get a version that does not fit, and all servers start at once with versions that do not fit
+    together."""
     pick, setup, seconds = weather.pick, weather.setup, weather.setup.seconds
     older, newer = setup.versions
-    at = 0.1 * seconds * pick.random()
+    at, raises = 0.1 * seconds * pick.random(), list[float]()
     strays = STRAYS.get(older, ())
     if strays and pick.random() < 0.4:  # when the list is empty, so that all servers pass the first look
         back = at + 1.5 * setup.session_seconds
@@ -789,11 +790,18 @@ def _versions(weather: _Weather) -> None:
             _install(weather, at, name, goal)
             at += step
         if pick.random() < 0.6:
-            weather.add(max(0.0, at + pick.choice((-1.0, 0.5)) * pick.random()), "finalize", "operator-1")
+            raises.append(max(0.0, at + pick.choice((-1.0, 0.5)) * pick.random()))
     for _ in range(pick.choice((0, 2, 4)) if strays else 0):
         at, name = seconds * pick.random(), pick.choice((pick.choice(weather.storages), weather.daemon()))
         weather.add(at, "kill", name)
         _install(weather, at, name, pick.choice((older, *strays)))
+    for at in raises:
+        hesitates = 0.0
+        if pick.random() < 0.5:  # a storage of the older version starts behind the look, and joins before the change
+            hesitates, name = 1.0 + pick.random(), pick.choice(weather.storages)
+            weather.add(at + 0.4, "kill", name)
+            _install(weather, at + 0.4, name, older)
+        weather.add(at, "finalize", "operator-1", amount=hesitates)
 
 
 def _install(weather: _Weather, at: float, name: str, version: str) -> None:

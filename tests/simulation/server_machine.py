@@ -235,6 +235,9 @@ class ServerMachine(Machine):
         if self.server is not None:
             for owned in self.server.owned_logs:
                 owned.check()
+                if self.world.versions is not None and owned._session is not None:
+                    assert self.server.versions is not None
+                    self.world.versions.replicates(self.name, self.server.versions.level, owned._session.log)
                 if owned._pipeline is not None:
                     owned._pipeline.check()
             if self.server.groups is not None:

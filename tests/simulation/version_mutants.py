@@ -8,6 +8,7 @@ from tests.simulation import operators
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
 from waltzctl.shell.safety import Plan
 from waltzd.protocol.level import THIS, Program
+from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.version_check import VersionCheck
 
 MIXED = Aim(faults=("versions",), seconds=10.0, servers=2, storages=3, setup={**BUSY, "rate": 20.0})
@@ -35,7 +36,7 @@ def joins_without_a_second_look(patches: Patches) -> None:
     patches.wrap(VersionCheck, "check_servers", make)
 
 
-@mutant(1, 3, aim=MIXED)
+@mutant(5, 6, aim=MIXED)
 def finalizes_while_an_old_daemon_is_up(patches: Patches) -> None:
     """The level is raised without a look at the versions that daemons report."""
     patches.set(
@@ -45,10 +46,16 @@ def finalizes_while_an_old_daemon_is_up(patches: Patches) -> None:
     )
 
 
-@mutant(7, 11, aim=MIXED)
+@mutant(2, 6, aim=MIXED)
 def takes_an_old_storage_into_a_finalized_cluster(patches: Patches) -> None:
     """Owners look only at how far apart versions are, and not at the level."""
     patches.set(Program, "check_storage", lambda self, name, version, level: self._check_apart(f"storage {name}", version))
+
+
+@mutant(2, 10, aim=MIXED)
+def keeps_an_old_storage_when_the_level_rises(patches: Patches) -> None:
+    """Owners look at the level only when a storage is opened: one that joined before the level rose stays."""
+    patches.set(ReplicatedLog, "check_storages", lambda self, check: None)
 
 
 @mutant(2, 11, aim=MIXED)

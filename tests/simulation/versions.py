@@ -20,6 +20,7 @@ from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import WaltzError
 from waltzd.protocol.document import decode
 from waltzd.protocol.level import LEVELS, THIS, Program
+from waltzd.server.session.replicated_log import ReplicatedLog
 
 if TYPE_CHECKING:
     from tests.simulation.machines import World
@@ -101,6 +102,18 @@ class Versions:
                 f"cluster of level {run.level}"
             )
 
+    def replicates(self, owner: str, level: int, log: ReplicatedLog) -> None:
+        """Check the storages that an owner, which has read this level of the cluster, counts on."""
+        for name, replicator in log.replicators.items():
+            status = log.core.status(name)
+            if replicator.is_readable and status is not None:
+                program = PROGRAMS[status.version or BEFORE.version]
+                if program.level < level:
+                    raise Mixed(
+                        f"{name} of version {program.version} is a replica for {owner}, which knows that the cluster has "
+                        f"level {level}"
+                    )
+
     def writes(self) -> None:
         """Note that the process of the current life changes documents."""
         life = LIFE.get()
@@ -126,8 +139,11 @@ class Versions:
         self.installed[name] = PROGRAMS[version]
 
     def mend(self, names: Sequence[str]) -> None:
-        """Install a version that fits where there is none, and stop what runs another one."""
-        fits = [program for program in self.pair if program.level >= self.level]
+        """Install a version that fits where there is none, and stop what runs another one. An operator who is about to
+        raise the level may still do so."""
+        is_raised = any(operator.finalizing for operator in self.world.operators.values())
+        level = self.newest.level if is_raised else self.level
+        fits = [program for program in self.pair if program.level >= level]
         for name in names:
             if self.installed[name] not in fits:
                 self.installed[name] = self.newest

@@ -311,7 +311,12 @@ class _Daemon:
         )
         self.authorizer = Authorizer()
         self._policy = PolicyFollower(cluster, self.authorizer)
-        self._versions = VersionCheck(cluster, config.name, meta.level)
+        self._versions = VersionCheck(
+            cluster,
+            config.name,
+            meta.level,
+            on_rise=lambda: self.owner.check_storages(self._versions.check_storage),
+        )
         self.registration = Registration(
             cluster, self._server, is_alive=self._is_alive, check_servers=self._versions.check_servers
         )

@@ -139,6 +139,12 @@ class PartitionOwner:
     def _has_successor(self) -> bool:
         return any(name != self.name and not server.is_draining for name, server in self._servers.items())
 
+    def check_storages(self, check: Callable[[str, str], None]) -> None:
+        """Cut off each replica whose storage `check` refuses, by its name and version: the level of the cluster rose."""
+        for assigned in self._assigned.values():
+            if assigned.owned is not None:
+                assigned.owned.check_storages(check)
+
     # -- questions ---------------------------------------------------------------------------------------------------
 
     @property

@@ -117,6 +117,11 @@ class OwnedLog(Generic[P]):
         if not task.cancelled():
             task.result()  # raise an internal error that happened while closing
 
+    def check_storages(self, check: Callable[[str, str], None]) -> None:
+        """Cut off each replica whose storage `check` refuses, by its name and version."""
+        if self._session is not None:
+            self._session.log.check_storages(check)
+
     def _note(self, sentence: str) -> None:
         self._say(f"partition {self.partition}: {sentence}")
 

@@ -22,7 +22,15 @@ from typing import TypeVar
 from waltzd.cluster.document_check import written_by_another
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
-from waltzd.errors.operations import BadFrame, DiskFull, Diverged, SessionEnded, StaleSession, WrongStorage
+from waltzd.errors.operations import (
+    BadFrame,
+    DiskFull,
+    Diverged,
+    IncompatibleVersion,
+    SessionEnded,
+    StaleSession,
+    WrongStorage,
+)
 from waltzd.format.batch import Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run
@@ -252,6 +260,20 @@ class ReplicatedLog(ReplicaReader):
                 self.replicators[name] = Replicator(self, name, connect(storages[name]))
                 self.replicators[name].start()
 
+    def check_storages(self, check: Callable[[str, str], None]) -> None:
+        """Cut off each replica whose storage `check` refuses, by its name and version. Each is tried again, and takes part
+        when its storage runs another version."""
+        for name, replicator in list(self.replicators.items()):
+            status = self.core.status(name)
+            if status is None:
+                continue  # the version is checked when it is opened
+            try:
+                check(name, status.version)
+            except IncompatibleVersion as error:
+                replicator.cut_off(error)
+                self.replicators[name] = Replicator(self, name, replicator.port)
+                self.replicators[name].start()
+
     def raise_end(self) -> None:
         """Raise what ended the log. An internal error of a replicator counts too: it must not look like a replica that is
         level."""
@@ -348,6 +370,8 @@ class Replicator:
         self._look_again_at = 0.0
         """Time at which a replica that is given up is asked whether its directory was replaced; 0 while it is not given
         up."""
+        self._is_cut_off = False
+        """Whether acknowledgements that arrive are ignored."""
         self._said: type[WaltzError] | None = None
         """Kind of the failure that was logged since the replica was level."""
         self._task: asyncio.Task[None] | None = None
@@ -390,6 +414,14 @@ class Replicator:
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def cut_off(self, error: WaltzError) -> None:
+        """End at once: what arrives of the replica from now on does not count, and nothing more is sent."""
+        self._fail(error)
+        self._is_cut_off = True
+        if self._stream is not None:
+            self._stream.cancel()
+        self.cancel()
 
     async def close(self) -> None:
         self.cancel()
@@ -776,6 +808,8 @@ class Replicator:
 
     def _take(self, mark: int) -> None:
         """Note that the replica has everything up to `mark` on its disk."""
+        if self._is_cut_off:
+            return
         self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
         self._log.core.copied(self.name, mark)
         self._log.acknowledged(self.name, mark)

@@ -72,7 +72,8 @@ def test_a_server_that_meets_another_version_in_the_list_leaves_it_and_ends(is_b
 def test_older_storages_are_refused_from_the_moment_in_which_the_level_is_raised() -> None:
     async def work() -> None:
         cluster = await Cluster.create(MemoryTree().connect(), META)
-        check = VersionCheck(cluster, "one", 0)
+        levels: list[int] = []
+        check = VersionCheck(cluster, "one", 0, on_rise=lambda: levels.append(check.level))
         check.check_storage("s1", "")
         following = asyncio.create_task(check.reconciler.run())
         await asyncio.sleep(1)
@@ -85,6 +86,7 @@ def test_older_storages_are_refused_from_the_moment_in_which_the_level_is_raised
         await asyncio.sleep(1)
         with pytest.raises(IncompatibleVersion):
             check.check_storage("s1", "")
+        assert levels == [1]
         following.cancel()
         await asyncio.wait([following])
 

@@ -15,11 +15,12 @@ from tests.unit.mounting import FakeSession, piece_of
 from waltzd.client.mount import FINAL
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, NeedsBatches, NoSuchPartition, NotReady, OnlyInArchive, Trimmed, WaltzError
-from waltzd.errors.operations import BadFrame, PartitionDamaged
+from waltzd.errors.operations import BadFrame, IncompatibleVersion, PartitionDamaged
 from waltzd.format.batch import End, Piece
 from waltzd.format.record import Run, encode_payloads, no_locks
 from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory, last_id_of
+from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.log_cache import LogCache
 from waltzd.server.session.replicated_log import ReplicatedLog, Replicator, ReplicatorState
 from waltzd.server.session.settings import SessionSettings
@@ -231,6 +232,7 @@ class PostingStream(Stream):
         self.gate = asyncio.Event()
         self.gate.set()
         self.posted = 0
+        self.is_cancelled = False
         self.take: Callable[[int], None] = lambda mark: None
 
     @property
@@ -248,6 +250,9 @@ class PostingStream(Stream):
     def hear(self, taker: Callable[[int], None]) -> None:
         self.take = taker
 
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
 
 def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -> None:
     async def run() -> None:
@@ -259,7 +264,7 @@ def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -
             committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
         )  # fmt: skip
         log.core.opened("a", status)
-        working = asyncio.create_task(link._stream_cache())
+        working = link._task = asyncio.create_task(link._stream_cache())
         await settle()
         await test(log, stream)
         working.cancel()
@@ -424,3 +429,37 @@ def test_a_time_that_may_be_in_front_of_the_floor_is_looked_for_in_the_archive()
 
 def test_a_lock_table_learns_nothing_from_what_is_trimmed() -> None:
     assert ask("locks", a=Replica(fails=Trimmed("only in the archive", floor=20))) is None
+
+
+def test_a_storage_that_is_too_old_for_a_new_level_is_cut_off_at_once_and_asked_again() -> None:
+    refusal = IncompatibleVersion("storage a runs version 0.0.0")
+
+    def check(name: str, version: str) -> None:
+        if (name, version) == ("a", ""):
+            raise refusal
+
+    async def asked(partition: int) -> ReplicaStatus:
+        raise refusal
+
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        first, port = log.replicators["a"], cast(Any, stream)
+        port.status = asked
+        append(log, 1)
+        stream.take(0)
+        log.check_storages(lambda name, version: None)
+        assert log.replicators["a"] is first
+        append(log, 2)
+        log.check_storages(check)
+        stream.take(1)
+        assert log.core.held("a") == EMPTY, "what arrives afterwards does not count"
+        assert stream.is_cancelled
+        again = log.replicators["a"]
+        assert again is not first
+        await settle()
+        assert first.task.cancelled()
+        assert (again.state, again.story) == (ReplicatorState.DOWN, refusal.message)
+        log.check_storages(check)
+        assert log.replicators["a"] is again, "it is not connected"
+        again.cancel()
+
+    on_a_stream(test)
