@@ -697,7 +697,7 @@ class Partition:
         """For a call that holds the queue. None where that record is in no batch."""
 
         def read(segment: Segment, last_here: int) -> Batch | None:
-            return segment.batch_with(id_) if isinstance(segment, BatchSegment) else None
+            return segment.flushed_batch(id_) if isinstance(segment, BatchSegment) else None
 
         try:
             return self._read(id_, id_, self.promised_session, read)

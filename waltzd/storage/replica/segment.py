@@ -47,6 +47,8 @@ WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
 BATCH_SEGMENT_BYTES_MAX = (1 << 32) - 1
 """Largest size of the batches of a segment: a footer holds offsets of 32 bits."""
+NEWEST_BYTES_MAX = 64 << 10
+"""Size of the last batch up to which a segment keeps it in memory."""
 UNUSABLE = (HeaderDamaged, UnknownVersion, ForeignCluster, PathMissing)
 """Errors of a file that is not the segment or index of its place."""
 
@@ -303,6 +305,9 @@ class BatchSegment(Segment):
         """Builder of the footer, which has all flushed batches except `_unhashed`; None if an earlier process began the
         segment."""
         self._unflushed: list[Batch] = []
+        self._newest: Batch | None = None
+        """Last batch, if it was flushed alone and is small. An owner sends it once more to confirm a read, which then
+        needs no disk."""
         self._unhashed: deque[Batch] = deque()
         self._hashed_to = end
         """End of the last batch in `_unhashed`."""
@@ -364,6 +369,9 @@ class BatchSegment(Segment):
         if self._builder is not None:
             self._unhashed += self._unflushed
             self._hashed_to = self.end
+        if self._unflushed:
+            is_kept = len(self._unflushed) == 1 and self._unflushed[0].size <= NEWEST_BYTES_MAX
+            self._newest = self._unflushed[0] if is_kept else None
         self._unflushed = []
 
     @property
@@ -381,6 +389,7 @@ class BatchSegment(Segment):
     def cut(self, *, end: int, next_id: int) -> None:
         """Truncate batches, and with them the footer, which covers all batches."""
         self.has_footer = False
+        self._newest = None
         super().cut(end=end, next_id=next_id)
         self._unflushed = []
         if self._hashed_to != end:
@@ -487,6 +496,13 @@ class BatchSegment(Segment):
         if begin != first_id:
             raise BadArgument(f"no batch begins at id {first_id}: one has the ids {begin} to {end}")
         return tuple(batch for batch in found if batch.first_id <= last_id)
+
+    def flushed_batch(self, id_: int) -> Batch:
+        """Return the batch that holds a record; from memory if it is the newest one, which this process has flushed."""
+        newest = self._newest
+        if newest is not None and newest.first_id <= id_ <= newest.last_id:
+            return newest
+        return self.batch_with(id_)
 
     def batch_with(self, id_: int) -> Batch:
         return self._batches(id_, id_, 0)[0]

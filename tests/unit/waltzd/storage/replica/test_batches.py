@@ -21,6 +21,7 @@ from waltzd.format.finding import Code
 from waltzd.format.footer import read_footer
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.segment import BatchSegment
 
 HOME = f"{ROOT}/0"
 
@@ -134,6 +135,24 @@ def test_batches_that_do_not_go_on_with_the_log_are_refused_and_nothing_is_writt
         with pytest.raises(error):
             partition.append(3, batches, -1)
         assert contents(disk) == here
+    log.check(partition)
+
+
+def test_the_newest_batch_is_compared_without_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, partition, log = grown(1, segment_bytes_max=1 << 20)
+    newest = log.batches[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchSegment, "_batches", None)
+        assert partition.append(3, [newest], -1) == log.last_id
+        with pytest.raises(Diverged):
+            partition.append(3, [remade(newest, committed=7)], -1)
+    partition.open_session(4)
+    partition.truncate(4, -1)
+    log.cut(-1)
+    log.batches = [remade(newest, committed=7)]
+    assert partition.append(4, log.batches, -1) == log.last_id
+    with pytest.raises(Diverged):
+        partition.append(4, [newest], -1)
     log.check(partition)
 
 
