@@ -1,4 +1,4 @@
-"""Recording gRPC calls in the audit log of a daemon, as their declarations say.
+"""Recording calls in the audit log of a daemon, as their declarations say.
 
 A call that is not declared is recorded without its arguments. Mounts and append streams are recorded where they are
 served, because they have a begin and an end.
@@ -26,6 +26,10 @@ class Heard:
 
     request: Any = None
     reply: Any = None
+    code: str | None = None
+    """Code of the error that it ended with; None if there was none."""
+    is_denied = False
+    """Whether it was denied for lack of a right, which is always recorded."""
 
 
 def name_of(identity: Identity | None) -> str:
@@ -34,27 +38,39 @@ def name_of(identity: Identity | None) -> str:
 
 @contextmanager
 def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Heard]:
-    """Record the call that runs inside when it has ended, whatever its result."""
+    """Record the call of gRPC that runs inside when it has ended, whatever its result."""
     # Who calls is asked before the call runs: of one that has ended gRPC knows it no more, and ends the process.
-    caller, peer = caller_of(context), peer_of(context)
-    heard, code, is_gone = Heard(), None, False
+    with note(auditor, method, caller=caller_of(context), peer=peer_of(context)) as heard:
+        try:
+            yield heard
+        except grpc.aio.AbortError:
+            heard.code = (context.details() or "").partition(" ")[0]  # `abort` writes the code first
+            raise
+        finally:
+            heard.is_denied = context.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@contextmanager
+def note(auditor: Auditor, method: str, *, caller: Identity | None, peer: str) -> Iterator[Heard]:
+    """Record the call that runs inside when it has ended, whatever its result."""
+    heard, is_gone = Heard(), False
     try:
         yield heard
-    except grpc.aio.AbortError:
-        code = (context.details() or "").partition(" ")[0]  # `abort` writes the code first
-        raise
     except asyncio.CancelledError:
         is_gone = True
         raise
+    except WaltzError as error:
+        heard.code, heard.is_denied = error.code, error.status == grpc.StatusCode.PERMISSION_DENIED.name
+        raise
     except Exception:
-        code = WaltzError.code  # a mistake of ours
+        if heard.code is None:
+            heard.code = WaltzError.code  # a mistake of ours
         raise
     finally:
-        is_denied = context.code() is grpc.StatusCode.PERMISSION_DENIED
         request = heard.request if isinstance(heard.request, Message) else None
-        if is_denied or _is_worth_a_line(method, request, caller):
+        if heard.is_denied or _is_worth_a_line(method, request, caller):
             partitions, about = _about(method, request)
-            code, partitions = _refused_in(heard.reply, code, partitions)
+            code, partitions = _refused_in(heard.reply, heard.code, partitions)
             auditor.note(
                 AuditRecord(
                     who=name_of(caller),

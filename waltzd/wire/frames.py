@@ -73,6 +73,12 @@ class Kind(enum.IntEnum):
     """One transaction of a client in a mount, without protobuf."""
     COMMITTED = 18
     """The id of one committed transaction, without protobuf."""
+    CALLS = 19
+    """First frame at a server of a connection for calls, and the answer to it."""
+    REQUEST = 20
+    """One call."""
+    REPLY = 21
+    """Reply or error of one call."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -56,6 +56,7 @@ from waltzd.wire.codec import (
     unpacked_error,
     unpacked_server_frames,
 )
+from waltzd.wire.framed_calls import FRAMED_CALLS, FramedCalls
 from waltzd.wire.frames import Connection, Kind, connect
 from waltzd.wire.groups import delivery_frames, member_message
 from waltzd.wire.grpc import MESSAGE_BYTES_MAX, Caller, error_of
@@ -205,7 +206,7 @@ class Servers(Transport):
 
 
 class ServerClient(Caller, Servers):
-    """One server over gRPC; its mounts use the port for streams where possible."""
+    """One server over gRPC; its mounts and some calls use the port for streams where possible."""
 
     peer = Role.SERVER
 
@@ -219,6 +220,11 @@ class ServerClient(Caller, Servers):
         self._streams = ""
         self._streams_failed = ""
         """Address where frames failed and gRPC was used instead; empty if there is none."""
+        self._no_calls = ""
+        """Address whose frames carry no calls, such as that of an older server; empty if there is none."""
+        self._framed: FramedCalls | None = None
+        self._beginning = asyncio.Lock()
+        self._is_closed = False
         self._connections: dict[Connection, None] = {}
         self._has_answered = False
 
@@ -227,6 +233,9 @@ class ServerClient(Caller, Servers):
         self._streams = streams
 
     async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
+        if call in FRAMED_CALLS and (framed := await self._framed_calls()) is not None:
+            reply = await framed.ask(call, request, self._seconds if seconds is None else seconds)
+            return call.unpack(reply, request, self.address)
         asked = super()._ask(call, request, seconds)
         return await (asked if self._has_answered or call is not calls.LOCATE else self._first(asked))
 
@@ -263,6 +272,30 @@ class ServerClient(Caller, Servers):
             return by_grpc
         return FramedMount(self._streams, self._connect_frames, by_grpc, self._no_frames)
 
+    async def _framed_calls(self) -> FramedCalls | None:
+        """Return the connection for calls over frames; None if the server offers none, or it cannot be made."""
+        if self._framed is not None and not self._framed.is_lost:
+            return self._framed
+        if self._is_closed:
+            raise CannotConnect("the client was closed")
+        if not self._streams or self._streams in (self._streams_failed, self._no_calls):
+            return None
+        async with self._beginning:
+            if self._framed is None or (self._framed.is_lost and not self._is_closed):
+                self._framed, streams = None, self._streams
+                try:
+                    connection = await self._connect_frames()
+                    try:
+                        async with asyncio.timeout(FRAMES_SECONDS):
+                            self._framed = await FramedCalls.begin(connection, streams)
+                    finally:
+                        if self._framed is None:
+                            connection.lose(CannotConnect("it carries no calls"))
+                except (TimeoutError, CannotConnect, BadFrame, WrongPeer) as error:
+                    self._no_calls = streams
+                    _log.debug("calls to %s go through gRPC: %s", self.address, error)
+            return self._framed
+
     async def _connect_frames(self) -> Connection:
         connection: Connection | None = None
         try:
@@ -293,6 +326,9 @@ class ServerClient(Caller, Servers):
 
     async def close(self) -> None:
         """Close the client and its mounts."""
+        self._is_closed = True
+        if self._framed is not None:
+            await self._framed.close()
         for connection in self._connections:
             connection.lose(CannotConnect("the client was closed"))
         await self._channel.close(orderly=True)

@@ -1,8 +1,9 @@
 """The port for applications that mount without gRPC: from connections to calls, and errors to the last frame. It decides
 nothing.
 
-A connection is one mount. Its frames hold the messages of the gRPC service. The first frame has to be the request to
-mount, within some seconds. Until that request was accepted the caller may send no larger frame. With certificates the
+A connection is one mount, or carries calls (`wire.framed_calls`). Its frames hold the messages of the gRPC service. The
+first frame has to be the request to mount, or CALLS, within some seconds. Until it was accepted the caller may send no
+larger frame. With certificates the
 same callers are admitted as through gRPC.
 """
 
@@ -19,7 +20,9 @@ from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleApp
 from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.mount_audit import MountAudit
+from waltzd.server.clients.service import LogService
 from waltzd.wire.audited import name_of
+from waltzd.wire.call_connection import CallConnection
 from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import (
     packed_committed,
@@ -31,12 +34,17 @@ from waltzd.wire.codec import (
 from waltzd.wire.connections import CONNECTIONS_MAX
 from waltzd.wire.framed_listener import FramedListener
 from waltzd.wire.frames import Connection, Kind
+from waltzd.wire.servicer import Origin
 from waltzd.wire.tls import Tls
 
 FIRST_BYTES = 4 << 10
 """Limit of a request to mount."""
 QUIET_SECONDS = 10.0
 """Silence of a client after which a heartbeat is requested."""
+
+
+class _ForCallsError(Exception):
+    """The connection is no mount: its first frame asks for calls."""
 
 
 class _FramedLink:
@@ -67,6 +75,8 @@ class _FramedLink:
         if found is None:
             return None
         kind, content = found
+        if kind is Kind.CALLS and expected is Kind.MOUNT:
+            raise _ForCallsError
         if kind is Kind.SINGLE and expected is Kind.CLIENT:
             return (self._single(content),)
         if kind is not expected:
@@ -123,6 +133,7 @@ class StreamPort:
         self._tls = tls
         self._auditor = auditor
         self._calls: ServerCalls | None = None
+        self._call_connections: dict[CallConnection, None] = {}
         self._listener = FramedListener(
             address,
             tls,
@@ -160,11 +171,26 @@ class StreamPort:
         mount = MountAudit(self._auditor, who=identity, peer=connection.peer)
         try:
             await calls.mount(_FramedLink(connection, identity, mount))
+        except _ForCallsError:
+            await self._serve_calls(connection, calls)
         except WaltzError:  # it was sent to the client, or the client has gone
             pass
         finally:
             mount.note_end()
             connection.close()
+
+    async def _serve_calls(self, connection: Connection, calls: ServerCalls) -> None:
+        origin = Origin(None if self._tls is None else connection.identity)
+        served = CallConnection(connection, LogService(calls, self._auditor), origin, self._auditor)
+        self._call_connections[served] = None
+        try:
+            await served.serve()
+        except CannotConnect:  # the caller has gone
+            pass
+        except WaltzError as error:
+            await self._refuse(connection, error)
+        finally:
+            del self._call_connections[served]
 
     def _identity(self, connection: Connection) -> str:
         if self._tls is None:
@@ -190,5 +216,7 @@ class StreamPort:
             connection.close()
 
     async def stop(self, seconds: float) -> None:
-        """Accept no more mounts; give the present ones this time to finish."""
+        """Accept no more connections; give mounts and calls this time to finish."""
+        for served in list(self._call_connections):
+            served.leave()
         await self._listener.stop(seconds)

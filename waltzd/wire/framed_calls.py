@@ -1,0 +1,116 @@
+"""The calling side of calls to a server over a plain connection: gRPC costs more than the work of a short call.
+
+The first frame of such a connection is CALLS, and the server answers with the same frame. Then each REQUEST is one call:
+a number that the caller chose, the code of the call, and its message. Each REPLY has that number, and the message of the
+reply or an `ErrorDetail`. Replies come in any order. Messages, rights and audit log are those of gRPC.
+
+A server of an older version does not know CALLS and refuses the connection; its caller goes on by gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from waltzd.disk.seam import Buffer
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors.operations import BadFrame, WrongPeer
+from waltzd.wire.calls import FETCH_MARKED, Call
+from waltzd.wire.codec import unpacked_error
+from waltzd.wire.frames import Connection, Kind
+
+VERSION = b"\x01"
+FRAMED_CALLS: tuple[Call[Any], ...] = (FETCH_MARKED,)
+"""Calls that may be made over frames, by their code. A code is never given to another call."""
+CALLS_MAX = 128
+"""Calls of one connection under way. A caller makes further ones wait, and a server refuses them."""
+NUMBER_MAX = (1 << 32) - 1
+REQUEST_HEAD = struct.Struct(">IB")
+"""Number of the call, and its code."""
+REPLY_HEAD = struct.Struct(">I?")
+"""Number of the call, and whether it failed."""
+
+
+class FramedCalls:
+    """Calls over one connection, in any number at once."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._number = 0
+        self._room = asyncio.Semaphore(CALLS_MAX)
+        self._waiting: dict[int, asyncio.Future[Buffer]] = {}
+        """Futures of the calls under way, by number."""
+        connection.hear(Kind.REPLY, self._take)
+        self._receiving = asyncio.create_task(self._receive(), name=f"calls to {address}")
+
+    @classmethod
+    async def begin(cls, connection: Connection, address: str) -> FramedCalls:
+        """Ask the server for calls on this connection. Raise `WrongPeer` if it knows none."""
+        await connection.send(Kind.CALLS, (VERSION,))
+        found = await connection.receive()
+        if found is None or found[0] is not Kind.CALLS:
+            raise WrongPeer(f"the server at {address} takes no calls over frames")
+        return cls(connection, address)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._receiving.done() or self._connection.is_lost
+
+    async def ask(self, call: Call[Any], request: Any, seconds: float) -> Any:
+        """Make a call; return the message of its reply. Raise the error of the server, or `CannotConnect`."""
+        try:
+            async with asyncio.timeout(seconds), self._room:
+                content = await self._answer(call, request)
+        except TimeoutError:
+            raise CannotConnect(f"{self._address} did not answer {call.name} within {seconds:g} seconds") from None
+        try:
+            return call.reply.FromString(bytes(content))
+        except DecodeError:
+            raise BadFrame(f"{self._address} answered {call.name} with a malformed message") from None
+
+    async def _answer(self, call: Call[Any], request: Any) -> Buffer:
+        number = self._number = self._number % NUMBER_MAX + 1
+        reply: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        try:
+            head = REQUEST_HEAD.pack(number, FRAMED_CALLS.index(call))
+            await self._connection.send(Kind.REQUEST, (head, request.SerializeToString()))
+            return await reply
+        finally:
+            del self._waiting[number]
+
+    def _take(self, content: Buffer) -> None:
+        if len(content) < REPLY_HEAD.size:
+            raise BadFrame(f"a reply has {len(content)} bytes; its head alone has {REPLY_HEAD.size}")
+        number, has_failed = REPLY_HEAD.unpack_from(content)
+        waiting = self._waiting.get(number)
+        if waiting is None or waiting.done():  # its caller has given up
+            return
+        rest = memoryview(content)[REPLY_HEAD.size :]
+        if has_failed:
+            waiting.set_exception(unpacked_error(bytes(rest)))
+        else:
+            waiting.set_result(rest)
+
+    async def _receive(self) -> None:
+        """Wait for the end of the connection, and fail the calls that are under way."""
+        error: WaltzError
+        try:
+            found = await self._connection.receive()
+            what = "closed the connection" if found is None else f"sent a frame of the kind {found[0].name} among replies"
+            error = CannotConnect(f"{self._address} {what}")
+        except WaltzError as lost:
+            error = lost
+        self._connection.lose(error)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(CannotConnect(error.message))
+
+    async def close(self) -> None:
+        """Close the connection, and fail the calls that are under way."""
+        self._connection.lose(CannotConnect("the client was closed"))
+        await self._receiving
