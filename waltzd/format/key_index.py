@@ -27,8 +27,8 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.disk.seam import Readable
-from waltzd.format.batch import HEAD_BYTES, Head, decode_locks
+from waltzd.disk.seam import Buffer, Readable
+from waltzd.format.batch import HEAD_BYTES, Head, are_locks, decode_locks
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from waltzd.format.layout import ID_MAX
@@ -140,6 +140,18 @@ def marks_of(first_id: int, locks: LockColumns) -> MarkColumns:
     marks = locks.modes != _READ
     ids = np.repeat(np.arange(first_id, first_id + len(locks.counts)), locks.counts)
     return MarkColumns(locks.ids[marks].astype(np.uint64), ids[marks])
+
+
+def lone_marks(section: Buffer) -> list[int] | None:
+    """Return the locks that one transaction marked, given the section of locks of its batch; None if the section has
+    another form. It does what `marks_of` does, in a loop, which costs less than ten calls of numpy."""
+    if len(section) == 0 or section[0] != 0 or not are_locks(section, 1):
+        return None
+    total = int.from_bytes(section[1:5], "big")
+    behind = 5 + 8 * total
+    modes = int.from_bytes(section[behind:], "big") >> 2 * (-total % 4)
+    locks = struct.unpack_from(f">{total}Q", section, 5)
+    return [lock for at, lock in enumerate(locks) if modes >> 2 * (total - 1 - at) & 3 != _READ]
 
 
 def scan_marks(data: Readable, offset: int, first_id: int, last_id: int) -> tuple[MarkColumns, int, int] | None:

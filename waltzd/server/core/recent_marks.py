@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from waltzd.format.batch import Batch
+from waltzd.format.batch import HEAD_BYTES, Batch
 from waltzd.format.checksum import I64
-from waltzd.format.key_index import U64, LockMarks, LockQuery, marks_of
+from waltzd.format.key_index import U64, LockMarks, LockQuery, lone_marks, marks_of
 
 BLOCK_MARKS = 8192
 BLOCKS_MAX = 16
@@ -72,8 +72,8 @@ class RecentMarks:
 
     def _add(self, batch: Batch) -> None:
         if batch.head.lock_bytes:
-            found, newest = marks_of(batch.first_id, batch.locks), self._newest
-            for lock, id_ in zip(found.locks.tolist(), found.ids.tolist(), strict=True):
+            newest = self._newest
+            for lock, id_ in _marks_of(batch):
                 ids = newest.setdefault(lock, [])
                 if not ids or ids[-1] != id_:
                     ids.append(id_)
@@ -172,6 +172,16 @@ def join_marks(groups: Sequence[Sequence[int]], marks: Mapping[int, LockMarks], 
                 joined[id_] = None
     whole = LockMarks(ids=(), through=max(ends) if newest_first else min(ends))
     return replace(whole, ids=tuple(sorted((id_ for id_ in joined if is_within(id_, whole)), reverse=newest_first)))
+
+
+def _marks_of(batch: Batch) -> Iterable[tuple[int, int]]:
+    """Return each lock that a batch marked, and the id of the transaction that did."""
+    if batch.head.records == 1:
+        lone = lone_marks(memoryview(batch.preamble)[HEAD_BYTES : HEAD_BYTES + batch.head.lock_bytes])
+        if lone is not None:
+            return [(lock, batch.first_id) for lock in lone]
+    found = marks_of(batch.first_id, batch.locks)
+    return zip(found.locks.tolist(), found.ids.tolist(), strict=True)
 
 
 def _marks_in(batch: Batch) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.batches import APPEND, READ, WRITE, batches_of, lock_columns, segment_raw
+from waltzd.format.batch import encode_locks
 from waltzd.format.key_index import (
     FILTER_PAGE_BYTES,
     HEADER_BYTES,
@@ -21,6 +22,7 @@ from waltzd.format.key_index import (
     LockQuery,
     MarkColumns,
     encode_key_index,
+    lone_marks,
     marks_of,
     scan_marks,
 )
@@ -185,6 +187,17 @@ def test_checked_locks_leave_no_mark() -> None:
 
 
 # -- the heads of the batches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_marks_of_one_transaction_are_those_of_the_columns(seed: int) -> None:
+    chance = random.Random(seed)
+    for count in range(1, 20):
+        row = [(chance.randrange(1 << 64), chance.choice([READ, WRITE, APPEND])) for _ in range(count)]
+        section = encode_locks(lock_columns([row]))
+        assert lone_marks(section) == marks_of(7, lock_columns([row])).locks.tolist()
+        for wrong in (b"", b"\1" + section[1:], section[:-1], section + b"\0", section[:5]):
+            assert lone_marks(wrong) is None
 
 
 def a_row(chance: random.Random) -> list[tuple[int, int]]:
