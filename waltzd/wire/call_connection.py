@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, NotPermitted, WaltzError
@@ -71,20 +73,20 @@ class CallConnection:
 
     async def _answer(self, content: Buffer) -> None:
         number, code = REQUEST_HEAD.unpack_from(content)
-        try:
-            parts: tuple[Buffer, ...] = (
-                REPLY_HEAD.pack(number, False),
-                await self._reply(code, bytes(memoryview(content)[REQUEST_HEAD.size :])),
-            )
-        except WaltzError as error:
-            self._host.refused()
-            parts = (REPLY_HEAD.pack(number, True), packed_error(error))
-        try:
-            await self._connection.send(Kind.REPLY, parts)
-        except CannotConnect:  # the caller has gone
-            return
+        with ExitStack() as sent:
+            try:
+                parts: tuple[Buffer, ...] = (
+                    REPLY_HEAD.pack(number, False),
+                    await self._reply(code, bytes(memoryview(content)[REQUEST_HEAD.size :]), sent),
+                )
+            except WaltzError as error:
+                self._host.refused()
+                parts = (REPLY_HEAD.pack(number, True), packed_error(error))
+            with suppress(CannotConnect):  # the caller has gone
+                await self._connection.send(Kind.REPLY, parts)
 
-    async def _reply(self, code: int, raw: bytes) -> bytes:
+    async def _reply(self, code: int, raw: bytes, sent: ExitStack) -> bytes:
+        """Return the reply to a call. `sent`: is closed once it has been sent."""
         if code >= len(FRAMED_CALLS):
             raise WrongPeer(f"this server knows no call with the code {code}")
         call, caller = FRAMED_CALLS[code], self._origin.identity
@@ -95,6 +97,6 @@ class CallConnection:
             if isinstance(request, WaltzError):
                 raise request
             heard.request = request
-            heard.reply = call.pack(await answered(self._host, call, request, self._origin))
+            heard.reply = call.pack(await answered(self._host, call, request, replace(self._origin, sent=sent)))
             found: bytes = heard.reply.SerializeToString()
             return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
@@ -51,11 +52,14 @@ class Calls:
         """Events by partition that an answer waits for."""
         self.asked: list[int] = []
         self.running = self.running_max = 0
+        self.sent = 0
+        """Answers of which the server was told that they have been sent."""
 
     async def fetch_marked(
-        self, key: UUID, partition: int, query: MarkedQuery, *, confirmed: bool, **_options: Any
+        self, key: UUID, partition: int, query: MarkedQuery, *, confirmed: bool, sent: ExitStack, **_options: Any
     ) -> MarkedPage:
         assert (key, query, confirmed) == (KEY, QUERY, True)
+        sent.callback(self._note_sent)
         self.asked.append(partition)
         self.running += 1
         self.running_max = max(self.running_max, self.running)
@@ -67,6 +71,9 @@ class Calls:
         if partition == 13:
             raise BadArgument("thirteen")
         return MarkedPage(records=(), end=Position(partition))
+
+    def _note_sent(self) -> None:
+        self.sent += 1
 
     async def mount(self, link: Any) -> None:
         await link.receive()
@@ -121,8 +128,10 @@ def test_calls_share_a_connection_and_are_answered_in_any_order() -> None:
             assert not first.done()
             with pytest.raises(BadArgument, match="thirteen"):
                 await asked(client, 13)
+            await until(lambda: calls.sent == 4)
             calls.gates[1].set()
             assert await first == 1
+            await until(lambda: calls.sent == 5)
             assert len(client._connections) == 1
 
     run(test)
@@ -358,7 +367,7 @@ def test_a_role_without_the_right_is_refused_and_recorded() -> None:
             request = wire.FetchMarkedRequest(
                 cluster_key=KEY.bytes, partition=5, locks=[1, 2, 3], group_sizes=[1, 2], after=-1, limit=10, confirmed=True
             )
-            asking = end._reply(0, request.SerializeToString())
+            asking = end._reply(0, request.SerializeToString(), ExitStack())
             if role is Role.OBSERVER:
                 with pytest.raises(NotPermitted, match="the role observer"):
                     await asking
