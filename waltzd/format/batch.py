@@ -134,8 +134,8 @@ class Head(NamedTuple):
         """Decode the head at `offset`; return None if its checksum is wrong or its sizes contradict each other."""
         if len(raw) - offset < HEAD_BYTES:
             return None
-        magic, size, *values = _HEAD.unpack_from(raw, offset)
-        view = bytes(memoryview(raw)[offset : offset + HEAD_BYTES])
+        view = bytes(raw[offset : offset + HEAD_BYTES])
+        magic, size, *values = _HEAD.unpack(view)
         first_id, records, _, _, _, _, lock_bytes, group_bytes, record_bytes, flags, _, _, _, crc = values
         if magic != MAGIC or crc32(view[:-4]) != crc or view[_RESERVED] != _ZEROS or flags & ~_KNOWN_FLAGS:
             return None
@@ -144,7 +144,7 @@ class Head(NamedTuple):
             and records > 0
             and 0 <= first_id <= ID_MAX - records
             and record_bytes >= records * OVERHEAD_BYTES
-            and group_bytes in (0, (records + 7) // 8)
+            and (group_bytes == 0 or group_bytes == (records + 7) // 8)
         )
         return Head._make(values) if is_possible else None
 

@@ -165,22 +165,24 @@ def scan_marks(data: Readable, offset: int, first_id: int, last_id: int) -> tupl
         head = Head.decode(raw, offset - start)
         if head is None or head.first_id != first_id:
             return None
-        if head.last_id > last_id:
+        records, lock_bytes, sections = head.records, head.lock_bytes, head.lock_bytes + head.group_bytes
+        next_id, size = first_id + records, HEAD_BYTES + sections + head.record_bytes
+        if next_id > last_id + 1:
             break
-        if offset - start + head.lead > len(raw):
-            raw, start = data.read(offset, max(step, head.lead)), offset
         at = offset - start + HEAD_BYTES
-        if head.lock_bytes and crc32(raw[at : at + head.lead - HEAD_BYTES]) != head.section_crc:
+        if at + sections > len(raw):
+            raw, start, at = data.read(offset, max(step, HEAD_BYTES + sections)), offset, HEAD_BYTES
+        section = raw[at : at + lock_bytes]
+        if lock_bytes and crc32(section if sections == lock_bytes else raw[at : at + sections]) != head.section_crc:
             return None
-        section = raw[at : at + head.lock_bytes]
-        if not packed.add(section, head.records):
-            locks, before = decode_locks(section, head.records), packed.marks()
+        if not packed.add(section, records):
+            locks, before = decode_locks(section, records), packed.marks()
             if locks is None or before is None:
                 return None
             parts += [before, marks_of(first_id, locks)]
-            packed = _PackedLocks(head.last_id + 1)
-        step = WINDOW_BYTES if 16 * head.size <= WINDOW_BYTES else LEAD_BYTES
-        first_id, offset = head.last_id + 1, offset + head.size
+            packed = _PackedLocks(next_id)
+        step = WINDOW_BYTES if 16 * size <= WINDOW_BYTES else LEAD_BYTES
+        first_id, offset = next_id, offset + size
     rest = packed.marks()
     return None if rest is None else (MarkColumns.join([*parts, rest]), offset, first_id)
 
