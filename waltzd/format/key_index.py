@@ -265,7 +265,7 @@ class KeyHeader:
 
 def encode_key_index(header: KeyHeader, marks: MarkColumns) -> bytes:
     """Return the bytes of the index of a segment with these marks."""
-    order = np.argsort(marks.locks, kind="stable")
+    order = _order_of(marks)
     locks, ids = marks.locks[order], marks.ids[order] - header.first_id
     if len(locks):
         is_new = np.append(True, (locks[1:] != locks[:-1]) | (ids[1:] != ids[:-1]))
@@ -279,6 +279,19 @@ def encode_key_index(header: KeyHeader, marks: MarkColumns) -> bytes:
     start, seed = HEADER_BYTES + len(fence), _crc_of(lead)
     filter_ = _sealed(_filter_of(locks), start, seed)
     return b"".join((lead, fence, filter_, _sealed(body, start + len(filter_), seed)))
+
+
+def _order_of(marks: MarkColumns) -> I64:
+    """Return the order of marks by lock and id. A sort that is not stable takes a fifth of the time of a stable one, so the
+    ids of locks with several marks are sorted afterwards."""
+    order = np.argsort(marks.locks)
+    locks = marks.locks[order]
+    is_same = locks[1:] == locks[:-1]
+    several = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    if len(several):
+        found = order[several]
+        order[several] = found[np.lexsort((marks.ids[found], marks.locks[found]))]
+    return order
 
 
 def _crc_of(lead: bytes) -> int:
@@ -312,7 +325,7 @@ def _filter_pages(entries: int) -> int:
 def _filter_of(locks: U64) -> NDArray[np.uint8]:
     blocks = _blocks(len(locks))
     bits = np.zeros(_filter_pages(len(locks)) * _PAGE_BLOCKS * BLOCK_BITS, np.bool_)
-    mixed = _mixed(locks)
+    mixed = np.sort(_mixed(locks))  # the bits of one block are set one after the other
     start = ((mixed >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)) * np.uint64(BLOCK_BITS)
     mixed = _mixed(mixed)
     for probe in range(PROBES):
