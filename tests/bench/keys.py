@@ -50,6 +50,8 @@ APPENDED = 500_000
 """Transactions of a run of --appends: more than a segment of 64 MiB."""
 INDEXED_SECONDS = 300.0
 """Time for the storages to make the key indexes of what was appended."""
+SETTLE_SECONDS = 15.0
+"""Time after the appends that is measured in both clusters: idle daemons use the processor, too."""
 NO_KEYS = """
 import asyncio
 from waltzd.storage.key_indexer import KeyIndexer
@@ -133,6 +135,7 @@ def cost_of_appends(made: LocalCluster, *, has_keys: bool) -> float:
     before = cpu_seconds(made)
     there = ("--at", ",".join(made.server_addresses), "--yes", "--warm-up", "0", "--count", str(APPENDED))
     found = series_of(bench("append", *there, *many(128)), "committed")
+    time.sleep(SETTLE_SECONDS)
     deadline = time.monotonic() + INDEXED_SECONDS
     while has_keys and count(".key") < count(".seg") - 3:  # the newest segment of each storage is not sealed
         assert time.monotonic() < deadline, "the storages do not make the key indexes of their segments"
