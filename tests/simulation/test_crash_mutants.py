@@ -98,7 +98,7 @@ def cuts_the_oldest_segment_first(patch: pytest.MonkeyPatch) -> None:
             for name in (segment_name(first_id), index_name(first_id)):
                 self._disk.remove(join(self._directory, name))
             self._disk.flush_directory(self._directory)
-            self.forget(first_id)
+            self.forget()
         if len(self.first_ids) > position + 1:
             self.active = None
         del self.first_ids[position + 1 :]

@@ -373,7 +373,7 @@ class Healing:
             self._hard_state.change(segments=0)  # after a crash here, the next start checks every segment
         segment = installation.take_names()
         self._damage.replace(self._context.path(first_id), [])
-        self._segments.forget(first_id)
+        self._segments.forget()
         if place.next_first is None:
             self._segments.set_active(segment)
             self.end_moved(is_indexed=True)
@@ -445,7 +445,7 @@ class Healing:
     def examine(self, first_id: int) -> None:
         """Read a whole segment, record what is wrong with it, and make its index right again."""
         segments = self._segments
-        segments.forget(first_id)
+        segments.forget()
         position = segments.first_ids.index(first_id)
         is_last = position == len(segments.first_ids) - 1
         last_id = segments.last_id_of(position)

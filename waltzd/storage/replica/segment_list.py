@@ -6,7 +6,6 @@ It knows names and files; sessions, marks and promises are the business of `walt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from dataclasses import replace
 
 from waltzd.disk.seam import join
@@ -38,7 +37,12 @@ class SegmentList:
         """Where the last batch ends, with `last_id`. None: the last record is of format 0, or there is none."""
         self._chain: tuple[int, bytes] | None = None
         """Hash of the footer before the segment with this first id; None if not read yet."""
-        self._sealed: OrderedDict[int, Segment] = OrderedDict()
+        self._forgotten = 0
+        """Number of calls of `forget`."""
+        self._sealed: tuple[int, dict[int, Segment]] = 0, {}
+        """Sealed segments that are open, the last used last, and the number of calls of `forget` before the first was
+        opened: they are used while it is the same. Readers on several threads replace the dictionary, and never change
+        it: a file that is closed meanwhile lets another thread run."""
 
     def position_of(self, id_: int) -> int:
         return max(0, bisect_right(self.first_ids, id_) - 1)
@@ -74,10 +78,12 @@ class SegmentList:
         active = self.active
         if active is not None and first_id == active.first_id:
             return active, last_id
-        found = self._sealed.pop(first_id, None)
+        forgotten = self._forgotten
+        before, sealed = self._sealed
+        found = sealed.get(first_id) if before == forgotten else None
         if found is None:
             found = Segment.open(self._disk, self._directory, expected=self._context.header(first_id), next_id=last_id + 1)
-        self._keep_open(found)
+        self._keep_open(found, forgotten)
         return found, last_id
 
     def trimmed(self, id_: int) -> Trimmed:
@@ -88,14 +94,15 @@ class SegmentList:
             floor=first_id,
         )
 
-    def _keep_open(self, segment: Segment) -> None:
-        self._sealed[segment.first_id] = segment
-        while len(self._sealed) > OPEN_SEGMENTS_MAX:
-            self._sealed.popitem(last=False)
+    def _keep_open(self, segment: Segment, forgotten: int) -> None:
+        before, sealed = self._sealed
+        others = [one for one in sealed.values() if one.first_id != segment.first_id] if before == forgotten else []
+        self._sealed = forgotten, {one.first_id: one for one in (*others[1 - OPEN_SEGMENTS_MAX :], segment)}
 
-    def forget(self, first_id: int) -> None:
-        """Drop the cached open segment: the next reader opens it again."""
-        self._sealed.pop(first_id, None)
+    def forget(self) -> None:
+        """Drop the open segments, also those that a reader is opening: the next reader opens them again."""
+        self._forgotten += 1
+        self._sealed = self._forgotten, {}
         self._chain = None
 
     def start_segment(self, header: FileHeader) -> Segment:
@@ -186,7 +193,7 @@ class SegmentList:
         if new.first_id not in self.first_ids:
             self.first_ids = [*self.first_ids, new.first_id]
             if old is not None:
-                self._keep_open(old)
+                self._keep_open(old, self._forgotten)
         self._moved()
 
     def note_missing(self, finding: Finding) -> None:
@@ -204,8 +211,7 @@ class SegmentList:
         """Drop all segments from the list. The caller must then create the segment with this first id."""
         if self.active is not None:
             self.active.close()
-        for known in self.first_ids:
-            self.forget(known)
+        self.forget()
         self.first_ids, self.active, self.last_id, self.end = [first_id], None, first_id - 1, None
 
     def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
@@ -233,9 +239,8 @@ class SegmentList:
                 if self._disk.exists(path):
                     self._disk.remove(path)
             self._disk.flush_directory(self._directory)
-            self.forget(first_id)
         self.first_ids = self.first_ids[: position + 1]
-        self.forget(kept)
+        self.forget()
         self.active = active
         active.cut(end=end, next_id=next_id)
         self.last_id = next_id - 1

@@ -96,8 +96,8 @@ class Trimming:
             set_segments_aside(self._context, dict.fromkeys(sorted(first_ids)), why)
 
     def _forget(self, gone: list[int]) -> None:
+        self._segments.forget()
         for first_id in gone:
-            self._segments.forget(first_id)
             self._damage.replace(self._context.path(first_id), [])
             self._left = [index_name(first_id), segment_name(first_id), key_index_name(first_id), *self._left]
 
