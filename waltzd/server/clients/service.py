@@ -99,6 +99,11 @@ def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest | wire.F
     return uuid_of(request.timeline, "a timeline") if request.HasField("timeline") else FIRST
 
 
+def _last_id(request: wire.HistoryRequest | wire.FetchMarkedRequest) -> int:
+    """Return the last id of a range; -1 if all ids are behind it."""
+    return max(0, request.before) - 1 if request.HasField("before") else ID_MAX
+
+
 class LogService(Host):
     """The service `Log`. The calls themselves check the cluster key."""
 
@@ -124,9 +129,8 @@ class LogService(Host):
         return await self._calls.find_time(key, request.partition, request.time, identity=origin.uri)
 
     async def History(self, request: wire.HistoryRequest, origin: Origin) -> HistoryPart:
-        last_id = request.before - 1 if request.HasField("before") else ID_MAX
         query = LockQuery(
-            lock=request.lock, first_id=request.after + 1, last_id=last_id, limit=request.limit,
+            lock=request.lock, first_id=request.after + 1, last_id=_last_id(request), limit=request.limit,
             newest_first=request.newest_first,
         )  # fmt: skip
         key = key_of(request.cluster_key)
@@ -139,7 +143,7 @@ class LogService(Host):
         query = MarkedQuery(
             groups=tuple(locks[start:stop] for start, stop in pairwise(ends)),
             first_id=request.after + 1,
-            last_id=request.before - 1 if request.HasField("before") else ID_MAX,
+            last_id=_last_id(request),
             limit=request.limit,
             newest_first=request.newest_first,
         )

@@ -14,6 +14,7 @@ from waltzd.errors import NeedsBatches, NotGranted
 from waltzd.protocol.policy import Grant, Pattern, Policy, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.service import LogService
+from waltzd.testing import LocalCluster
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import CALLS
 from waltzd.wire.servicer import Origin, answered
@@ -52,6 +53,24 @@ def test_a_time_is_asked_for_in_the_name_of_the_caller() -> None:
             await ask(room, "FindTime", request, APP)
 
     in_room(test)
+
+
+@pytest.mark.parametrize("name", ["History", "FetchMarked"])
+def test_a_range_that_ends_before_the_log_is_empty(name: str) -> None:
+    """Its end has one more below it than a number on the wire may have."""
+
+    async def story(cluster: LocalCluster) -> None:
+        service = LogService(cluster._running(cluster.owner()).calls)
+        request: Any = getattr(wire, f"{name}Request")(
+            cluster_key=cluster.meta.key.bytes, after=-1, before=-(1 << 63), limit=1
+        )
+        if name == "FetchMarked":
+            request.locks.append(1)
+            request.group_sizes.append(1)
+        call = CALLS[f"/waltz.v1.Log/{name}"]
+        assert call.pack(await answered(service, call, request, Origin())).end == -1
+
+    LocalCluster(partitions=1).run(story)
 
 
 def test_the_right_to_make_a_group_is_asked_before_anything_of_it_is_read() -> None:
