@@ -365,6 +365,7 @@ class Health:
         self._pid = pid
         self._bytes = self._resident_bytes()
         self._open, self._ours = open_kinds(pid), open_kinds(os.getpid())
+        self._sockets = sockets_of(pid)
 
     def _resident_bytes(self) -> int:
         pages = Path(f"/proc/{self._pid}/statm").read_text().split()[1]
@@ -382,7 +383,9 @@ class Health:
                 while more := self._still_open():
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"still open, more than before: {dict(more)}") from None
+            new = [which for inode, which in sockets_of(self._pid).items() if inode not in self._sockets]
+            gone = [which for inode, which in self._sockets.items() if inode not in sockets_of(self._pid)]
+            raise AssertionError(f"still open, more than before: {dict(more)}; new {new}, gone {gone}") from None
         grown = self._resident_bytes() - self._bytes
         print(f"grew by {grown / MIB:.1f} MiB over {self._bytes / MIB:.1f}")
         assert grown <= GROWTH_BYTES_MAX
@@ -399,6 +402,19 @@ def open_kinds(pid: int) -> Counter[str]:
                 found["deleted"] += 1
             elif not target.startswith("/"):
                 found[target.partition(":")[0]] += 1
+    return found
+
+
+def sockets_of(pid: int) -> dict[str, str]:
+    """Return the TCP sockets of a process by inode: both addresses and the state, as the kernel writes them."""
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    tcp = {row[9]: f"{row[1]} {row[2]} {row[3]}" for row in rows}
+    found: dict[str, str] = {}
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            kind, _, inode = os.readlink(f"/proc/{pid}/fd/{entry}").partition(":")
+            if kind == "socket":
+                found[inode.strip("[]")] = tcp.get(inode.strip("[]"), "no TCP connection")
     return found
 
 
