@@ -477,7 +477,8 @@ class GroupCoordinator:
             raise self.damage
         groups = self.state_log.groups if name is None else {name: self._group(name)}
         found: dict[str, dict[int, GroupPartitionStatus]] = {one: {} for one in groups}
-        for key, state in self.state_log.states():
+        states = self.state_log.states() if name is None else self._states_of(name, groups[name][1])
+        for key, state in states:
             if key.name in found and groups[key.name][1] == key.made_at:
                 found[key.name][key.partition] = GroupPartitionStatus(
                     partition=key.partition,
@@ -495,6 +496,13 @@ class GroupCoordinator:
             GroupDescription(meta, made_at, tuple(found[one][partition] for partition in sorted(found[one])))
             for one, (meta, made_at) in sorted(groups.items())
         ]
+
+    def _states_of(self, name: str, made_at: int) -> Iterator[tuple[Key, GroupState]]:
+        """Yield the states of one group, by partition, without a look at other groups."""
+        for partition in range(self._partitions):
+            state = self.state_log.state(name, partition)
+            if state is not None:
+                yield Key(name, made_at, partition), state
 
     def _stopped(self, key: Key, state: GroupState) -> str:
         own = self._own_pipeline(key.partition)
@@ -530,15 +538,14 @@ class GroupCoordinator:
         _, made_at = self._group(name)
         count = max(1, min(count, PARKED_COUNT_MAX))
         found: list[ParkedTransaction] = []
-        for key, state in sorted(self.state_log.states(), key=lambda item: item[0]):
-            if key[:2] == (name, made_at) and partition in (None, key.partition):
+        for key, known in self._states_of(name, made_at):
+            if partition in (None, key.partition):
                 at_work = self._active.get(key)
-                state = state if at_work is None else at_work.state or state
-                found += (
-                    ParkedTransaction(key.partition, id, one.failures, one.member, one.reason)
-                    for id, one in sorted(state.parked.items())
-                    if after is None or partition is None or id > after
-                )
+                parked = known.parked if at_work is None else (at_work.state or known).parked
+                ids = sorted(id for id in parked if after is None or partition is None or id > after)
+                for id in ids[: count + 1 - len(found)]:
+                    one = parked[id]
+                    found.append(ParkedTransaction(key.partition, id, one.failures, one.member, one.reason))
         return tuple(found[:count]), len(found) > count
 
     def totals(self) -> GroupTotals | None:

@@ -20,6 +20,7 @@ from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.subscription import Subscription
 from waltzd.errors import BadArgument, DeliveryLate, EventUnknown, GroupExists, NoSuchGroup, NotGranted, NotInGroup
+from waltzd.server.groups.state_log import GroupStateLog
 from waltzd.testing import BlockingCluster, LocalCluster
 
 SECONDS = 30.0
@@ -464,6 +465,30 @@ def test_a_client_asks_for_lag_and_what_is_parked_and_has_it_given_again() -> No
         assert [one.partition for one in await client.group_status("one")] == [0]
         with pytest.raises(NotInGroup):
             await client._routes.ask(1, "DescribeGroup", lambda port: port.group_status("one", 1), 5)
+
+    with_cluster(test, partitions=2)
+
+
+def test_a_question_about_one_group_costs_nothing_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has ten thousand groups, and a member of one may ask as often as it likes."""
+    monkeypatch.setattr(GroupStateLog, "states", None)
+
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await fill(client, 3)
+        await client.create_group("mailer", mode="queue", partitions=[0])
+        async with client.subscribe("mailer") as subscription:
+            for one in await some(subscription, 3):
+                await one.reject("no address")
+            assert [one.id for one in await client.parked("mailer")] == [0, 1, 2]
+            assert [one.parked for one in await client.group_status("mailer")] == [3]
+        calls = cluster._running(cluster.owner(0)).groups
+        assert calls is not None
+        pages = [calls.parked("mailer", 0, after, 2) for after in (None, 1, 2)]
+        assert [([one.id for one in found], has_more) for found, has_more in pages] == [
+            ([0, 1], True),
+            ([2], False),
+            ([], False),
+        ]
 
     with_cluster(test, partitions=2)
 
