@@ -5,6 +5,8 @@ The version before and one of the future are wheels in environments of their own
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterable
@@ -17,6 +19,7 @@ import pytest
 from tests.process.cluster import Cluster
 from tests.process.race import Race
 from tests.process.versions import BEFORE, environment
+from tests.release.packages import ROOT
 from waltzctl import main
 from waltzctl.placement.changeover import finalize_plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -40,6 +43,11 @@ with BlockingClient(servers=sys.argv[1], partitions=[{OTHER}]) as client:
 FUTURE = (
     ("waltzd/protocol/level.py", "RELEASE: Release = 0, 1\n", "RELEASE: Release = 0, 3\n"),
     ("waltzd/protocol/level.py", "(0, 1): 1}", "(0, 1): 1, (0, 3): 2}"),
+)
+
+NEXT = (
+    ("waltzd/protocol/level.py", "RELEASE: Release = 0, 1\n", "RELEASE: Release = 0, 2\n"),
+    ("waltzd/protocol/level.py", "(0, 1): 1}", "(0, 1): 1, (0, 2): 2}"),
 )
 
 
@@ -152,6 +160,48 @@ def test_a_storage_that_started_behind_the_look_of_finalize_is_cut_off(tmp_path:
     try:
         cluster.start()
         run(work())
+    finally:
+        cluster.close()
+
+
+def test_the_page_of_upgrades_can_be_followed(tmp_path: Path) -> None:
+    """From this version to the next one, by what `docs/upgrade.md` says in its order, with one step back."""
+    now, after = sys.executable, str(environment("HEAD", "0.2.0", *NEXT))
+    cluster = Cluster.make(tmp_path / "cluster", partitions=4, session_seconds=2)
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs/upgrade.md").read_text(encoding="utf-8"), re.M | re.S)
+    before, for_storage, for_server, shown, finalize = blocks
+
+    def typed(block: str, python: str = now) -> str:
+        """Type the lines of a block, as a person who says yes."""
+        script = f'waltzctl() {{ "{python}" -P -m waltzctl "$@"; }}\n{block.replace("server drain", "server drain --yes")}'
+        where = {**os.environ, "WALTZ_DIRECTORY": str(cluster.local.directory)}
+        command = ["bash", "-e", "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, block + done.stdout + done.stderr
+        return done.stdout
+
+    def renew(block: str, example: str, name: str, python: str) -> None:
+        first, on_its_machine, then = re.split("(^# on its machine.*\n)", block, flags=re.M)
+        assert "stop the daemon, install the new version, start the daemon" in on_its_machine
+        typed(first.replace(example, name))
+        end(cluster, name)
+        begin(cluster, name, python)
+        typed(then)
+
+    try:
+        cluster.start()
+        assert "nothing to do: cluster finalize local" in typed(before)
+        storages = [(for_storage, "storage-1", name) for name in cluster.storage_names]
+        servers = [(for_server, "server-1", name) for name in cluster.server_names]
+        for block, example, name in [*storages, *servers]:
+            renew(block, example, name, after)
+        renew(*servers[-1], now)
+        assert typed(shown).count("0.2.0") == 4
+        assert typed(shown).count("0.1.0") == 1
+        renew(*servers[-1], after)
+        assert typed(shown).count("0.2.0") == 5
+        assert f"raise the level of the cluster local from {THIS.level} to 2" in typed(finalize, after)
+        assert typed("waltzctl cluster finalize --dry-run", after) == "nothing to do: cluster finalize local\n"
     finally:
         cluster.close()
 
