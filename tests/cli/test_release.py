@@ -22,6 +22,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.json_schemas import command_words
 from tests.process.zookeeper import free_port
 from tests.release.__main__ import build
 from tests.release.debian import SETTINGS, UNITS
@@ -234,6 +235,28 @@ def test_the_debian_package_is_installed_into_a_fresh_root(release: Path, tmp_pa
     assert "python3.11" in wanted
 
 
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+def vendored(name: str) -> Draft202012Validator:
+    """Return the validator of a published schema that `check-jsonschema` brings."""
+    text = resources.files("check_jsonschema").joinpath(f"builtin_schemas/vendor/{name}.json").read_text(encoding="utf-8")
+    return Draft202012Validator(json.loads(text))
+
+
+def test_issue_forms_keep_to_the_published_schemas_and_name_commands_that_exist() -> None:
+    forms = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir()}
+    assert set(forms) == {"bug.yml", "proposal.yml", "config.yml"}
+    for name, text in forms.items():
+        found = yaml.safe_load(text)
+        validator = vendored("github-issue-config" if name == "config.yml" else "github-issue-forms")
+        assert [f"{name} {list(error.path)}: {error.message}" for error in validator.iter_errors(found)] == []
+        assert not validator.is_valid({**found, "boddy": 1} if name == "config.yml" else {**found, "body": []})
+        for words in re.findall(r"`waltzctl ([a-z -]+)", text):
+            assert words.startswith("--") or command_words(words.split()), words
+        assert all((ROOT / page).exists() for page in re.findall(r"(?<!/)\b(?:docs/[\w-]+(?:\.md)?|[A-Z]+\.md)", text))
+
+
 # -- what starts them --------------------------------------------------------------------------------------------------
 
 
@@ -268,8 +291,7 @@ def test_compose_starts_daemons_that_find_each_other(tmp_path: Path) -> None:
 
 
 def test_compose_keeps_to_the_published_schema() -> None:
-    vendored = resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json")
-    validator = Draft202012Validator(json.loads(vendored.read_text(encoding="utf-8")))
+    validator = vendored("compose-spec")
     found = yaml.safe_load((CONFIGS / "compose.yaml").read_text(encoding="utf-8"))
     assert [f"{list(error.path)}: {error.message}" for error in validator.iter_errors(found)] == []
     found["services"]["create"]["read_onli"] = True

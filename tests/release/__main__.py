@@ -31,7 +31,8 @@ from tests.sbom import RELEASE, bill, locked
 LEFT = """
 Left for a person, in this order:
   1. Run ./dev gate on this commit, and read the page that it writes.
-  2. Put the addresses of the project into [project.urls] of pyproject.toml, and build again.
+  2. Put the addresses of the project into [project.urls] of pyproject.toml and .github/ISSUE_TEMPLATE/config.yml, and
+     build again.
   3. Sign SHA256SUMS, and the tag: git tag --sign v{version} {commit}
   4. Publish the wheel and the sdist in an index of packages, and the image in a registry.
   5. Publish the Debian package, waltz-{version}-deploy.tar.gz, the bill of materials and the signed sums beside the tag.
