@@ -246,6 +246,20 @@ def test_a_server_that_is_up_is_not_taken_out(place: list[str], waltzctl: Tool) 
     refused(waltzctl("server", "remove", "server-9", "--yes", *place), 3, "W", "server-9")
 
 
+def test_a_server_that_was_stopped_is_taken_out(own: LocalCluster, waltzctl: Tool) -> None:
+    place = ["--directory", str(own.directory)]
+    wait_until(lambda: is_settled(own.directory))
+    own.daemons["server-2"].ask_to_end()
+    assert own.daemons["server-2"].wait_end(60)
+    dry, done = (
+        as_json(waltzctl("server", "remove", "server-2", option, "-o", "json", *place)) for option in ("--dry-run", "--yes")
+    )
+    assert [told["result"] for told in (dry, done)] == ["dry-run", "done"]
+    assert dry["steps"] == done["steps"]
+    refused(waltzctl("server", "remove", "server-2", "--yes", *place), 3, "W2102", "there is no server server-2")
+    assert waltzctl("cluster", "wait", "--healthy", "--timeout", "60", *place).code == 0, "nobody misses it"
+
+
 def test_a_server_that_does_not_answer_is_part_of_the_list(
     own: LocalCluster, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
