@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import json_schemas
 from waltzctl.shell import blueprint
 
 settings.register_profile("waltz", deadline=None, derandomize=True, max_examples=60)
@@ -104,6 +105,14 @@ def pytest_report_header() -> str:
 def original() -> Path:
     """Three storage directories that the original system wrote, and a manifest of all records in them. Do not change."""
     return TESTS / "fixtures" / "java-waltz-a"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _answers_fit_their_schemas() -> Iterator[None]:
+    """Each answer of each command that runs in this process is checked against the schema of the command."""
+    with pytest.MonkeyPatch.context() as patches:
+        json_schemas.install(patches)
+        yield
 
 
 @pytest.fixture(autouse=True)

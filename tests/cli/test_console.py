@@ -23,6 +23,7 @@ import pytest
 
 from tests.cli.browser import ENTER, TAB, Browser, missing
 from tests.cli.example import examples
+from tests.json_schemas import check_output
 from waltzctl.local_cluster.local import LocalCluster
 
 Tool = Callable[..., Any]
@@ -57,7 +58,9 @@ class Console:
 
     def address(self) -> str:
         """The next one: each opens once."""
-        return str(json.loads(self._lines.get(timeout=PATIENCE_SECONDS))["address"])
+        line = self._lines.get(timeout=PATIENCE_SECONDS)
+        check_output(["console"], line)
+        return str(json.loads(line)["address"])
 
     def end(self) -> tuple[int, str]:
         assert self.process.stderr is not None

@@ -24,10 +24,11 @@ from waltz_spark.export.verification import check_files
 
 from tests.cli.example import examples
 from tests.conftest import SEED
+from tests.json_schemas import check_output
 from tests.spark.exporting import export
 from tests.spark.growing import GrowingStorage
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.main import run
+from waltzctl.main import run, wants_json
 from waltzd import BlockingClient, FeedMode
 
 PARTITIONS, RECORDS = 3, 1200
@@ -76,6 +77,8 @@ def command(*arguments: str | Path, environment: dict[str, str] | None = None) -
 def done(*arguments: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
     process = command(*arguments, environment=environment)
     out, err = process.communicate(timeout=COMMAND_SECONDS)
+    if out and wants_json([str(one) for one in arguments]):
+        check_output([str(one) for one in arguments], out)
     return process.returncode, out, err
 
 
