@@ -41,8 +41,8 @@ class SegmentList:
         """Number of calls of `forget`."""
         self._sealed: tuple[int, dict[int, Segment]] = 0, {}
         """Sealed segments that are open, the last used last, and the number of calls of `forget` before the first was
-        opened: they are used while it is the same. Readers on several threads replace the dictionary, and never change
-        it: a file that is closed meanwhile lets another thread run."""
+        opened: after another call they are not used. Readers on several threads replace the dictionary and never change
+        it, because closing a file lets another thread run."""
 
     def position_of(self, id_: int) -> int:
         return max(0, bisect_right(self.first_ids, id_) - 1)
