@@ -100,7 +100,7 @@ def _probed(
     took = {"ZooKeeper": contact_ms, "locate": found.locate_ms}
     parts = [f"{what} {'-' if value is None else _tenths(value)} ms" for what, value in took.items()]
     if commits:
-        parts.append(f"commit {commits[len(commits) // 2]:.1f} ms in the middle, {commits[-1]:.1f} ms at most")
+        parts.append(f"commit {commits[len(commits) // 2]:.1f} ms median, {commits[-1]:.1f} ms max")
     yield ", ".join(parts)
 
 
