@@ -31,6 +31,7 @@ from waltzd.client.blocking import BlockingClient, _batches, blocking, declared_
 from waltzd.client.client import Client
 from waltzd.client.routes import pause_seconds
 from waltzd.client.submits import deadline_of
+from waltzd.client.view import POSITION_MAX
 from waltzd.errors import AppendConditionFailed, BadArgument, CannotConnect, NotSent, OutcomeUnknown
 from waltzd.protocol.locks import (
     MARKED_LOCKS_MAX,
@@ -89,8 +90,8 @@ class Event:
     """Things that the event concerns, such as `course:7`."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.type, str) or not self.type:
-            raise BadArgument(f"an event needs a type, which is a text, not {self.type!r}")
+        if not isinstance(self.type, str) or not self.type or not _is_sound(self.type):
+            raise BadArgument(f"an event needs a type, which is a text, not {self.type!r:.100}")
         if not isinstance(self.data, bytes):
             raise BadArgument(f"the data of an event must be bytes, not {type(self.data).__name__}")
         object.__setattr__(self, "tags", _texts("tags", self.tags))
@@ -186,9 +187,14 @@ class ReadResult:
 
 def _texts(what: str, given: Iterable[str]) -> tuple[str, ...]:
     found = () if isinstance(given, str) else tuple(given)
-    if isinstance(given, str) or not all(isinstance(one, str) for one in found):
+    if isinstance(given, str) or not all(isinstance(one, str) and _is_sound(one) for one in found):
         raise BadArgument(f"{what} must be a sequence of texts, not {given!r:.100}")
     return found
+
+
+def _is_sound(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _encode(event: Event) -> bytes:
@@ -292,8 +298,8 @@ class EventStore:
             CannotConnect: The owner did not answer in time.
             BadArgument, ClientClosed: A position is wrong, there is no such partition, or the client is not open.
         """
-        if limit is not None and limit < 1:
-            raise BadArgument(f"limit must be at least 1, not {limit!r}")
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            raise BadArgument(f"limit must be an integer of at least 1, not {limit!r}")
         found: list[SequencedEvent] = []
         end = Position(EMPTY)
         async with aclosing(self._pages(query, _id_before(after), timeout, limit, newest_first)) as pages:
@@ -477,7 +483,7 @@ class EventStore:
 
 def _id_before(after: int | None) -> int:
     """Return the id of a position, in the same timeline if the position has one."""
-    if after is not None and (not isinstance(after, int) or isinstance(after, bool) or after < 0):
+    if after is not None and (not isinstance(after, int) or isinstance(after, bool) or not 0 <= after <= POSITION_MAX):
         raise BadArgument(f"a position of an event store is an integer from 0 on, not {after!r}")
     return EMPTY if after is None else Position(after - 1, after.timeline) if isinstance(after, Position) else after - 1
 

@@ -351,6 +351,8 @@ def test_what_a_store_refuses() -> None:
         {"type": "a", "data": "text"},
         {"type": "a", "tags": "text"},
         {"type": "a", "tags": [7]},
+        {"type": "a\ud800"},
+        {"type": "a", "tags": ["\udfff"]},
     ):
         with pytest.raises(BadArgument):
             Event(**wrong)
@@ -367,11 +369,12 @@ def test_what_a_store_refuses() -> None:
             store = EventStore(client, partition=0)
             with pytest.raises(BadArgument, match="at least one event"):
                 await store.append([])
-            for position in (-1, "1", True):
+            for position in (-1, "1", True, 1 << 63):
                 with pytest.raises(BadArgument, match="a position of an event store"):
                     await store.read(after=position)  # type: ignore[arg-type]
-            with pytest.raises(BadArgument, match="limit must be at least 1"):
-                await store.read(limit=0)
+            for limit in (0, 1.5, True):
+                with pytest.raises(BadArgument, match="limit must be an integer of at least 1"):
+                    await store.read(limit=limit)  # type: ignore[arg-type]
             with pytest.raises(BadArgument, match="above the end of partition 0"):
                 await store.append([Event("Joined")], AppendCondition(after=9))
             wide = Query([QueryItem([f"type {number}"], [f"tag {number}"]) for number in range(600)])
@@ -379,6 +382,7 @@ def test_what_a_store_refuses() -> None:
             assert await append(store, [Event("type 9", tags=["tag 9"])], AppendCondition(wide)) == 2
             assert await append(store, [Event("type 9", tags=["tag 9"])], AppendCondition(wide)) is None
             assert [one.position for one in (await store.read(Query(wide.items[:200]))).events] == [2]
+            assert await store.append([Event("Smiled", tags=["\U0001f600"])]) == 3
 
     with_cluster(story)
 
