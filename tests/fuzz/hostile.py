@@ -406,15 +406,18 @@ def open_kinds(pid: int) -> Counter[str]:
 
 
 def sockets_of(pid: int) -> dict[str, str]:
-    """Return the TCP sockets of a process by inode: both addresses and the state, as the kernel writes them."""
-    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    """Return the sockets of a process by inode: both addresses and the state, as the kernel writes them."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [row.split() for table in tables for row in table]
     tcp = {row[9]: f"{row[1]} {row[2]} {row[3]}" for row in rows}
+    unix = [row.split() for row in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
+    tcp |= {row[6]: f"unix {row[3:6]}" for row in unix}
     found: dict[str, str] = {}
     for entry in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             kind, _, inode = os.readlink(f"/proc/{pid}/fd/{entry}").partition(":")
             if kind == "socket":
-                found[inode.strip("[]")] = tcp.get(inode.strip("[]"), "no TCP connection")
+                found[inode.strip("[]")] = tcp.get(inode.strip("[]"), "without an address")
     return found
 
 
