@@ -282,15 +282,15 @@ def encode_key_index(header: KeyHeader, marks: MarkColumns) -> bytes:
 
 
 def _order_of(marks: MarkColumns) -> I64:
-    """Return the order of marks by lock and id. A sort that is not stable takes a fifth of the time of a stable one, so the
-    ids of locks with several marks are sorted afterwards."""
+    """Return the order of marks by lock and id. They come in the order of their ids. A sort that is not stable takes a
+    fifth of the time of a stable one, so only locks with several marks are sorted by that."""
     order = np.argsort(marks.locks)
     locks = marks.locks[order]
     is_same = locks[1:] == locks[:-1]
     several = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
     if len(several):
-        found = order[several]
-        order[several] = found[np.lexsort((marks.ids[found], marks.locks[found]))]
+        found = np.sort(order[several])
+        order[several] = found[np.argsort(marks.locks[found], kind="stable")]
     return order
 
 
