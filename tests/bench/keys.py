@@ -56,6 +56,7 @@ NO_KEYS = """
 import asyncio
 from waltzd.storage.key_indexer import KeyIndexer
 KeyIndexer.run = lambda self: asyncio.Event().wait()
+KeyIndexer.index_missed = lambda self, partition: asyncio.sleep(0)
 """
 """What a storage runs at its start, to make no key index."""
 
