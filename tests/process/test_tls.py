@@ -25,9 +25,12 @@ from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzErr
 from waltzd.errors.operations import WrongPeer
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Credit
+from waltzd.protocol.locks import MarkedPage, MarkedQuery
+from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.calls import CALLS, DESCRIBE_STORAGE
+from waltzd.wire.calls import CALLS, DESCRIBE_STORAGE, FETCH_MARKED
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.grpc import Channel, error_of
@@ -270,6 +273,44 @@ def test_every_call_is_tried_by_every_role(authority: Authority) -> None:
             await daemon.stop(0)
 
     loop.run(check())
+
+
+def test_calls_over_frames_are_of_the_certificate(authority: Authority) -> None:
+    """The same roles are let in as over gRPC, and a call has the identity of its connection."""
+    server, callers = authority.issue(KEY, Role.SERVER, "one"), list[str]()
+
+    class Calls:
+        async def fetch_marked(self, *_arguments: Any, identity: str, **_options: Any) -> MarkedPage:
+            callers.append(identity)
+            return MarkedPage(records=(), end=Position(5))
+
+        async def mount(self, link: Any) -> None:
+            await link.receive()
+
+    async def check() -> None:
+        calls: Any = Calls()
+        port = StreamPort(Address("127.0.0.1", 0), 1 << 20, server.tls(Role.SERVER))
+        await port.open()
+        port.serve(calls, on_fatal=lambda error: None)
+        query = MarkedQuery(groups=((1,),), limit=1)
+        try:
+            for role in Role:
+                for key in (KEY, OTHER):
+                    tls = authority.issue(key, role, "x", file=f"{role}-{key.int}").tls(role)
+                    async with ServerClient("127.0.0.1:1", KEY, tls=tls, seconds=1) as client:
+                        client.expect("one", str(port.address))
+                        asking = client.fetch_marked(3, query, confirmed=True)
+                        if key == KEY and role in FETCH_MARKED.roles:
+                            assert (await asking).end == 5
+                            assert callers[-1] == Identity(KEY, role, "x").uri
+                        else:
+                            with pytest.raises(CannotConnect):
+                                await asking
+        finally:
+            await port.stop(0)
+
+    loop.run(check())
+    assert len(callers) == len(FETCH_MARKED.roles)
 
 
 def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) -> None:
