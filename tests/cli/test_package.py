@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -154,8 +155,53 @@ def test_it_works_in_an_empty_environment(wheel: Path, python: Path) -> None:
     assert run([python, "-W", "error", "-c", APPLICATION], folder) == "done\n"
     assert "pip install 'waltzd[daemon]'" in refused(folder / "waltzd")
     assert "pip install 'waltzd[tools]'" in refused(folder / "waltzctl")
+    install(python, f"{wheel}[tools]")
+    assert run([folder / "waltzctl", "--version"], folder) == "waltzctl 0.1.0\n"
     install(python, f"{wheel}[daemon]")
     for program in ("waltzd", "waltzctl"):
         assert "0.1.0" in run([folder / program, "--version"], folder)
         assert f"Usage: {program} " in run([folder / program, "--help"], folder)
     run([python, "-c", "import waltzd.server.command, waltzd.storage.command, waltzd.daemon.http"], folder)
+
+
+# -- without an environment --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runners(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The programs `uvx` and `pipx`, and variables under which they keep to a folder and take the newest Python."""
+    there = interpreters()
+    newest = there[max(there)]
+    home = tmp_path / "runners"
+    run([newest, "-m", "venv", home], tmp_path)
+    pip: list[str | Path] = [home / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "uv", "pipx"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and OUT_OF_REACH.search(done.stdout + done.stderr):
+        pytest.skip("no index of packages can be reached from here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folders = {name: str(home / name) for name in ("UV_CACHE_DIR", "UV_TOOL_DIR", "PIPX_HOME", "PIPX_BIN_DIR")}
+    chosen = {"UV_PYTHON": newest, "UV_PYTHON_DOWNLOADS": "never", "PIPX_DEFAULT_PYTHON": newest}
+    try:
+        yield home / "bin", folders | chosen
+    finally:
+        shutil.rmtree(home)  # some gigabytes
+
+
+@pytest.mark.long  # it installs about 600 MB
+def test_the_first_lines_of_the_readme_bring_up_a_cluster(
+    wheel: Path, runners: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    programs, environment = runners
+    (block,) = re.findall(r"^```sh\n(uvx .*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    script = block.replace("'waltzd[local]'", f"'{wheel}[local]'")
+    assert script.count(str(wheel)) == len(block.splitlines())
+    environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    try:
+        said = run(["bash", "-e", "-c", script], tmp_path, **environment)
+    finally:
+        subprocess.run([sys.executable, "-m", "waltzctl", "down", "trial"], cwd=tmp_path, capture_output=True, check=False)
+    assert "4 partitions open, on 2 servers and 3 storages" in said
+    assert "committed: partition 0, id 0" in said
+    assert "6 processes stopped" in said
+    words = ["pipx", "run", "--spec", f"{wheel}[tools]", "waltzctl", "--version"]
+    assert run([programs / words[0], *words[1:]], tmp_path, **environment) == "waltzctl 0.1.0\n"
