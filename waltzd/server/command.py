@@ -311,12 +311,7 @@ class _Daemon:
         )
         self.authorizer = Authorizer()
         self._policy = PolicyFollower(cluster, self.authorizer)
-        self._versions = VersionCheck(
-            cluster,
-            config.name,
-            meta.level,
-            on_rise=lambda: self.owner.check_storages(self._versions.check_storage),
-        )
+        self._versions = VersionCheck(cluster, config.name, meta.level)
         self.registration = Registration(
             cluster, self._server, is_alive=self._is_alive, check_servers=self._versions.check_servers
         )
@@ -336,6 +331,7 @@ class _Daemon:
             is_gone=self._detector.is_gone,
             names=self._names,
         )
+        self._versions.on_rise = self.owner.check_storages
         self.clients = ClientRegistry()
         self.groups = GroupCoordinator(
             ClientLog(self._group_log_client, lambda: self.owner.group_log),

@@ -3,9 +3,8 @@
 The rules are those of `waltzd.protocol.level`. The hard part are two servers that start at once: each looks at the list of
 servers before it writes anything, and again whenever it has put itself into the list, so at least one of them sees both
 versions. A server whose registration expired looks in the same way when it registers again: another one may have joined.
-
-A storage does not read the level. One of an older version may start between the last look at the storages and the change of
-the level. So a server that learns of the new level checks the storages that it is connected to again.
+A storage does not read the level, and one of an older version may start just before it rises: a server that reads a higher
+level checks the storages that it is connected to again.
 """
 
 from __future__ import annotations
@@ -18,22 +17,15 @@ from waltzd.server.reconcile import Reconciler
 
 
 class VersionCheck:
-    def __init__(
-        self,
-        cluster: Cluster,
-        name: str,
-        level: int,
-        program: Program = THIS,
-        on_rise: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`name`: this server. `level`: level of the cluster, as it was read. `program`: version of this server. `on_rise`
-        is called when a higher level was read, before anything else can use it."""
+    def __init__(self, cluster: Cluster, name: str, level: int, program: Program = THIS) -> None:
+        """`name`: this server. `level`: level of the cluster, as it was read. `program`: version of this server."""
         self._cluster = cluster
         self._name = name
         self.level = level
         """Level of the cluster when it was last read."""
         self._program = program
-        self._on_rise = on_rise
+        self.on_rise: Callable[[Callable[[str, str], None]], None] = lambda check: None
+        """Called with `check_storage` when a higher level was read, before anything else can use it."""
         self.reconciler = Reconciler("level", wait=lambda seen: cluster.wait_for_change([ROOT], seen), act=self.read)
 
     async def read(self) -> None:
@@ -41,7 +33,7 @@ class VersionCheck:
         level = (await self._cluster.meta()).level
         if level > self.level:
             self.level = level
-            self._on_rise()
+            self.on_rise(self.check_storage)
 
     async def check_servers(self) -> None:
         """Raise `IncompatibleVersion` if a server that is up is more than one minor version away from this one."""

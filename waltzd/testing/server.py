@@ -87,7 +87,7 @@ class LocalServer:
         self._capacity = Capacity(MOUNTS_MAX)
         self._timer = PeriodicTimer(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
-        self.versions = None if program is None else VersionCheck(self._cluster, name, 0, program, self._check_storages)
+        self.versions = None if program is None else VersionCheck(self._cluster, name, 0, program)
         self._registration = (
             Registration(self._cluster, self.meta, is_alive=is_alive)
             if self.versions is None
@@ -109,6 +109,8 @@ class LocalServer:
             is_gone=(lambda server: False) if self._detector is None else self._detector.is_gone,
             names=ClientNames(coordinator, clock=lambda: 0.0),
         )
+        if self.versions is not None:
+            self.versions.on_rise = self.owner.check_storages
         self.authorizer = authorizer or Authorizer.free()
         self._policy = None if authorizer is None else PolicyFollower(self._cluster, authorizer)
         self.clients = ClientRegistry()
@@ -153,10 +155,6 @@ class LocalServer:
             on_fatal=self._on_fatal,
             say=self._say,
         )
-
-    def _check_storages(self) -> None:
-        assert self.versions is not None
-        self.owner.check_storages(self.versions.check_storage)
 
     def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{what} of {self.name}")

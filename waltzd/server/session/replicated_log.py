@@ -22,15 +22,7 @@ from typing import TypeVar
 from waltzd.cluster.document_check import written_by_another
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
-from waltzd.errors.operations import (
-    BadFrame,
-    DiskFull,
-    Diverged,
-    IncompatibleVersion,
-    SessionEnded,
-    StaleSession,
-    WrongStorage,
-)
+from waltzd.errors.operations import BadFrame, DiskFull, Diverged, SessionEnded, StaleSession, WrongStorage
 from waltzd.format.batch import Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run
@@ -261,15 +253,13 @@ class ReplicatedLog(ReplicaReader):
                 self.replicators[name].start()
 
     def check_storages(self, check: Callable[[str, str], None]) -> None:
-        """Cut off each replica whose storage `check` refuses, by its name and version. Each is tried again, and takes part
-        when its storage runs another version."""
+        """Cut off each open replica whose storage `check` refuses, by its name and version, and try it again."""
         for name, replicator in list(self.replicators.items()):
             status = self.core.status(name)
-            if status is None:
-                continue  # the version is checked when it is opened
             try:
-                check(name, status.version)
-            except IncompatibleVersion as error:
+                if status is not None:
+                    check(name, status.version)
+            except WaltzError as error:
                 replicator.cut_off(error)
                 self.replicators[name] = Replicator(self, name, replicator.port)
                 self.replicators[name].start()
@@ -416,11 +406,9 @@ class Replicator:
             self._task.cancel()
 
     def cut_off(self, error: WaltzError) -> None:
-        """End at once: what arrives of the replica from now on does not count, and nothing more is sent."""
+        """End at once: acknowledgements that arrive from now on do not count."""
         self._fail(error)
         self._is_cut_off = True
-        if self._stream is not None:
-            self._stream.cancel()
         self.cancel()
 
     async def close(self) -> None:

@@ -73,7 +73,8 @@ def test_older_storages_are_refused_from_the_moment_in_which_the_level_is_raised
     async def work() -> None:
         cluster = await Cluster.create(MemoryTree().connect(), META)
         levels: list[int] = []
-        check = VersionCheck(cluster, "one", 0, on_rise=lambda: levels.append(check.level))
+        check = VersionCheck(cluster, "one", 0)
+        check.on_rise = lambda check_storage: levels.append(check.level)
         check.check_storage("s1", "")
         following = asyncio.create_task(check.reconciler.run())
         await asyncio.sleep(1)
