@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -57,6 +57,7 @@ from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
 
+T = TypeVar("T")
 STEP_ROWS_MAX = 4096
 NUMBER_JUMP_MAX = 1_000_000
 """Largest rise of the number from one mount of a client to the next one here, as it may have tried other owners
@@ -817,7 +818,7 @@ class Pipeline:
         if len(older) == 1:
             marks[older[0].lock], _ = await self.find_marks(older[0])
         elif older:
-            for one, (part, _) in zip(older, await asyncio.gather(*map(self.find_marks, older)), strict=True):
+            for one, (part, _) in zip(older, await _together([self.find_marks(one) for one in older]), strict=True):
                 marks[one.lock] = part
         return marks
 
@@ -851,7 +852,7 @@ class Pipeline:
                     for number in range(len(run)):
                         by_id[run.first_id + number] = run.data[int(run.bounds[number]) : int(run.bounds[number + 1])]
 
-        await asyncio.gather(*[read(first_id, last_id) for first_id, last_id in spans])
+        await _together([read(first_id, last_id) for first_id, last_id in spans])
         return [by_id[id_] for id_ in ids]
 
     async def reach(self, id_: int) -> None:
@@ -903,3 +904,14 @@ class Pipeline:
             locks=len(self._locks),
             locks_max=self.settings.lock_table_size,
         )
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of works that run at the same time. When one of them fails, cancel the others: the caller holds
+    its share of the server only until this returns."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.waltzd.testing.test_history import pipelines_of, with_cluster
 from waltzd import Client, Lock
-from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NeedsBatches, NotGranted, OtherTimeline
+from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NeedsBatches, NotGranted, NotReady, OtherTimeline
 from waltzd.errors.operations import TooManyCallers, WrongPeer
-from waltzd.format.key_index import LockQuery
+from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Mode, Rejected, append_lock, write_lock
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Identity, Role
@@ -305,5 +305,34 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await ask("slow")
         cluster.set_policy(None)
         (await ask("slow"))[1].close()
+
+    with_cluster(story)
+
+
+def test_a_look_up_that_fails_ends_the_others_of_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each question that fails would leave its look-ups to a server that is in trouble."""
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        await client.append(b"x", partition=1, locks=[Lock("account", 0)], position=-1)
+        ended, never = list[int](), asyncio.Event()
+
+        async def find_marks(query: LockQuery, turns: asyncio.Semaphore) -> LockMarks:
+            if query.lock == LOCKS[0]:
+                raise NotReady("no replica answers")
+            try:
+                await never.wait()
+                raise AssertionError("nobody sets it")
+            finally:
+                ended.append(query.lock)
+
+        for pipeline in [one for one in pipelines_of(cluster) if one.session.partition == 1]:
+            monkeypatch.setattr(pipeline, "_find_recent", lambda query: None)
+            monkeypatch.setattr(pipeline.session, "find_marks", find_marks)
+            query = MarkedQuery(groups=tuple((lock,) for lock in LOCKS[::-1]), first_id=0, limit=1)
+            with pytest.raises(NotReady):
+                await pipeline.find_marked(query)
+        async with asyncio.timeout(10):
+            while len(ended) < len(LOCKS) - 1:
+                await asyncio.sleep(0.001)
 
     with_cluster(story)
