@@ -31,7 +31,7 @@ class CallConnection:
         """Answer calls until the caller goes. Raise `BadFrame` for a frame that is no call."""
         connection = self._connection
         connection.admit()
-        await connection.send(Kind.CALLS, (VERSION,))
+        await connection.send(Kind.CALLS, (VERSION, bytes((len(FRAMED_CALLS),))))
         try:
             while True:
                 match await connection.receive():

@@ -1,8 +1,9 @@
 """The calling side of calls to a server over a plain connection: gRPC costs more than the work of a short call.
 
-The first frame of such a connection is CALLS, and the server answers with the same frame. Then each REQUEST is one call:
-a number that the caller chose, the code of the call, and its message. Each REPLY has that number, and the message of the
-reply or an `ErrorDetail`. Replies come in any order. Messages, rights and audit log are those of gRPC.
+The first frame of such a connection is CALLS, and the server answers with CALLS and the number of calls that it knows.
+Then each REQUEST is one call: a number that the caller chose, the code of the call, and its message. Each REPLY has that
+number, and the message of the reply or an `ErrorDetail`. Replies come in any order. Messages, rights and audit log are
+those of gRPC.
 
 A server of an older version does not know CALLS and refuses the connection; its caller goes on by gRPC.
 """
@@ -18,12 +19,12 @@ from google.protobuf.message import DecodeError
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import BadFrame, WrongPeer
-from waltzd.wire.calls import FETCH_MARKED, Call
+from waltzd.wire.calls import FETCH_MARKED, HIGH_WATER_MARK, HISTORY, Call
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import Connection, Kind
 
 VERSION = b"\x01"
-FRAMED_CALLS: tuple[Call[Any], ...] = (FETCH_MARKED,)
+FRAMED_CALLS: tuple[Call[Any], ...] = (FETCH_MARKED, HIGH_WATER_MARK, HISTORY)
 """Calls that may be made over frames, by their code. A code is never given to another call."""
 CALLS_MAX = 128
 """Calls of one connection under way. A caller makes further ones wait, and a server refuses them."""
@@ -37,9 +38,11 @@ REPLY_HEAD = struct.Struct(">I?")
 class FramedCalls:
     """Calls over one connection, in any number at once."""
 
-    def __init__(self, connection: Connection, address: str) -> None:
+    def __init__(self, connection: Connection, address: str, known: int) -> None:
+        """`known`: number of calls that the server knows, from the code 0 on."""
         self._connection = connection
         self._address = address
+        self._known = FRAMED_CALLS[:known]
         self._number = 0
         self._room = asyncio.Semaphore(CALLS_MAX)
         self._waiting: dict[int, asyncio.Future[Buffer]] = {}
@@ -52,13 +55,17 @@ class FramedCalls:
         """Ask the server for calls on this connection. Raise `WrongPeer` if it knows none."""
         await connection.send(Kind.CALLS, (VERSION,))
         found = await connection.receive()
-        if found is None or found[0] is not Kind.CALLS:
-            raise WrongPeer(f"the server at {address} takes no calls over frames")
-        return cls(connection, address)
+        if found is None or found[0] is not Kind.CALLS or len(found[1]) != 2 or found[1][:1] != VERSION:
+            raise WrongPeer(f"the server at {address} takes no calls over frames of this version")
+        return cls(connection, address, found[1][1])
 
     @property
     def is_lost(self) -> bool:
         return self._receiving.done() or self._connection.is_lost
+
+    def takes(self, call: Call[Any]) -> bool:
+        """Return whether the server knows a call."""
+        return call in self._known
 
     async def ask(self, call: Call[Any], request: Any, seconds: float) -> Any:
         """Make a call; return the message of its reply. Raise the error of the server, or `CannotConnect`."""

@@ -233,7 +233,7 @@ class ServerClient(Caller, Servers):
         self._streams = streams
 
     async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
-        if call in FRAMED_CALLS and (framed := await self._framed_calls()) is not None:
+        if call in FRAMED_CALLS and (framed := await self._framed_calls()) is not None and framed.takes(call):
             reply = await framed.ask(call, request, self._seconds if seconds is None else seconds)
             return call.unpack(reply, request, self.address)
         asked = super()._ask(call, request, seconds)

@@ -315,7 +315,7 @@ async def opened(port: StreamPort) -> Connection:
     there = parse_address(str(port.address))
     connection = await connect(there.host, there.port, role=Role.SERVER, name=None, tls=None, bytes_max=1 << 20)
     await connection.send(Kind.CALLS, (VERSION,))
-    assert await connection.receive() == (Kind.CALLS, VERSION)
+    assert await connection.receive() == (Kind.CALLS, VERSION + bytes((len(FRAMED_CALLS),)))
     return connection
 
 
@@ -337,7 +337,7 @@ def test_a_server_that_sends_nonsense_fails_the_call(kind: Kind, content: bytes,
 
     async def lie(connection: Connection) -> None:
         await connection.receive()
-        await connection.send(Kind.CALLS, (VERSION,))
+        await connection.send(Kind.CALLS, (VERSION, b"\1"))
         await connection.receive()
         await connection.send(Kind.REPLY, (REPLY_HEAD.pack(99, False),))  # nobody waits for it
         await connection.send(kind, (content,))
@@ -382,4 +382,38 @@ def test_a_role_without_the_right_is_refused_and_recorded() -> None:
 
 
 def test_codes_of_calls_stay() -> None:
-    assert [call.path for call in FRAMED_CALLS] == ["/waltz.v1.Log/FetchMarked"], "codes are for ever: add at the end"
+    names = ["FetchMarked", "HighWaterMark", "History"]
+    assert [call.path for call in FRAMED_CALLS] == [f"/waltz.v1.Log/{name}" for name in names], "add at the end only"
+
+
+def test_a_call_that_a_server_does_not_know_goes_through_grpc() -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def answer(connection: Connection) -> None:
+        """Know the call with the code 0 only."""
+        await connection.receive()
+        await connection.send(Kind.CALLS, (VERSION, b"\1"))
+
+    class Marks(Calls):
+        async def high_water_mark(self, *_arguments: Any, **_options: Any) -> Position:
+            return Position(9)
+
+    async def test() -> None:
+        marks: Any = Marks()
+        server = create_server(8 << 20, None)
+        add_service(server, "Log", LogService(marks))
+        address = f"127.0.0.1:{listen(server, Address('127.0.0.1', 0))}"
+        await server.start()
+        old = await asyncio.get_running_loop().create_server(
+            lambda: Connection(1 << 20, lambda one: tasks.append(asyncio.create_task(answer(one)))), "127.0.0.1", 0
+        )
+        async with reached(f"127.0.0.1:{old.sockets[0].getsockname()[1]}", address) as client:
+            assert await client.high_water_mark(3) == 9
+        async with served(marks) as port, reached(port.address) as client:
+            assert await client.high_water_mark(3) == 9, "where frames carry it, nobody answers by gRPC"
+        old.close()
+        await server.stop(0)
+        await asyncio.gather(*tasks)
+
+    run(test)
+    assert len(tasks) == 1
