@@ -14,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.release.packages import ROOT, project_version
+
 SITE = ROOT / "build" / "site"
 PAGES = {
     "README.md": "index.md",
@@ -71,7 +72,7 @@ REFERENCE = "Look it up"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
 CONFIGURATION = """\
 [project]
-site_name = "Waltz"
+site_name = "Waltz {version}"
 site_description = "A distributed write-ahead log with optimistic locks."
 docs_dir = "pages"
 site_dir = "site"
@@ -156,7 +157,7 @@ def menu() -> list[tuple[str, list[tuple[str, str]]]]:
 
 def overview(groups: list[tuple[str, list[tuple[str, str]]]]) -> str:
     """Return `llms.txt`: what Waltz is, and every page with its address, for programs that read a site."""
-    parts = ["# Waltz\n\n> A distributed write-ahead log with optimistic locks.\n"]
+    parts = [f"# Waltz {project_version()}\n\n> A distributed write-ahead log with optimistic locks.\n"]
     for name, pages in groups:
         addresses = [(words, re.sub(r"(index|README)?\.md$", "", page) or "./") for words, page in pages]
         links = [f"- [{words}]({address})\n" for words, address in addresses]
@@ -185,7 +186,7 @@ def write_sources(folder: Path) -> None:
         text = "\n\n".join([f"# {title}", *(f"::: {name}" for name in names)])
         (pages / slug(title)).write_text(text + "\n", encoding="utf-8")
     (pages / "llms.txt").write_text(overview(menu()), encoding="utf-8")
-    configuration = CONFIGURATION.format(nav=nav(menu()), root=f'"{ROOT}", "{ROOT / "spark"}"')
+    configuration = CONFIGURATION.format(version=project_version(), nav=nav(menu()), root=f'"{ROOT}", "{ROOT / "spark"}"')
     (folder / "zensical.toml").write_text(configuration, encoding="utf-8")
 
 
