@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.release.debian import SETTINGS, UNITS
 from tests.release.image import USER, build_image
 from tests.release.packages import ROOT, packed_folder, project_version
 from tests.release.tree import PROGRAMS
+from tests.sbom import locked, plain
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.daemon.config_file import load
 
@@ -138,6 +140,25 @@ def test_the_sums_are_those_of_the_files(release: Path) -> None:
     run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=release)
     lines = (release / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     assert {line.split()[1] for line in lines} == {path.name for path in release.iterdir()} - {"SHA256SUMS"}
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_and_the_requirements_name_what_the_image_and_the_package_have(
+    release: Path, unpacked: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    run("dpkg-deb", "--extract", release / f"waltz_{project_version()}_amd64.deb", package)
+    listed = json.loads((release / "waltzd.cdx.json").read_text(encoding="utf-8"))["components"]
+    wanted = locked((release / "requirements.txt").read_text(encoding="utf-8"))
+    for root in (unpacked, package):
+        found = distributions(path=[str(root / "opt/waltz/lib")])
+        installed = {plain(one.name): one.version for one in found}
+        assert installed.pop("waltzd") == project_version()
+        assert len(installed) > 10
+        assert installed.items() <= {(one["name"], one["version"]) for one in listed}
+        assert installed.items() <= {(one.name, one.version) for some in wanted.values() for one in some}
+        missing = [one for name in wanted.keys() - installed.keys() for one in wanted[name]]
+        assert [one.name for one in missing if "sys_platform ==" not in one.marker] == [], "for other systems only"
 
 
 @contextmanager
