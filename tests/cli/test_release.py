@@ -161,6 +161,17 @@ def test_the_bill_of_materials_and_the_requirements_name_what_the_image_and_the_
         assert [one.name for one in missing if "sys_platform ==" not in one.marker] == [], "for other systems only"
 
 
+@pytest.mark.slow
+def test_the_site_of_the_commit_is_in_an_archive_that_says_its_version(release: Path) -> None:
+    version = project_version()
+    with tarfile.open(release / f"waltz-{version}-docs.tar.gz") as archive:
+        names = set(archive.getnames())
+        overview = archive.extractfile(f"waltz-{version}/llms.txt")
+        assert overview is not None
+        assert overview.read().startswith(f"# Waltz {version}\n".encode())
+    assert {f"waltz-{version}/{page}/index.html" for page in ("tutorial", "upgrade", "api-clients")} <= names
+
+
 @contextmanager
 def storage_in(root: Path, data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """A storage in a root that is read-only, as a user without rights."""

@@ -18,6 +18,7 @@ from tests.release.debian import build_debian_package
 from tests.release.image import build_image, fetch_base
 from tests.release.packages import (
     build_sdist,
+    build_site,
     build_wheel_of_sdist,
     check_out,
     commit_seconds,
@@ -36,6 +37,7 @@ Left for a person, in this order:
   3. Sign SHA256SUMS, and the tag: git tag --sign v{version} {commit}
   4. Publish the wheel and the sdist in an index of packages, and the image in a registry.
   5. Publish the Debian package, waltz-{version}-deploy.tar.gz, the bill of materials and the signed sums beside the tag.
+     Unpack waltz-{version}-docs.tar.gz into a folder of its own beside those of earlier versions.
   6. Replace the name waltz:{version} in compose.yaml and in the manifests by that of the registry, with its digest.
   7. Install each of them from where it was published, and run the tutorial.
 Not run here: a Kubernetes cluster, a container engine, a registry.
@@ -77,6 +79,8 @@ def build(commit: str, target: Path, *, only_packages: bool = False) -> None:
             tree = make_tree(wheel, work / "tree")
             build_image(tree, version, commit, fetch_base(work / "base"), target, seconds)
             build_debian_package(tree, version, target, seconds)
+            site = build_site(source)
+            (target / f"waltz-{version}-docs.tar.gz").write_bytes(packed_folder(site, f"waltz-{version}", seconds))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(target.iterdir())]
     (target / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     for path in sorted(target.iterdir()):

@@ -70,6 +70,14 @@ def build_wheel_of_sdist(sdist: Path, target: Path, seconds: int) -> Path:
     return build_wheel(source, target, seconds)
 
 
+def build_site(source: Path) -> Path:
+    """Build the site of the documentation of a checkout; return its folder."""
+    command = [sys.executable, "-m", "tests.site"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return source / "build/site/site"
+
+
 def _run(kind: str, source: Path, target: Path, seconds: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(seconds)}
