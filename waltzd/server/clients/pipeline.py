@@ -907,11 +907,12 @@ class Pipeline:
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of works that run at the same time. When one of them fails, cancel the others: the caller holds
-    its share of the server only until this returns."""
+    """Return the results of works that run at the same time. When one of them fails, end the others before this returns:
+    the caller holds its share of the server only until then."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
