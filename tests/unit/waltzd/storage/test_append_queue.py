@@ -559,8 +559,8 @@ def test_a_frame_that_waits_for_room_is_overtaken_by_none() -> None:
         assert not link.arrives(frame(1, size=200))
         while not queue._budget.waiting:  # until it is received, and waits for room
             await asyncio.sleep(0)
-        assert not link.arrives(frame(2, size=10)), "there is room for it, and not for the one in front"
         queue._budget.give(900)
+        assert not link.arrives(frame(2, size=10)), "the one in front has room now, and is not in the queue yet"
         await held
         while link.marks[-1:] != [2]:
             await asyncio.sleep(0)
@@ -579,6 +579,17 @@ def test_a_frame_that_arrives_behind_a_fence_is_refused() -> None:
             await serving
         assert link.arrives(frame(1)), "what still arrives is ignored"
         assert (link.marks, queue.partition.last_id, queue.queued_bytes) == ([], 0, 0)
+
+    with_stream(test)
+
+
+def test_a_frame_that_arrives_behind_the_end_is_ignored() -> None:
+    async def test(queue: AppendQueue, stream: Stream, link: HeardLink, serving: asyncio.Task[None]) -> None:
+        assert link.arrives(frame(1))
+        link.ends()
+        await serving
+        assert link.arrives(frame(2)), "nobody is to receive it"
+        assert (link.marks, queue.partition.last_id, queue.queued_bytes) == ([1], 1, 0)
 
     with_stream(test)
 
