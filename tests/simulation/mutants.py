@@ -100,9 +100,9 @@ def catch(edit: Edit, *, seeds: int = DRAWN_SEEDS, is_drawn: bool = False) -> Fo
         text=True,
         check=False,
     )
-    if done.returncode not in (0, 1) or "Traceback" in done.stderr:
-        raise RuntimeError(f"{edit.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     line = re.search(r"^(?:FAILED|ERROR) (\S+)|^(seed .*)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1) or (line is None and "Traceback" in done.stderr):
+        raise RuntimeError(f"{edit.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     is_caught = done.returncode == 1 and line is not None
     by = (line[1] or line[2]) if line is not None else " ".join(how)
     return Found(edit.name, 1, ((0, by),) if is_caught else (), time.perf_counter() - begun, by)
