@@ -37,7 +37,7 @@ def moves_the_floor_past_an_unacknowledged_id(patches: Patches) -> None:
     patches.wrap(GroupStateWriter, "__init__", make)
 
 
-@mutant(1, aim=QUEUE)
+@mutant(0, aim=QUEUE)
 def accepts_an_acknowledgement_of_an_old_epoch(patches: Patches) -> None:
     """What a member says of a delivery counts for any later one that it has of the same transaction."""
 
