@@ -554,7 +554,8 @@ class GrpcStream(Generic[Sent, Received]):
         try:
             await self._ours(self._call.write(self._pack(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
-            raise error_of(await self._status) from error
+            lost = CannotConnect(f"{self._what} at {self._address} has ended")
+            raise await self._reason(lost) from error
 
     async def _started(self) -> None:
         if self._call is None:
@@ -596,7 +597,8 @@ class GrpcStream(Generic[Sent, Received]):
         try:
             return await work
         except grpc.aio.AioRpcError as error:
-            raise error_of(await self._ending_status(error)) from error
+            failed = error_of(error)
+            raise (await self._reason(failed) if error.details() == WRITE_FAILED else failed) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._over is None or (task is not None and task.cancelling()):
@@ -611,15 +613,13 @@ class GrpcStream(Generic[Sent, Received]):
         if status.details() != WRITE_FAILED and not self._status.done():
             self._status.set_result(status)
 
-    async def _ending_status(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Return why the stream ended, given what gRPC reports of an operation."""
-        if error.details() != WRITE_FAILED:
-            return error
+    async def _reason(self, otherwise: WaltzError) -> WaltzError:
+        """Return the error with which the server ended the stream, or another one if gRPC gives no status of it."""
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                return await asyncio.shield(self._status)
+                return error_of(await asyncio.shield(self._status))
         except TimeoutError:
-            return error
+            return otherwise
 
 
 class MountStream(GrpcStream[ClientFrame, ServerFrame]):

@@ -82,3 +82,27 @@ def test_a_stream_tells_why_the_server_refused_it_to_whoever_still_writes() -> N
         await server.stop(None)
 
     asyncio.run(work())
+
+
+def test_a_write_behind_an_end_without_a_status_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC may refuse a write and never give the status of the server."""
+    monkeypatch.setattr("waltzd.wire.servers.STATUS_SECONDS", 0.01)
+
+    class Ended:
+        def add_done_callback(self, callback: object) -> None:
+            pass
+
+        async def write(self, message: object) -> None:
+            raise asyncio.InvalidStateError("the call has ended")
+
+    async def begin() -> Any:
+        return Ended()
+
+    async def work() -> None:
+        stream: GrpcStream[bytes, bytes] = GrpcStream(
+            begin, "there", "the stream", pack=lambda parts: parts[0], unpack=lambda message: [], ending=lambda part: None
+        )
+        with pytest.raises(CannotConnect, match="the stream at there has ended"):
+            await asyncio.wait_for(stream.send([b""]), 10)
+
+    asyncio.run(work())
