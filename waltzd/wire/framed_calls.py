@@ -55,7 +55,9 @@ class FramedCalls:
         """Ask the server for calls on this connection. Raise `WrongPeer` if it knows none."""
         await connection.send(Kind.CALLS, (VERSION,))
         found = await connection.receive()
-        if found is None or found[0] is not Kind.CALLS or len(found[1]) != 2 or found[1][:1] != VERSION:
+        if found is None:
+            raise CannotConnect(f"{address} closed the connection")
+        if found[0] is not Kind.CALLS or len(found[1]) != 2 or found[1][:1] != VERSION:
             raise WrongPeer(f"the server at {address} takes no calls over frames of this version")
         return cls(connection, address, found[1][1])
 

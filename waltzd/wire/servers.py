@@ -222,6 +222,8 @@ class ServerClient(Caller, Servers):
         """Address where frames failed and gRPC was used instead; empty if there is none."""
         self._no_calls = ""
         """Address whose frames carry no calls, such as that of an older server; empty if there is none."""
+        self._carried_calls = ""
+        """Address whose frames have carried calls. It is tried again after each loss: its server may have started anew."""
         self._framed: FramedCalls | None = None
         self._beginning = asyncio.Lock()
         self._is_closed = False
@@ -288,11 +290,13 @@ class ServerClient(Caller, Servers):
                     try:
                         async with asyncio.timeout(FRAMES_SECONDS):
                             self._framed = await FramedCalls.begin(connection, streams)
+                        self._carried_calls = streams
                     finally:
                         if self._framed is None:
                             connection.lose(CannotConnect("it carries no calls"))
-                except (TimeoutError, CannotConnect, BadFrame, WrongPeer) as error:
-                    self._no_calls = streams
+                except (TimeoutError, CannotConnect, BadFrame) as error:
+                    if isinstance(error, WrongPeer | BadFrame) or streams != self._carried_calls:
+                        self._no_calls = streams
                     _log.debug("calls to %s go through gRPC: %s", self.address, error)
             return self._framed
 

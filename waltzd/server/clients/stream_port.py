@@ -3,8 +3,7 @@ nothing.
 
 A connection is one mount, or carries calls (`wire.framed_calls`). Its frames hold the messages of the gRPC service. The
 first frame has to be the request to mount, or CALLS, within some seconds. Until it was accepted the caller may send no
-larger frame. With certificates the
-same callers are admitted as through gRPC.
+larger frame. With certificates the same callers are admitted as through gRPC.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from waltzd.wire.servicer import Origin, add_service
 
 KEY = UUID(int=7)
 NOWHERE = "127.0.0.1:1"
+ANY_PORT = Address("127.0.0.1", 0)
 QUERY = MarkedQuery(groups=((1,), (2, 3)), limit=10)
 
 
@@ -80,9 +81,9 @@ class Calls:
 
 
 @contextlib.asynccontextmanager
-async def served(calls: Any, auditor: Any = None) -> AsyncIterator[StreamPort]:
+async def served(calls: Any, auditor: Any = None, at: Address = ANY_PORT) -> AsyncIterator[StreamPort]:
     failed: list[BaseException] = []
-    port = StreamPort(Address("127.0.0.1", 0), 8 << 20, None, *([auditor] if auditor else []))
+    port = StreamPort(at, 8 << 20, None, *([auditor] if auditor else []))
     await port.open()
     port.serve(calls, on_fatal=failed.append)
     try:
@@ -236,6 +237,22 @@ def test_a_lost_connection_fails_its_calls_and_the_next_call_makes_another() -> 
             with pytest.raises(CannotConnect, match="pulled"):
                 await lost
             assert await asked(client, 2) == 2
+
+    run(test)
+
+
+def test_calls_go_over_frames_again_when_a_server_has_come_back() -> None:
+    """Its port refuses for a while, which is no reason to use gRPC for ever."""
+
+    async def test() -> None:
+        async with served(Calls()) as port, reached(port.address) as client:
+            assert await asked(client, 1) == 1
+            await port.stop(0)
+            for _ in range(2):
+                with pytest.raises(CannotConnect):
+                    await asked(client, 2)
+            async with served(Calls(), at=port.address):
+                assert await asked(client, 3) == 3
 
     run(test)
 
