@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests import gate
-from tests.gate import CHECKS, Check, load, run, seeds
+from tests.gate import CHECKS, Check, first_seed, load, run
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 SEEDS = ("-m", "tests.simulation.simulate", "--faults", "none", "--seeds")
 CRASH = ("-m", "tests.simulation.crash", "--jobs", "1", "--workloads", "1")
 UNIT = ("-m", "pytest", "-q", "tests/unit/waltzd/protocol/test_level.py")
 QUICK = (
-    Check("simulation", "many seeds", (*SEEDS, "{first}..{last}"), "two seeds", (*SEEDS, "0..1")),
+    Check("simulation", "many seeds", (*SEEDS, "{0}..{9}"), "two seeds", (*SEEDS, "{0}..{1}")),
     Check("crash-test", "one workload", CRASH, "one workload", CRASH),
     Check("tests", "a unit test", UNIT, "a unit test", UNIT),
 )
@@ -97,9 +97,16 @@ def test_its_own_page_is_no_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert gate.main([]) == 2
 
 
-def test_checks_have_names_of_their_own_and_seeds_are_those_of_the_commit() -> None:
+def test_checks_have_names_of_their_own() -> None:
     names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names) == 11
-    first, last = seeds(COMMIT)
-    assert last - first == 9_999
-    assert seeds(OTHER) != (first, last)
+    assert len(set(names)) == len(names) == 20
+
+
+def test_seeds_are_those_of_the_commit_and_each_is_simulated_once() -> None:
+    assert first_seed(COMMIT) != first_seed(OTHER)
+    ranges = [check.arguments[-1] for check in CHECKS if check.name.startswith("simulation")]
+    simulated: list[int] = []
+    for text in ranges:
+        first, last = (int(end.strip("{}")) for end in text.split(".."))
+        simulated += range(first, last + 1)
+    assert simulated == list(range(10_000))
