@@ -187,6 +187,9 @@ async def test_an_object_that_is_missing_stops_it_and_is_told() -> None:
         await asyncio.sleep(60)
         first = int(names[2].split("/")[2][:19])
         assert floors(c) == [first] * 3, "up to there all was seen"
+        told = await document(c)
+        assert told is not None
+        assert told.floor == first, "the document tells readers what storages no longer hold"
         store.objects[names[2]] = gone
         assert await trimmed(c, above=first) > first
         await c.until(lambda: owned.describe().archive_trouble == "", seconds=120)

@@ -79,6 +79,7 @@ def test_the_chain_goes_on_over_restarts(tmp_path: Path) -> None:
 def test_lines_that_are_changed_taken_out_put_in_or_exchanged_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     chained(path).append([line(number) for number in range(6)])
+    assert check(path)[0]
     whole = path.read_text().splitlines(keepends=True)
     forged = [
         [whole[0], whole[1].replace("ann", "eve"), *whole[2:]],
