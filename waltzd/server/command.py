@@ -35,7 +35,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health
-from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
+from waltzd.daemon.process import Supervisor, allow_open_files, collect_seldom, share_arena
 from waltzd.daemon.threads import Threads
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG
@@ -103,6 +103,7 @@ def run(config: ServerConfig) -> None:
     faulthandler.enable()
     allow_open_files()
     share_arena()
+    collect_seldom()
     # The loop stays open until the process ends: a thread of gRPC may still call it.
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     runner.run(_serve(config, audit))

@@ -25,7 +25,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.http import HttpPort
-from waltzd.daemon.process import Supervisor, Underway, allow_open_files, share_arena
+from waltzd.daemon.process import Supervisor, Underway, allow_open_files, collect_seldom, share_arena
 from waltzd.daemon.readiness import Unready
 from waltzd.daemon.threads import Threads
 from waltzd.disk.real import RealDisk
@@ -53,6 +53,7 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
     faulthandler.enable()
     allow_open_files()
     share_arena()
+    collect_seldom()
     supervisor = Supervisor.of_this_process()
     supervisor.status(f"opening {config.directory}")
     disk = RealDisk()
