@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol, TypeAlias
 
 from waltzd.errors import TooLarge
@@ -153,7 +154,11 @@ class Watchers:
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []
-        self._waiting: dict[asyncio.Event, frozenset[str]] = {}
+        self._numbers = count()
+        self._waiting: dict[asyncio.Event, int] = {}
+        """Number of each waiting task, by its event. They are woken in the order of their numbers."""
+        self._by_path: dict[str, set[asyncio.Event]] = {}
+        """Events of the tasks that wait for a path, by path: an owner of hundreds of partitions has as many tasks."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.append(listener)
@@ -166,15 +171,21 @@ class Watchers:
     @contextmanager
     def waiter(self, paths: Collection[str]) -> Iterator[asyncio.Event]:
         """Yield an event that is set when one of these paths may have changed, or the contact changed."""
-        woken = asyncio.Event()
-        self._waiting[woken] = frozenset(paths)
+        woken, wanted = asyncio.Event(), frozenset(paths)
+        self._waiting[woken] = next(self._numbers)
+        for path in wanted:
+            self._by_path.setdefault(path, set()).add(woken)
         try:
             yield woken
         finally:
             del self._waiting[woken]
+            for path in wanted:
+                self._by_path[path].remove(woken)
+                if not self._by_path[path]:
+                    del self._by_path[path]
 
     def wake(self, paths: Collection[str] | None = None) -> None:
         """Wake the tasks that wait for one of these paths; without paths, all tasks."""
-        for woken, wanted in self._waiting.items():
-            if paths is None or not wanted.isdisjoint(paths):
-                woken.set()
+        found = self._waiting if paths is None else {one for path in paths for one in self._by_path.get(path, ())}
+        for woken in sorted(found, key=self._waiting.__getitem__):
+            woken.set()
