@@ -22,6 +22,7 @@ async def is_out(c: Cell, owned: OwnedLog[Appender], name: str, last_id: int) ->
     """Its owner says so, the document says so, and nothing of it is cut."""
     await c.until(lambda: state(owned, name) == DIVERGED)
     assert not next(one.counts for one in owned.describe().replicas if one.storage == name)
+    assert owned.is_troubled
     while not ((await c.meta()).replicas[name].is_diverged):
         await c.until(lambda: True)
     assert c.last_id(name) == last_id
@@ -53,6 +54,7 @@ async def test_other_bytes_under_an_id_of_the_open_session_put_a_replica_out_unt
         await set_aside(c, "s2")
         await c.all_hold(39)
         await c.until(lambda: state(second, "s2") == "LIVE")
+        assert not second.is_troubled
         c.check_equal()
 
 

@@ -348,7 +348,7 @@ class _Daemon:
             cluster,
             self._connect,
             is_leader=lambda: self.election.is_leader,
-            is_backing_up=lambda: any(owned.backed_up is not None for owned in self.owner.describe()),
+            is_backing_up=lambda: self.owner.is_backing_up,
             seconds=config.backup_seconds,
         )
         self._name_recorder = NameRecorder(self._names, self.clients, is_leader=lambda: self.election.is_leader)
@@ -407,8 +407,8 @@ class _Daemon:
     async def _watch_partitions(self) -> None:
         alarms = alarm.Alarms()
         while True:
-            closed = alarm.of_server(self.owner.describe(), PartitionsClosed.code)
-            alarm.log_all(log, alarms.look(asyncio.get_running_loop().time(), closed))
+            troubles = alarm.of_server(self.owner.describe_troubled(), PartitionsClosed.code)
+            alarm.log_all(log, alarms.look(asyncio.get_running_loop().time(), troubles))
             await asyncio.sleep(alarm.LOOK_SECONDS)
 
     async def _drain(self) -> None:

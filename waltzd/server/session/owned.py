@@ -22,11 +22,12 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.membership import acknowledging
+from waltzd.server.core.recovery import Step
 from waltzd.server.session.archive_upload import ArchiveUploader
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
-from waltzd.server.session.replicated_log import ReplicatedLog
+from waltzd.server.session.replicated_log import ReplicatedLog, ReplicatorState
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import RECOVERY_SECONDS_MAX, SessionSettings
 from waltzd.wire.tasks import tell_failure
@@ -324,6 +325,19 @@ class OwnedLog(Generic[P]):
             return self._trouble
         log = self._session.log
         return log.missing if log.marks is not None else log.core.waiting() or self._trouble
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether it takes no transactions, or a replica has another history."""
+        if self._session is None or self.waiting:
+            return True
+        log = self._session.log
+        is_open = log.core.step is Step.OPEN
+        return not is_open or any(one.state is ReplicatorState.DIVERGED for one in log.replicators.values())
+
+    @property
+    def is_backed_up(self) -> bool:
+        return self._backup is not None and self._backup.known is not None
 
     def describe(self) -> OwnedPartition:
         owned = OwnedPartition(

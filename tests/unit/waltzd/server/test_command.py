@@ -122,6 +122,8 @@ class Part:
     def describe(self) -> tuple[()]:
         return ()
 
+    describe_troubled = describe
+
 
 def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon:
     daemon: Any = command._Daemon.__new__(command._Daemon)
