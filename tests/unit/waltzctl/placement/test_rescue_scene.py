@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from waltzctl.placement.proof import Proven, Statement, from_storages
 from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors.operations import MetadataBehind
@@ -220,6 +221,24 @@ def test_what_a_rescue_gave_up_never_comes_back_by_itself() -> None:
     gone_over = done(core, "B", back, {})
     assert (gone_over.last_id, gone_over.certain, gone_over.timeline) == (9, 9, core.meta.lineage.current)
     assert core.next_for("B") == SetLowMark(9)
+
+
+def test_a_copy_that_made_documents_gave_up_proves_nothing() -> None:
+    """Documents made from storages alone begin no timeline: only `given_up` says that an absent copy lost its place."""
+    begun = [holds(name, 9, session=3, promised=3) for name in "AB"]
+    statement = Statement(partition=0, statuses=dict(zip("AB", begun, strict=True)), blank=frozenset(), silent={})
+    made = from_storages(statement, replicas=3, generation=4)
+    assert isinstance(made, Proven)
+    assert made.meta.timelines == ()
+    core = driven(made.meta, made.roles, statement.statuses, frozenset())
+    assert (core.step, core.mark) == ("OPEN", 9)
+    owned = replace(core.meta, session=core.session, opened=core.session, decision=None)
+    reused = holds("A", 11, session=core.session, low_mark=9, promised=core.session)
+    removed = holds("D", 15, session=2, committed=14)
+    found = scene(owned, reused, removed)
+    assert (found.proven("D"), found.committed, found.usable) == (EMPTY, 9, frozenset("A"))
+    assert saved_at(found) == 11, "D knows that other transactions were committed under ids 10 to 14"
+    assert scene(owned, removed).refusal != "", "alone it is no log to continue"
 
 
 def test_a_replica_of_another_timeline_is_no_evidence_no_source_and_no_vote() -> None:
