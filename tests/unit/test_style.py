@@ -21,7 +21,7 @@ LINES_MAX = {
     "waltzd/protocol": 4_200, "waltzd/server": 1_950, "waltzd/server/clients": 3_450, "waltzd/server/core": 2_600,
     "waltzd/server/groups": 1_700, "waltzd/server/session": 3_600, "waltzd/server/subscriptions": 2_150, "waltzd/sql":
     1_950, "waltzd/storage": 3_200, "waltzd/storage/offline": 1_700, "waltzd/storage/replica": 4_550, "waltzd/testing":
-    1_850, "waltzd/wire": 5_400,
+    1_850, "waltzd/wire": 5_530,
 }  # fmt: skip
 """Lines of the modules directly in each room of `waltzd`, and of all modules in `waltzctl` and `spark`. `errors` is a
 list of similar entries and does not count."""

@@ -26,6 +26,7 @@ from waltzd.errors import WaltzError
 from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
 from waltzd.protocol.role import Role
+from waltzd.wire.listening_port import ListeningPort
 
 QUESTION_BYTES_MAX = 8 << 10
 QUESTION_SECONDS = 5.0
@@ -106,23 +107,18 @@ class HttpPort:
         self.failed = 0
         """Number of responses that failed because of a bug."""
         self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
-        self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._port = ListeningPort(self._make_protocol, tls, handshake_seconds=QUESTION_SECONDS)
         self._callers: dict[asyncio.Task[None], _Caller] = {}
 
     async def start(self) -> None:
         try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                self.address.host,
-                self.address.port,
-                limit=QUESTION_BYTES_MAX,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else QUESTION_SECONDS,
-            )
+            await self._port.open(self.address.host, self.address.port)
         except OSError as error:
             raise PortInUse(f"cannot listen for HTTP on {self.address}: {error}") from error
-        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+        self.address = replace(self.address, port=self._port.number)
+
+    def _make_protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=QUESTION_BYTES_MAX), self._accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._callers) >= CONNECTIONS_MAX:
@@ -200,9 +196,7 @@ class HttpPort:
 
     async def stop(self) -> None:
         """Close all connections at once: callers can retry."""
-        if self._server is None:
-            return
-        self._server.close()
+        self._port.close()
         callers = list(self._callers)
         for task in callers:
             task.cancel()

@@ -12,6 +12,7 @@ from waltzd.errors.operations import PortInUse
 from waltzd.protocol.address import Address
 from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
 from waltzd.wire.frames import Connection
+from waltzd.wire.listening_port import ListeningPort
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
@@ -34,29 +35,25 @@ class FramedListener:
         `serve`: work for a connection until its end. `purpose`: what the port is for. `busy`: what a caller is told that
         is not served."""
         self.address = address
-        self._tls = tls
-        self._make_connection = make_connection
         self._serve = serve
         self._purpose = purpose
         self._busy = busy
         self._shares = ConnectionShares(connections_max)
         self._on_fatal: Callable[[BaseException], None] | None = None
-        self._server: asyncio.Server | None = None
+        self._port = ListeningPort(
+            lambda: make_connection(self._accept),
+            tls.answering() if tls is not None else None,
+            handshake_seconds=HANDSHAKE_SECONDS,
+        )
         self._serving: dict[asyncio.Task[None], None] = {}
 
     async def open(self) -> None:
         """Listen. Callers are served after `begin`."""
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: self._make_connection(self._accept),
-                self.address.host,
-                self.address.port,
-                ssl=self._tls.answering() if self._tls is not None else None,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
-            )
+            await self._port.open(self.address.host, self.address.port)
         except OSError as error:
             raise PortInUse(f"cannot listen for {self._purpose} on {self.address}: {error}") from error
-        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+        self.address = replace(self.address, port=self._port.number)
 
     def begin(self, on_fatal: Callable[[BaseException], None]) -> None:
         """Serve callers from now on. `on_fatal`: called with an internal error."""
@@ -75,8 +72,7 @@ class FramedListener:
 
     async def stop(self, seconds: float) -> None:
         """Accept no more connections; the present ones may go on for `seconds`."""
-        if self._server is not None:
-            self._server.close()
+        self._port.close()
         serving = list(self._serving)
         if serving:
             await asyncio.wait(serving, timeout=seconds)

@@ -229,6 +229,7 @@ def test_a_copy_that_made_documents_gave_up_proves_nothing() -> None:
     statement = Statement(partition=0, statuses=dict(zip("AB", begun, strict=True)), blank=frozenset(), silent={})
     made = from_storages(statement, replicas=3, generation=4)
     assert isinstance(made, Proven)
+    assert made.meta is not None
     assert made.meta.timelines == ()
     core = driven(made.meta, made.roles, statement.statuses, frozenset())
     assert (core.step, core.mark) == ("OPEN", 9)
