@@ -110,6 +110,7 @@ async def _serve(
             config = uvicorn.Config(
                 Site(watch, auth).app,
                 log_config=None,
+                log_level="error",  # callers do not fill the terminal with warnings
                 access_log=False,
                 server_header=False,
                 date_header=False,

@@ -299,6 +299,6 @@ class _Guard:
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._auth.is_known(hosts[0]):
             await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
             return
-        place = scope["path"].split("/")[1]
+        place = scope["path"].removeprefix("/").partition("/")[0]  # `OPTIONS *` and CONNECT have no "/"
         below = f"/{place}" if self._auth.is_place(place) else ""
         await self._app({**scope, "root_path": below}, receive, send_with)

@@ -124,6 +124,21 @@ def test_another_name_is_refused(host: str) -> None:
         assert client.get(path, headers={"host": host}).status_code == 421
 
 
+@pytest.mark.parametrize("path", ["*", "evil.example:80", "foo"])
+def test_a_path_without_a_slash_is_closed_like_every_other(path: str) -> None:
+    """uvicorn passes on what `OPTIONS *` and CONNECT ask for; that was an IndexError, with a traceback for each."""
+    auth = SessionAuth(hosts=hosts_of("127.0.0.1", 8765))
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [(b"host", HOST.encode())]}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Site(Still(seen_of(well())), auth).app(scope, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 403
+    assert HEADERS.items() <= {(name.decode(), value.decode()) for name, value in sent[0]["headers"]}
+
+
 def test_every_answer_forbids_what_is_not_ours() -> None:
     client = browser(seen_of(well()))
     for path in ("/", "/nowhere", "/static/console.js", "/static/nothing", "/favicon.ico"):
