@@ -24,6 +24,7 @@ from waltzd.errors.operations import NotInstalled
 from waltzd.protocol.role import Role
 
 try:
+    import requests
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import (
         AggregationTemporality,
@@ -46,6 +47,8 @@ except ImportError as error:
 EXPORT_SECONDS = 15.0
 TIMEOUT_SECONDS = 10.0
 """Limit for one export, including its retries."""
+REASON_MAX = 200
+"""Characters of an address from the collector in an error."""
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 log = logging.getLogger("waltz.otlp")
 
@@ -57,6 +60,21 @@ class _FirstMessage(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = self.text or record.getMessage()
+
+
+class _Session(requests.Session):
+    """HTTP without the bodies of answers, which the library would read to their end, and a redirect is an error: the
+    library counts one as delivered."""
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        answer = super().send(request, **{**options, "stream": True})
+        answer.close()
+        if answer.is_redirect:
+            raise requests.TooManyRedirects(f"it redirects to {answer.headers['Location'][:REASON_MAX]}")
+        return answer
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Return None for no target: `requests` would read the body before it follows."""
 
 
 class MetricsExport:
@@ -71,7 +89,9 @@ class MetricsExport:
                 **({"service.instance.id": name} if name else {}),
             }
         )
-        self._exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics", timeout=TIMEOUT_SECONDS)
+        self._exporter = OTLPMetricExporter(
+            endpoint=f"{endpoint.rstrip('/')}/v1/metrics", timeout=TIMEOUT_SECONDS, session=_Session()
+        )
         self._reasons = _FirstMessage()
         library = logging.getLogger("opentelemetry.exporter")
         library.handlers, library.propagate = [self._reasons], False
@@ -83,7 +103,12 @@ class MetricsExport:
         """Export every `EXPORT_SECONDS` until cancelled."""
         with Threads(1, "otlp", is_waited_for=False) as thread:
             while True:
-                self._note(await thread.run(self._send, list(await self._collect())))
+                sending = thread.run(self._send, list(await self._collect()))
+                await asyncio.wait([sending], timeout=2 * TIMEOUT_SECONDS)
+                if not sending.done():  # the library has a limit for the silence between two bytes only
+                    self._reasons.text = "it answers too slowly"
+                    self._note(False)
+                self._note(await sending)
                 await asyncio.sleep(EXPORT_SECONDS)
 
     def _send(self, families: Iterable[Family]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -51,14 +52,14 @@ class Threads:
         while (call := self._calls.get()) is not None:
             answer, function, arguments = call
             loop = answer.get_loop()
+            result, failure = None, None
             try:
                 result = function(*arguments)
             except BaseException as error:  # noqa: BLE001  # it belongs to the caller
-                loop.call_soon_threadsafe(_settle, answer, None, error)
-            else:
-                loop.call_soon_threadsafe(_settle, answer, result, None)
-                del result
-            del call, answer, function, arguments  # keep no reference until the next call
+                failure = error
+            with suppress(RuntimeError):  # the loop has ended, without waiting for this call
+                loop.call_soon_threadsafe(_settle, answer, result, failure)
+            del call, answer, function, arguments, result, failure  # keep no reference until the next call
 
 
 def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

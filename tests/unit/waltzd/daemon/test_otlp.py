@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
+import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -88,6 +92,58 @@ def test_a_collector_that_is_away_is_one_line_and_gets_everything_later(
     assert away.startswith(f"metrics do not reach http://127.0.0.1:{port}/: ")
     assert "Failed to export" in away
     assert back.endswith("again")
+
+
+@contextlib.contextmanager
+def answering(*pieces: bytes, pause: float = 0.0) -> Iterator[str]:
+    """A collector that sends the last piece again and again, until its caller has gone or the test has ended."""
+    ended = threading.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                connected, _ = listening.accept()
+                with connected, contextlib.suppress(OSError):
+                    connected.recv(1 << 16)
+                    for piece in itertools.chain(pieces, itertools.repeat(pieces[-1])):
+                        connected.sendall(piece)
+                        if ended.wait(pause):
+                            return
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        ended.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Broken", "302 Found\r\nLocation: /there"])
+def test_the_body_of_an_answer_is_not_read(status: str) -> None:
+    """It ended in no time and in as much memory as it liked."""
+    with answering(f"HTTP/1.1 {status}\r\n\r\n".encode(), bytes(1 << 16)) as endpoint:
+        export = exporting(endpoint, Role.STORAGE, of_storage)
+        assert export._send(of_storage()) == (status == "200 OK")
+    assert ("/there" in export._reasons.text) == (status[:3] == "302")
+
+
+def test_a_collector_that_dawdles_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "TIMEOUT_SECONDS", 0.2)
+
+    async def work(endpoint: str) -> None:
+        task = asyncio.create_task(exporting(endpoint, Role.STORAGE, of_storage).run())
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+
+    with answering(b"HTTP/1.1 200 O", b"K", pause=0.01) as endpoint, caplog.at_level(logging.INFO, "waltz.otlp"):
+        asyncio.run(asyncio.wait_for(work(endpoint), 30))
+    assert [record.getMessage() for record in caplog.records] == [f"metrics do not reach {endpoint}: it answers too slowly"]
 
 
 def test_without_the_extra_it_is_named() -> None:

@@ -85,3 +85,21 @@ def test_nothing_of_a_call_is_kept_until_the_next_one(fails: bool) -> None:
             assert seen() is None
 
     asyncio.run(ask())
+
+
+def test_a_call_may_end_after_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an error of the thread, with a traceback at the end of a daemon."""
+    may_go_on, failed = threading.Event(), list[object]()
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+
+    async def ask() -> Threads:
+        threads = Threads(1, "export", is_waited_for=False)
+        threads.run(may_go_on.wait)
+        return threads
+
+    threads = asyncio.run(ask())
+    threads.close()
+    may_go_on.set()
+    for thread in threads._threads:
+        thread.join()
+    assert failed == []
