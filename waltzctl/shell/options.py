@@ -10,6 +10,7 @@ they become, and are checked there.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 import types
@@ -104,8 +105,8 @@ def positive(text: str) -> float:
         found = float(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a number.") from None
-    if not found > 0:
-        raise typer.BadParameter(f"{found:g} is not more than 0.")
+    if not 0 < found < math.inf:
+        raise typer.BadParameter(f"{found:g} is not more than 0, or has no end.")
     return found
 
 
@@ -128,7 +129,12 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(self.completed(args))
         try:
-            return super().parse_args(ctx, given.copy())
+            rest = super().parse_args(ctx, given.copy())
+            for param in self.params:
+                value = ctx.params.get(param.name)
+                if isinstance(value, float) and math.isnan(value):  # no bound refuses it
+                    raise typer.BadParameter("'nan' is not a number.", ctx=ctx, param=param)
+            return rest
         except typer.TyperException as mistake:
             check_options(ctx.command_path.partition(" ")[2], given)
             if not isinstance(mistake, typer.BadParameter):

@@ -57,6 +57,25 @@ def test_an_option_may_stand_without_its_value() -> None:
             called("--every=" + wrong)
 
 
+def test_what_is_no_number_passes_no_bound() -> None:
+    def wait(*, every: Annotated[float, Option(min=0.5, max=60)] = 1.0, rate: Annotated[float, Option()] = 1.0) -> int:
+        return 3
+
+    command = command_of("wait", wait)
+    assert command.main(["--every", "2", "--rate", "inf"], standalone_mode=False) == 3
+    for words, message in (
+        (["--every", "nan"], "'nan' is not a number from 0.5 to 60."),
+        (["--rate", "nan"], "'nan' is not a number."),
+    ):
+        with pytest.raises(typer.BadParameter) as refused:
+            command.main(words, standalone_mode=False)
+        assert refused.value.message == message
+    for text in ("nan", "inf", "-1", "0", "x"):
+        with pytest.raises(typer.BadParameter):
+            positive(text)
+    assert positive("0.5") == 0.5
+
+
 def test_a_number_may_be_negative_where_that_is_said() -> None:
     def mark(*, number: Annotated[int, Argument(), Negative()]) -> int:
         return number
