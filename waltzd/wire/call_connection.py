@@ -12,7 +12,7 @@ from waltzd.errors.operations import BadFrame, TooManyCallers, WrongPeer
 from waltzd.protocol.audit import Auditor
 from waltzd.wire.audited import note
 from waltzd.wire.codec import packed_error
-from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, VERSION
+from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, REQUEST_MAX, VERSION
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.limits import bounded
 from waltzd.wire.servicer import Host, Origin, answered
@@ -30,7 +30,7 @@ class CallConnection:
     async def serve(self) -> None:
         """Answer calls until the caller goes. Raise `BadFrame` for a frame that is no call."""
         connection = self._connection
-        connection.admit()
+        connection.admit(REQUEST_MAX)
         await connection.send(Kind.CALLS, (VERSION, bytes((len(FRAMED_CALLS),))))
         try:
             while True:
@@ -82,6 +82,7 @@ class CallConnection:
             except WaltzError as error:
                 self._host.refused()
                 parts = (REPLY_HEAD.pack(number, True), packed_error(error))
+            del content  # the caller may read its reply late
             with suppress(CannotConnect):  # the caller has gone
                 await self._connection.send(Kind.REPLY, parts)
 

@@ -21,13 +21,16 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import BadFrame, WrongPeer
 from waltzd.wire.calls import FETCH_MARKED, HIGH_WATER_MARK, HISTORY, Call
 from waltzd.wire.codec import unpacked_error
-from waltzd.wire.frames import Connection, Kind
+from waltzd.wire.frames import SMALL_BYTES, Connection, Kind
 
 VERSION = b"\x01"
 FRAMED_CALLS: tuple[Call[Any], ...] = (FETCH_MARKED, HIGH_WATER_MARK, HISTORY)
 """Calls that may be made over frames, by their code. A code is never given to another call."""
 CALLS_MAX = 128
 """Calls of one connection under way. A caller makes further ones wait, and a server refuses them."""
+REQUEST_MAX = SMALL_BYTES
+"""Largest frame of a request. The largest question, with 1000 locks, has a quarter of it. Connections for calls do not
+count as mounts, so there may be thousands of them, and each may have an unfinished frame in memory."""
 NUMBER_MAX = (1 << 32) - 1
 REQUEST_HEAD = struct.Struct(">IB")
 """Number of the call, and its code."""

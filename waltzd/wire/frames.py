@@ -324,11 +324,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_ended:
             raise CannotConnect(f"{self.peer} closed the connection before it answered")
 
-    def admit(self) -> None:
-        """Accept the other side as authenticated: it may send large frames."""
+    def admit(self, bytes_max: int | None = None) -> None:
+        """Accept the other side as authenticated: it may send frames of this size; None for the largest ones."""
         if self._is_stranger:
             self._is_stranger = False
-            self._limit = self._bytes_max
+            self._limit = self._bytes_max if bytes_max is None else bytes_max
             self._go_on()
 
     def _go_on(self) -> None:

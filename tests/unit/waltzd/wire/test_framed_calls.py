@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,12 +13,12 @@ from uuid import UUID
 import pytest
 
 from waltzd.client import loop
-from waltzd.errors import BadArgument, CannotConnect, NotPermitted, TooLarge, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, NotPermitted, WaltzError
 from waltzd.errors.operations import BadFrame, TooManyCallers, WrongPeer
 from waltzd.protocol.address import Address, parse_address
-from waltzd.protocol.audit import AuditRecord
+from waltzd.protocol.audit import NO_AUDIT, AuditRecord
 from waltzd.protocol.batches import Refused
-from waltzd.protocol.locks import MarkedPage, MarkedQuery
+from waltzd.protocol.locks import MARKED_MAX, MarkedPage, MarkedQuery
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.service import LogService
@@ -26,9 +27,8 @@ from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.call_connection import CallConnection
 from waltzd.wire.calls import FETCH_MARKED
 from waltzd.wire.codec import packed_server_frames, unpacked_error
-from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, VERSION
+from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, REQUEST_MAX, VERSION
 from waltzd.wire.frames import Connection, Kind, connect
-from waltzd.wire.limits import REQUEST_BYTES_MAX
 from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.servicer import Origin, add_service
@@ -283,6 +283,7 @@ def hostile_requests() -> dict[str, tuple[Kind, bytes]]:
         "another kind": (Kind.MOUNT, bytes(50)),
         "a reply": (Kind.REPLY, bytes(50)),
         "calls again": (Kind.CALLS, VERSION),
+        "a large request": (Kind.REQUEST, bytes(REQUEST_MAX + 1)),
     }
 
 
@@ -309,8 +310,7 @@ def test_requests_that_cannot_be_answered_are_refused_and_the_connection_goes_on
         1: (len(FRAMED_CALLS), b"", WrongPeer),
         2: (255, b"", WrongPeer),
         3: (0, b"\xff" * 50, WaltzError),
-        4: (0, bytes(REQUEST_BYTES_MAX + 1), TooLarge),
-        5: (0, request, BadFrame),
+        4: (0, request, BadFrame),
     }
 
     async def test() -> None:
@@ -326,6 +326,58 @@ def test_requests_that_cannot_be_answered_are_refused_and_the_connection_goes_on
             connection.close()
 
     run(test)
+
+
+def test_requests_of_a_caller_that_takes_no_replies_are_not_kept() -> None:
+    """A connection could hold 128 of them, of as many bytes as the largest batch."""
+
+    class Request(bytearray):
+        """Bytes that can be referenced weakly."""
+
+    made: list[weakref.ref[Request]] = []
+
+    class Stuck:
+        peer = "there"
+
+        def __init__(self) -> None:
+            self.replies = self.received = 0
+
+        def admit(self, bytes_max: int) -> None:
+            assert bytes_max == REQUEST_MAX
+
+        async def send(self, kind: Kind, _parts: Any) -> None:
+            if kind is Kind.REPLY:
+                self.replies += 1
+                await asyncio.Event().wait()
+
+        async def receive(self) -> tuple[Kind, Request]:
+            await until(lambda: self.replies == self.received)
+            if self.received == CALLS_MAX:
+                await asyncio.Event().wait()
+            self.received += 1
+            content = Request(REQUEST_HEAD.pack(self.received, 255))
+            made.append(weakref.ref(content))
+            return Kind.REQUEST, content
+
+    async def test() -> None:
+        stuck: Any = Stuck()
+        served = CallConnection(stuck, LogService(None), Origin(None), NO_AUDIT)  # type: ignore[arg-type]
+        serving = asyncio.create_task(served.serve())
+        await until(lambda: stuck.replies == CALLS_MAX)
+        assert [one() for one in made[:-1]] == [None] * (CALLS_MAX - 1)
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    run(test)
+
+
+def test_the_largest_question_fits() -> None:
+    query = wire.FetchMarkedRequest(
+        cluster_key=KEY.bytes, partition=(1 << 31) - 1, locks=[(1 << 63) - 1] * MARKED_MAX, group_sizes=[1] * MARKED_MAX,
+        after=(1 << 63) - 2, before=(1 << 63) - 1, limit=MARKED_MAX, reach=(1 << 63) - 1, position=(1 << 63) - 1,
+        timeline=bytes(16),
+    )  # fmt: skip
+    assert REQUEST_HEAD.size + query.ByteSize() < REQUEST_MAX // 3
 
 
 async def opened(port: StreamPort) -> Connection:
