@@ -5,6 +5,7 @@ it may be out of date, so readers check whether each still runs."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import zlib
@@ -241,8 +242,10 @@ def credentials_file(directory: Path) -> Path:
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace the content of a file atomically and durably. `mode` is the mode of a new file."""
-    beside = path.with_name(path.name + ".new")
     try:
+        if path.is_dir():  # as `/`, which has no name
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        beside = path.with_name(path.name + ".new")
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
             file.flush()
