@@ -7,15 +7,19 @@ must not spend its disk and processor on them at once. Until then questions read
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from waltzd.errors import WaltzError
+from waltzd.errors.operations import FlushFailed
 from waltzd.storage.append_queue import RunBlocking
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 
 LOOK_SECONDS = 5.0
 """Time between two looks for sealed segments without a key index."""
+log = logging.getLogger("waltz.storage")
 BYTES_PER_SECOND = 32 << 20
 """Bytes of segments that are indexed in a second: faster than most logs grow, and a twentieth of what a disk reads."""
 
@@ -70,5 +74,10 @@ class KeyIndexer:
         self._under_way[name] = None
         try:
             await self._write(partition.write_key, first_id)
+        except FlushFailed:
+            raise
+        except WaltzError as error:  # a segment that cannot be read or indexed now ends neither the storage nor a question
+            log.warning("%s the segment at id %d of partition %d has no key index: %s", error.code, first_id,
+                        partition.number, error.message)  # fmt: skip
         finally:
             del self._under_way[name]

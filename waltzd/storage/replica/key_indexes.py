@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from waltzd.disk.seam import join, opened
 from waltzd.errors import NeedsBatches, Trimmed
-from waltzd.errors.operations import DiskFull
+from waltzd.errors.operations import DiskFull, ReadFailed
 from waltzd.format.key_index import (
     KeyHeader,
     KeyIndex,
@@ -172,10 +172,13 @@ class KeyIndexes:
         disk, segments = self._context.disk, self._segments
         names = dict.fromkeys(disk.names(self._context.directory))
         found = [first_id for first_id, _ in segments.sealed() if key_index_name(first_id) not in names]
+        return [first_id for first_id in found if self._has_batches(first_id)]
+
+    def _has_batches(self, first_id: int) -> bool:
         try:
-            return [one for one in found if isinstance(segments.segment_with(one)[0], BatchSegment)]
-        except (Suspect, Trimmed):  # its next reader examines it
-            return []
+            return isinstance(self._segments.segment_with(first_id)[0], BatchSegment)
+        except (Suspect, Trimmed, ReadFailed):  # its next reader examines it
+            return False
 
     def write(self, first_id: int) -> None:
         """Write the key index of a sealed segment beside it, unless the segment has no sound footer or there is little free

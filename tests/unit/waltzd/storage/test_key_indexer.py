@@ -7,6 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from tests.unit.waltzd.storage.replica import test_key_indexes
+from waltzd.disk.simulated import Fault
+from waltzd.errors.operations import FlushFailed, ReadFailed
 from waltzd.storage.key_indexer import BYTES_PER_SECOND, LOOK_SECONDS, KeyIndexer
 
 
@@ -64,3 +69,46 @@ def test_a_segment_that_can_have_no_index_is_tried_once_and_forgotten_when_it_is
     one.missing = []
     asyncio.run(indexer.step())
     assert not indexer._tried
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_segment_that_cannot_be_read_or_written_ends_nothing(fault: Fault) -> None:
+    """Each operation of the disk fails in turn. A bad sector in an old segment ended the storage, at each start again."""
+    at, failed = 0, 0
+    while True:
+        at += 1
+        disk, partition, log = test_key_indexes.written()
+        indexer = indexer_of(cast(Any, partition))
+        [newest, *_] = reversed(partition.missing_keys())
+        steps: list[str] = []
+        disk.observer = lambda kind, _, found=steps: found.append(kind)
+        asyncio.run(indexer_of(cast(Any, partition)).step())
+        if at > len(steps):
+            break
+        disk, partition, log = test_key_indexes.written()
+        indexer = indexer_of(cast(Any, partition))
+        disk.faults[disk.steps + at] = fault
+        try:
+            asyncio.run(indexer.step())
+        except FlushFailed:
+            assert steps[at - 1] == "write", "only bytes that may be lost end a storage"
+            continue
+        failed += newest in partition.missing_keys()
+        while asyncio.run(indexer.step()) != LOOK_SECONDS:
+            pass
+        assert set(partition.missing_keys()) <= {newest}, "the others have theirs"
+        test_key_indexes.answers(partition, log)
+        asyncio.run(indexer.index_missed(partition))
+        assert partition.missing_keys() == [], "a question tries it again"
+    assert failed > 0
+
+
+def test_an_index_that_fails_costs_no_question_its_answer() -> None:
+    one = FakePartition(0, 3)
+    one.missed = [3]
+
+    def fail(first_id: int) -> None:
+        raise ReadFailed(f"segment {first_id}")
+
+    one.write_key = fail  # type: ignore[method-assign]
+    asyncio.run(indexer_of(one).index_missed(cast(Any, one)))
