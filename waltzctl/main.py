@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-from waltzd.errors import WaltzError
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from waltzd.errors.operations import not_installed
 
@@ -279,6 +279,11 @@ def run(arguments: Sequence[str]) -> int:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # an extra, such as spark, is not installed
             raise not_installed(error, "tools", "spark", "console") from error
+        except UnicodeEncodeError as error:  # bytes that are not UTF-8 may name a file, and nothing else
+            wrong = next((one for one in arguments if any("\udc80" <= letter <= "\udcff" for letter in one)), None)
+            if wrong is None:
+                raise
+            raise BadArgument(f"{printable(wrong)} is not UTF-8") from error
     except typer.TyperException as error:  # a usage error; those that typer raises have a method `show`
         error.show()  # type: ignore[attr-defined]
         return EXIT_USAGE

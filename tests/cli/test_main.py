@@ -181,6 +181,17 @@ def test_mistakes_on_the_command_line(waltzctl: Tool, arguments: list[str]) -> N
     assert "Error: " in told.err
 
 
+def test_bytes_that_are_no_text(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoke(_context: object) -> None:
+        "\udcff".encode()
+
+    monkeypatch.setattr("waltzctl.main.cli.invoke", invoke)
+    told = waltzctl("errors", "lookup", "\udcff")
+    assert (told.code, told.err.splitlines()[0]) == (2, "W1001 \\udcff is not UTF-8")
+    with pytest.raises(UnicodeEncodeError):
+        waltzctl("errors", "lookup", "no mistake of the user")
+
+
 def test_version() -> None:
     ended = subprocess.run([sys.executable, "-m", "waltzctl", "--version"], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"waltzctl \d+\.\d+\.\d+\n", ended.stdout)
