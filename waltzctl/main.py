@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
+from waltzd.disk.standard_streams import open_standard_streams
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from waltzd.errors.operations import not_installed
@@ -330,6 +331,7 @@ def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    open_standard_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would print each failed handshake
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC would fail when a subprocess is started
     if asked := os.environ.get(COMPLETE):

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Annotated
 
+from waltzd.disk.standard_streams import open_standard_streams
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.operations import not_installed
 from waltzd.protocol.address import parse_address
@@ -127,6 +128,7 @@ def _run(daemon: str, kind: str, path: str, check_config: bool, **how: bool) -> 
 
 
 def main() -> None:
+    open_standard_streams()
     try:
         try:
             sys.exit(typer.main.get_command(app).main(prog_name="waltzd", standalone_mode=False))
