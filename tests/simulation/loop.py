@@ -105,7 +105,28 @@ class _Handle(asyncio.Handle):
         self._source_traceback = None
 
 
-class _OwnTimer(asyncio.TimerHandle):
+class _Timer(asyncio.TimerHandle):
+    """Without what is there for debugging, as `_Handle`."""
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: SimLoop, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._loop._timer_handle_cancelled(self)
+            self._cancelled = True
+            self._callback, self._args = None, ()  # what they hold may go
+
+
+class _OwnTimer(_Timer):
     """Set by a life, by its own clock; `when()` is the time that this clock shows."""
 
 
@@ -172,14 +193,13 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def _set(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         self._push(when, timer)
         return timer
 
     def _push(self, when: float, timer: asyncio.TimerHandle) -> None:
         self._set_timers += 1
         heapq.heappush(self._timers, (when, self._set_timers, timer))
-        timer._scheduled = True  # type: ignore[attr-defined]
 
     def after(
         self, seconds: float, life: Life | None, callback: Callable[..., object], *args: object
@@ -204,41 +224,45 @@ class SimLoop(asyncio.BaseEventLoop):
     # -- the heart
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
-            self._dropped -= 1
-        if not ready and not self._stopping:
-            if not timers:
-                raise Deadlock("everybody waits, and nothing will ever happen")
-            if timers[0][0] > self.now:
-                self.now, self.turns = timers[0][0], 0
-        while timers and timers[0][0] <= self.now:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            ready.append(timer)
-        self.turns += 1
-        if self.turns > TURNS_MAX:
-            self._look_at_standstill()
-        self.steps += len(ready)
-        if self.steps > self.steps_max:
-            self.steps_max *= 10  # the end of it all still has to run
-            raise Endless(f"{self.steps} steps were taken by second {self.now:.3f}")
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            context = handle._context
-            life = context.get(LIFE)
-            if life is not None and (life.is_paused or life.is_over):
-                life.parked.append(handle)
-                continue
-            try:
-                context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # noqa: BLE001  as every event loop does
-                self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error, "handle": handle})
+        """Take turns until somebody stops the loop. A run has so many that what a turn costs by itself is felt."""
+        ready = self._ready
+        while True:
+            timers = self._timers
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+                self._dropped -= 1
+            if not ready and not self._stopping:
+                if not timers:
+                    raise Deadlock("everybody waits, and nothing will ever happen")
+                if timers[0][0] > self.now:
+                    self.now, self.turns = timers[0][0], 0
+            while timers and timers[0][0] <= self.now:
+                ready.append(heapq.heappop(timers)[2])
+            self.turns += 1
+            if self.turns > TURNS_MAX:
+                self._look_at_standstill()
+            self.steps += len(ready)
+            if self.steps > self.steps_max:
+                self.steps_max *= 10  # the end of it all still has to run
+                raise Endless(f"{self.steps} steps were taken by second {self.now:.3f}")
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                life = context.get(LIFE)
+                if life is not None and (life.is_paused or life.is_over):
+                    life.parked.append(handle)
+                    continue
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001  as every event loop does
+                    told = {"message": f"exception in {handle!r}", "exception": error, "handle": handle}
+                    self.call_exception_handler(told)
+            if self._stopping:
+                return
 
     def _look_at_standstill(self) -> None:
         """Name what runs in some turns beyond the limit, then end the run."""
@@ -267,7 +291,7 @@ class SimLoop(asyncio.BaseEventLoop):
             else:
                 self._ready.append(handle)
         for at, (_, number, timer) in enumerate(self._timers):
-            if isinstance(timer, _OwnTimer) and timer._context.get(LIFE) is life:  # type: ignore[attr-defined]
+            if isinstance(timer, _OwnTimer) and timer._context.get(LIFE) is life:
                 self._timers[at] = life.true_time(timer.when()), number, timer
         heapq.heapify(self._timers)
 

@@ -358,7 +358,7 @@ class PartitionMeta(Document):
     def lineage(self) -> Lineage:
         return Lineage(self.timelines)
 
-    @property
+    @functools.cached_property
     def joined(self) -> tuple[str, ...]:
         """Members whose acknowledgements counted in the opened session."""
         return tuple(

@@ -170,11 +170,10 @@ def shift_one(crc: int, length: int) -> int:
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:
     """Return the checksum of two byte strings back to back from the checksum of each, in microseconds for any length."""
-    bit = 0
-    while second_bytes >> bit:
+    first = shift_one(first, second_bytes & (_WINDOW_BYTES - 1))
+    for bit in range(_WINDOW_BITS, second_bytes.bit_length()):
         if second_bytes >> bit & 1:
             first = multiply_mod(first, _FAR[bit])
-        bit += 1
     return first ^ second
 
 

@@ -270,9 +270,10 @@ class LockTable:
         """Assert that the table is bounded, and that its floor is not above any mark in it."""
         assert len(self) <= self._size
         assert self.has_evicted or self.floor <= self._low_mark
-        oldest = [*list(reversed(self._before.values()))[:1], *list(self._marked.values())[:1]]
-        assert [self.floor, *oldest] == sorted([self.floor, *oldest])
-        assert list(self._marked.values()) == sorted(self._marked.values())
+        marks = list(self._marked.values())
+        oldest = [self.floor, *islice(reversed(self._before.values()), 1), *marks[:1]]
+        assert oldest == sorted(oldest)
+        assert marks == sorted(marks)
         assert len(self._found) <= self._found_max
         for lock, (mark, is_exact) in self._found.items():
             assert mark <= self.floor or not is_exact or lock in self._marked or lock in self._before
