@@ -20,7 +20,7 @@ import pytest
 from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.placement import handover
+from waltzctl.placement import ownership
 from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
 from waltzctl.shell import change
 from waltzctl.shell.cluster_target import resolve, using
@@ -284,7 +284,7 @@ def test_a_server_that_does_not_answer_is_part_of_the_list(
 
 def end_when_said(patched: pytest.MonkeyPatch, words: str) -> None:
     """The seconds for which a command waits are over when it has seen that this is what it waits for."""
-    format_waits, told = handover.format_waits, list[str]()
+    format_waits, told = ownership.format_waits, list[str]()
 
     def recorded(waits: Mapping[int, str]) -> str:
         told.append(format_waits(waits))
@@ -296,8 +296,8 @@ def end_when_said(patched: pytest.MonkeyPatch, words: str) -> None:
         has_seen = any(re.match(words, said) for said in told)
         return 1.0 if has_seen or time.monotonic() - began > PATIENCE_SECONDS else 0.0
 
-    patched.setattr(handover, "format_waits", recorded)
-    patched.setattr(handover, "time", SimpleNamespace(monotonic=clock))
+    patched.setattr(ownership, "format_waits", recorded)
+    patched.setattr(ownership, "time", SimpleNamespace(monotonic=clock))
 
 
 @contextlib.contextmanager

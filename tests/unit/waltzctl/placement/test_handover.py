@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.handover import Handover, format_waits
+from waltzctl.placement.ownership import Handover, format_waits
 from waltzd.cluster.documents import Assignment, Ownership
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
