@@ -21,7 +21,7 @@ from tests.process.race import Race
 from tests.process.versions import BEFORE, environment
 from tests.release.packages import ROOT
 from waltzctl import main
-from waltzctl.placement.changeover import finalize_plan
+from waltzctl.placement.cluster import finalize_plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster as ClusterDocuments

@@ -16,7 +16,7 @@ from uuid import UUID
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
-from waltzctl.placement.changeover import finalize_plan, plan_of, waiting
+from waltzctl.placement.cluster import finalize_plan, format_plan, unchanged
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, carry_out, placement_state, take_out
 from waltzctl.placement.replica_moves import MovePlan
@@ -139,10 +139,10 @@ class _Tool(Daemons):
         """One turn of `cluster set --format 1`. True when every partition writes it."""
         found = await self.take_snapshot(self._cluster)
         if found.meta.format != BATCHES:
-            plan_of(found, BATCHES)  # refuses while a storage is silent, or too old
+            format_plan(found, BATCHES)  # refuses while a storage is silent, or too old
             await self._cluster.set_format(BATCHES, before=found.meta)
             self._say("the cluster writes format 1 from the next sessions on")
-        return not waiting(found, BATCHES)
+        return not unchanged(found, BATCHES)
 
     async def finalize(self, seconds: float) -> None:
         """One turn of `cluster finalize`. `seconds` pass between the look and the change."""

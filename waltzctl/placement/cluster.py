@@ -1,35 +1,52 @@
-"""`waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its documents in ZooKeeper."""
+"""`waltzctl cluster` and `waltzctl history`: a cluster as a whole, through its documents in ZooKeeper.
+
+What storages remove by a policy is only in the archive afterwards. So a policy is refused if nothing is archived, and a
+policy by time is refused for a log without times.
+
+Two changes cannot be undone. A level is raised at once (`waltzd.protocol.level`), when no process of an older version is
+left. A format takes its time: the document of the cluster has the format of new sessions, owners see the change, and begin
+a planned new session of each partition. What a partition has written since, no reader of the older format can read.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from waltzctl.placement.changeover import change_format, finalize_level
+from waltzctl.placement.creation import check_formats
+from waltzctl.placement.daemons import POLL_SECONDS
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
-from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell import moment
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
+from waltzctl.shell.numbers import first_few, format_partitions
 from waltzctl.shell.options import Misused
-from waltzctl.shell.progress import Report
+from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as history_listing
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import size
 from waltzctl.snapshot import last_seen
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
+from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import read_documents, write
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_OK
-from waltzd.errors.operations import BadMetadata, Unsafe
-from waltzd.format.layout import VERSIONS
+from waltzd.errors.operations import BadMetadata, FormatUnknown, Unfinished, Unsafe
+from waltzd.format.layout import BATCHES, VERSIONS
+from waltzd.protocol.level import THIS, Program
+from waltzd.protocol.retention import ALL, Keep, keep_of
 
 
 def set_(
@@ -146,7 +163,17 @@ def finalize(*, command: ChangeCommand) -> int:
       waltzctl cluster finalize --dry-run
       waltzctl cluster finalize --confirm local
     """
-    return finalize_level(command)
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
+
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
+            await cluster.change_root(found.meta, replace(found.meta, level=THIS.level))
+            return {"level": THIS.level}
+
+        return Change(plan=finalize_plan(found), do=do, is_planned_again=True)
+
+    return command.perform(prepare)
 
 
 def delete(
@@ -238,3 +265,195 @@ def history(
     """
     put(history_listing(using(target, lambda cluster: cluster.history(newest))), output)
     return EXIT_OK
+
+
+# -- how much of the archived log storages keep ------------------------------------------------------------------------
+
+
+def change_keep_local(wanted: str, command: ChangeCommand) -> int:
+    keep = keep_of(wanted)
+    if keep is None:
+        raise BadArgument(
+            f"{wanted!r} is not a policy",
+            not_done="nothing was changed",
+            next_step="write all, a duration (30m, 12h, 7d, 4w) or a size for each replica of a partition (500GB, 2TiB)",
+        )
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await take_snapshot(cluster.coordinator, tls=command.target.tls)
+        made = keep_local_plan(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
+
+        async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
+            await cluster.change_root(found.meta, replace(found.meta, keep_local=wanted))
+            return {"keep_local": wanted}
+
+        return Change(plan=made, do=do, is_change=found.meta.keep_local != wanted)
+
+    return command.perform(prepare)
+
+
+def keep_local_plan(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) -> Plan:
+    """Raise if the policy must not be set."""
+    meta = found.meta
+    if keep != Keep() and not archived:
+        raise Unsafe(
+            f"nothing of the cluster {meta.name} is archived: what storages remove would be lost",
+            next_step="set `archive` in the configuration of the storages, and see `waltzctl archive status`",
+        )
+    if keep.seconds is not None and meta.format < BATCHES:
+        raise BadArgument(
+            f"the cluster {meta.name} writes format {meta.format}, which has no times",
+            not_done="nothing was changed",
+            next_step="give a size, or change the cluster to format 1 first: `waltzctl cluster set --format 1`",
+        )
+    steps = [f"set storages to keep {_describe_policy(wanted)} (until now {_describe_policy(meta.keep_local)})"]
+    if keep.size is not None:
+        leaves = too_much(found, keep.size)
+        steps.append(
+            f"at most {size(leaves)} are removed from storages once archived, and can then be read from the archive only"
+            if leaves
+            else "nothing is removed from storages now"
+        )
+    elif keep.seconds is not None:
+        steps.append("older archived segments are removed from storages, and can then be read from the archive only")
+    else:
+        steps.append("nothing more is removed from storages; what was removed does not come back")
+    is_change = meta.keep_local != wanted
+    return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps) if is_change else ())
+
+
+def _describe_policy(policy: str) -> str:
+    keep = keep_of(policy)
+    if policy == ALL or keep is None:
+        return "all of the log"
+    if keep.seconds is not None:
+        return f"the last {policy} of the log"
+    return f"{policy} of the log of each replica"
+
+
+def too_much(found: ClusterSnapshot, size_max: int) -> int:
+    """Return the bytes on all storages above what the policy keeps."""
+    reported = [one for view in found.storages if view.reported is not None for one in view.reported.assigned]
+    return sum(max(0, one.disk_bytes - size_max) for one in reported)
+
+
+# -- to format 1, and to the newest level ------------------------------------------------------------------------------
+
+
+FINALIZE = "cluster finalize"
+WAITS = (
+    "Interrupted. If the new format was saved already, partitions change to it by themselves: `waltzctl partition list "
+    "-o wide` shows the format of each."
+)
+
+
+def change_format(wanted: int, seconds: float | None, command: ChangeCommand) -> int:
+    tls = command.target.tls
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await take_snapshot(cluster.coordinator, tls=tls)
+        made = format_plan(found, wanted)
+
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
+            if found.meta.format != wanted:
+                await cluster.set_format(wanted, before=found.meta)
+            began = time.monotonic()
+            while left := unchanged(now := await take_snapshot(cluster.coordinator, tls=tls), wanted):
+                if seconds is not None and time.monotonic() - began >= seconds:
+                    raise Unfinished(
+                        f"format {wanted} is saved, but not all partitions write it after {seconds:g} seconds: "
+                        f"{_format_reasons(left)}",
+                        not_done="these partitions change as soon as they can, also without this command",
+                    )
+                total = len(now.partitions)
+                report(_format_reasons(left), Amount(done=total - len(left), total=total, unit="partitions"))
+                await asyncio.sleep(POLL_SECONDS)
+            return {"format": wanted, "partitions": [view.partition for view in now.partitions]}
+
+        is_saved = found.meta.format == wanted
+        return Change(
+            plan=made, do=do, is_change=not is_saved, is_planned_again=True, interrupted=None if is_saved else WAITS
+        )
+
+    return command.perform(prepare)
+
+
+def format_plan(found: ClusterSnapshot, wanted: int) -> Plan:
+    """Plan the change. Raise if it must not be made: there is no way back, and no storage may be too old."""
+    meta, left = found.meta, unchanged(found, wanted)
+    if wanted < meta.format:
+        raise Unsafe(
+            f"the cluster {meta.name} writes format {meta.format}, and cannot go back: readers of format {wanted} "
+            f"cannot read what its partitions have written",
+            next_step=f"keep the format; a new cluster can be created with `waltzctl create-cluster --format {wanted}`",
+        )
+    _check_storages(found, wanted)
+    steps = [f"set the cluster {meta.name} to format {wanted}"] if wanted > meta.format else []
+    opened, closed = ([view.partition for view in left if view.is_open is is_open] for is_open in (True, False))
+    if opened:
+        steps.append(
+            f"{format_partitions(opened, 'changes', 'change, each')} in a new session: "
+            "transactions wait for a moment, none is lost"
+        )
+    if closed:
+        steps.append(
+            f"{format_partitions(closed, 'is not open, and changes', 'are not open, and change, each')} when it opens"
+        )
+    if left:
+        steps.append(
+            f"a partition that has changed cannot go back; existing segments stay in format {meta.format}"
+            if wanted > meta.format
+            else "a partition that has changed cannot go back"
+        )
+    return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps))
+
+
+def finalize_plan(found: ClusterSnapshot, program: Program = THIS) -> Plan:
+    """Plan to raise the level to that of `program`; raise `Unsafe` while a process is too old or unknown."""
+    name, before, level = found.meta.name, found.meta.level, program.level
+    if before == level:
+        return Plan(verb=FINALIZE, subject=name, steps=())
+    silent = [view.meta.name for view in found.storages if view.reported is None]
+    if silent:
+        raise Unsafe(
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old for level {level}",
+            next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
+        )
+    versions = {f"server {one.name}": one.version for one in [*(view.meta for view in found.servers), *found.missing]}
+    versions |= {f"storage {view.meta.name}": view.reported.version for view in found.storages if view.reported is not None}
+    old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if program.level_of(version) < level]
+    if old:
+        raise Unsafe(
+            f"{', '.join(old)} {'does' if len(old) == 1 else 'do'} not support level {level}",
+            next_step="upgrade it and start it, or remove it with `waltzctl server remove` or `waltzctl storage remove`",
+        )
+    return Plan(
+        verb=FINALIZE,
+        subject=name,
+        danger=Danger.TYPED,
+        steps=(
+            f"raise the level of the cluster {name} from {before} to {level}",
+            f"versions that do not support level {level} are refused from then on: there is no way back to them",
+        ),
+    )
+
+
+def unchanged(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:
+    """Return the partitions whose sessions are not known to write this format."""
+    return [view for view in found.partitions if (view.format or 0) < wanted]
+
+
+def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
+    silent = [view.meta.name for view in found.storages if view.reported is None]
+    if silent:
+        raise FormatUnknown(
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old to write format "
+            f"{wanted}",
+            next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
+        )
+    check_formats({view.meta.name: view.reported for view in found.storages if view.reported is not None}, wanted)
+
+
+def _format_reasons(left: list[PartitionView]) -> str:
+    reasons = [(view.partition, view.waiting or f"its session writes format {view.format}") for view in left]
+    return first_few([f"partition {number}: {why}" for number, why in reasons])

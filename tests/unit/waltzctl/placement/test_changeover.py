@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit import snapshots
-from waltzctl.placement.changeover import finalize_plan, plan_of, waiting
+from waltzctl.placement.cluster import finalize_plan, format_plan, unchanged
 from waltzctl.shell.safety import Danger
 from waltzctl.show.cluster import picture_json
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
@@ -32,7 +32,7 @@ def cluster(*formats: int, told: int = 0, storages: tuple[StorageView, ...] | No
 
 
 def test_the_plan_says_what_changes_and_that_there_is_no_way_back() -> None:
-    plan = plan_of(cluster(0, 0, 0), 1)
+    plan = format_plan(cluster(0, 0, 0), 1)
     assert (plan.verb, plan.subject, plan.refusals) == ("cluster set", "trial", [])
     assert plan.steps == (
         "set the cluster trial to format 1",
@@ -43,34 +43,34 @@ def test_the_plan_says_what_changes_and_that_there_is_no_way_back() -> None:
 
 def test_a_command_that_goes_on_only_waits_for_the_rest() -> None:
     found = cluster(1, 0, 1, told=1)
-    assert [view.partition for view in waiting(found, 1)] == [1]
-    assert plan_of(found, 1).steps[0].startswith("partition 1 changes in a new session: ")
-    assert plan_of(cluster(1, 1, 1, told=1), 1).steps == ()
-    assert plan_of(cluster(0, 0), 0).steps == ()
+    assert [view.partition for view in unchanged(found, 1)] == [1]
+    assert format_plan(found, 1).steps[0].startswith("partition 1 changes in a new session: ")
+    assert format_plan(cluster(1, 1, 1, told=1), 1).steps == ()
+    assert format_plan(cluster(0, 0), 0).steps == ()
 
 
 def test_a_partition_that_is_not_open_goes_over_later() -> None:
     found = cluster(0, 0)
     found = replace(found, partitions=(found.partitions[0], partition(1, 0, step="SETTLING", waiting="for two of three")))
-    assert "partition 1 is not open, and changes when it opens" in plan_of(found, 1).steps
-    assert [view.partition for view in waiting(found, 1)] == [0, 1]
-    assert waiting(found, 0) == [], "there is nothing below it"
+    assert "partition 1 is not open, and changes when it opens" in format_plan(found, 1).steps
+    assert [view.partition for view in unchanged(found, 1)] == [0, 1]
+    assert unchanged(found, 0) == [], "there is nothing below it"
 
 
 def test_every_storage_must_answer_and_know_the_format() -> None:
     one, two, three = (snapshots.storage(name, formats=(0, 1)) for name in snapshots.STORAGES)
     old = snapshots.storage("s2", version="0.1.0")
     with pytest.raises(FormatUnknown, match=r"s2 cannot write format 1: its version is 0\.1\.0"):
-        plan_of(cluster(0, storages=(one, old, three)), 1)
+        format_plan(cluster(0, storages=(one, old, three)), 1)
     silent = replace(two, reported=None, error=CannotConnect("no answer"))
     with pytest.raises(FormatUnknown, match="s2 does not answer, and may be too old to write format 1") as refused:
-        plan_of(cluster(0, storages=(one, silent, three)), 1)
+        format_plan(cluster(0, storages=(one, silent, three)), 1)
     assert (refused.value.exit_code, refused.value.detail_not_done) == (5, "nothing was changed")
 
 
 def test_there_is_no_way_back() -> None:
     with pytest.raises(Unsafe, match="writes format 1, and cannot go back"):
-        plan_of(cluster(1, 0, told=1), 0)
+        format_plan(cluster(1, 0, told=1), 0)
 
 
 def test_a_picture_says_what_each_partition_writes() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit import snapshots
-from waltzctl.placement.retention import plan_of, too_much
+from waltzctl.placement.cluster import keep_local_plan, too_much
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import BadArgument
@@ -24,7 +24,7 @@ def cluster(**changes: Any) -> ClusterSnapshot:
 def planned(found: ClusterSnapshot, wanted: str, *, archived: bool = True) -> Plan:
     keep = keep_of(wanted)
     assert keep is not None
-    return plan_of(found, wanted, keep, archived=archived)
+    return keep_local_plan(found, wanted, keep, archived=archived)
 
 
 def test_the_plan_says_how_much_leaves() -> None:
