@@ -29,7 +29,6 @@ import yaml
 from waltzctl.local_cluster.daemon import Daemon, Process, birth, undisturbed
 from waltzctl.local_cluster.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.local_cluster.java import java_command, serves
-from waltzctl.local_cluster.store import settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
     ARCHIVE_KEY,
@@ -61,6 +60,9 @@ from waltzctl.shell.numbers import format_partitions
 from waltzctl.shell.progress import Report, unreported
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
+from waltzd.archive.listing import label_at
+from waltzd.archive.location import directory_of, open_store
+from waltzd.archive.signature import new_key
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
@@ -73,10 +75,13 @@ from waltzd.errors.operations import (
     DaemonEnded,
     DirectoryHeld,
     DiskFull,
+    ForeignArchive,
     NodeMissing,
     NoLocalCluster,
     PartitionsClosed,
     PortInUse,
+    StoreRefused,
+    StoreUnavailable,
 )
 
 if TYPE_CHECKING:
@@ -700,3 +705,53 @@ def _stays(running: Sequence[str]) -> str:
 def _mending(directory: Path) -> str:
     place = shlex.quote(str(directory))
     return f"`waltzctl status --directory {place}` says what is missing, `waltzctl down {place}` stops everything"
+
+
+# -- the store to which it archives its log ----------------------------------------------------------------------------
+
+
+SEGMENT_BYTES = 1 << 20
+"""Segment size of a cluster with an archive: only full segments are archived, so a trial sees its first one after 1
+MiB."""
+
+
+def settings_of(store: str, directory: Path) -> dict[str, object]:
+    """Return the archive settings of a daemon: storages upload, and servers read for clients what storages no longer
+    hold. An archive without a key is not signed. Both kinds of daemon get the segment size, because servers decide it
+    in format 1 and storages in format 0."""
+    key = key_file(directory)
+    signed = {"archive_key": key} if key.exists() else {}
+    return {"archive": store, "segment_bytes_max": SEGMENT_BYTES, **signed}
+
+
+def key_file(directory: Path) -> Path:
+    return directory.absolute() / ARCHIVE_KEY
+
+
+def store_for(text: str, directory: Path) -> str:
+    """Return the store of a new cluster in the form that settings use, after checking that it is empty. A directory is
+    made now, and never later, because a missing one was lost then. The archive gets a signing key, which stays outside
+    of the store."""
+    folder = directory_of(text)
+    if folder is not None:
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise translate(error, f"making the directory {folder}") from error
+    place = folder or text
+    try:
+        there = label_at(open_store(place))
+    except (StoreRefused, StoreUnavailable) as error:
+        raise type(error)(
+            error.message, not_done=NOTHING_STARTED,
+            next_step="check the address of the store and your credentials; a bucket has to be there",
+        ) from error  # fmt: skip
+    if there is not None:
+        raise ForeignArchive(
+            f"{place} holds the archive of the cluster {there.cluster}",
+            not_done=NOTHING_STARTED,
+            next_step="name another directory, or another folder of the bucket: each cluster has an archive of its own",
+        )
+    if not key_file(directory).exists():
+        write_whole(key_file(directory), new_key(), 0o600)
+    return place

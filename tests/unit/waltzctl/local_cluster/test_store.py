@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.local_cluster.store import SEGMENT_BYTES, settings_of, store_for
+from waltzctl.local_cluster.local import SEGMENT_BYTES, settings_of, store_for
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.signature import read_key
 from waltzd.errors import WaltzError
