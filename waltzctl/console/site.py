@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from waltzctl.console import groups, log_pages, pages, query_pages
+from waltzctl.console import log_pages, pages, query_pages
 from waltzctl.console.pages import Make, Page, PageRequest, Part
 from waltzctl.console.session_auth import HEADERS, Session, SessionAuth
 from waltzctl.console.table import tone_of
@@ -62,8 +62,8 @@ ENTRIES = (
     Entry("/transactions", log_pages.transactions, "Transactions"),
     Entry("/transactions/{name}", log_pages.transaction),
     Entry("/locks", log_pages.locks, "Locks"),
-    Entry("/groups", groups.groups, "Groups"),
-    Entry("/groups/{name}", groups.group),
+    Entry("/groups", query_pages.groups, "Groups"),
+    Entry("/groups/{name}", query_pages.group),
     Entry("/clients", query_pages.clients, "Clients"),
     Entry("/storages", pages.storages, "Storages"),
     Entry("/servers", pages.servers, "Servers"),
