@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from waltzctl.bench.command import Series
-from waltzctl.bench.counters import Counters, Latencies
-from waltzctl.bench.load import Load, locks, payloads
+from waltzctl.bench.load import Counters, Latencies, Load, locks, payloads
 from waltzd.client.client import Client
 from waltzd.client.loop import run
 from waltzd.client.view import Transaction

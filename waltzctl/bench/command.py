@@ -21,8 +21,7 @@ from uuid import UUID
 import typer
 from typer import Option
 
-from waltzctl.bench.counters import PERCENTILES, Counters, Latencies
-from waltzctl.bench.load import Drive, Load
+from waltzctl.bench.load import PERCENTILES, Counters, Drive, Latencies, Load
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX

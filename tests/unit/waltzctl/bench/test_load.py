@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.bench.machine import this_machine, use_of
 from waltzctl.bench.command import Series
-from waltzctl.bench.counters import Counters, Latencies
-from waltzctl.bench.load import Load, locks, payloads
+from waltzctl.bench.load import Counters, Latencies, Load, locks, payloads
 from waltzd.client.pending import Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.locks import Committed, Mode, Reason, Rejected, Unknown
