@@ -114,7 +114,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "restore": ("waltzctl.placement.restore:restore", "Create a cluster from an archive, at a point in time."),
         "save-metadata": ("waltzctl.placement.metadata:save", "Save the documents of a cluster to a file."),
         "set": ("waltzctl.placement.cluster:set_", "Set replicas, format or retention; close ZooKeeper."),
-        "wait": ("waltzctl.health.gate:wait", "Wait until a cluster is healthy or can spare a storage."),
+        "wait": ("waltzctl.health.status:wait", "Wait until a cluster is healthy or can spare a storage."),
     },
     "config": {
         "validate": ("waltzctl.config.configuration:validate", "Validate configuration files."),

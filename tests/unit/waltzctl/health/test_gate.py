@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.snapshots import partition, storage, well
-from waltzctl.health.gate import cannot_spare, has_no_owner, obstacles
+from waltzctl.health.status import cannot_spare, has_no_owner, obstacles
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import NoSuchName
