@@ -30,7 +30,7 @@ from tests.checker.recorder import payload_key
 from tests.checker.verdict import Verdict
 from tests.group_members import WINDOW, Clock, WitnessedStream, is_calm
 from tests.process.cluster import Cluster
-from waltzctl.placement.group_log import make_group_log
+from waltzctl.placement.creation import make_group_log
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.client.client import Client

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.moving_words import bounded
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement import creation
-from waltzctl.placement.group_log import make_group_log
+from waltzctl.placement.creation import make_group_log
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.cluster_target import resolve, using
 from waltzd.client.group_log import GroupLogClient

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.snapshots import SERVERS, STORAGES, held, partition, placement_state, server, silent, storage, well
-from waltzctl.placement.group_log import plan_group_log
+from waltzctl.placement.creation import plan_group_log
 from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
