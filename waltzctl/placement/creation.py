@@ -495,8 +495,8 @@ async def _create_replicas(
     replicas: Mapping[int, tuple[str, ...]],
     descriptions: Mapping[str, StorageDescription],
     tls: Tls | None,
-    report: Report,
-    seconds: float,
+    report: Report = unreported,
+    seconds: float = CALL_SECONDS,
 ) -> dict[str, tuple[int, ...]]:
     """Make the missing replicas on all storages at once; return which were made where."""
     created: dict[str, tuple[int, ...]] = {}
@@ -578,21 +578,12 @@ async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
         names = plan_group_log(found)
         if not names:
             return False
-        await _create_group_replicas(found, names, tls)
+        storages = {name: found.storage(name).meta for name in names}
+        described = {view.meta.name: view.reported for view in found.storages if view.reported is not None}
+        replicas = {found.meta.partitions: names}
+        await _create_replicas(found.meta.key, storages, replicas, described, tls)
         try:
             return await group_log.begin(cluster, found.meta, dict.fromkeys(names, Membership.MEMBER))
         except ChangedMeanwhile:
             continue
     raise ChangedMeanwhile(f"the documents of the cluster were changed by others {ATTEMPTS_MAX} times in a row")
-
-
-async def _create_group_replicas(found: ClusterSnapshot, names: Sequence[str], tls: Tls | None) -> None:
-    number, key = found.meta.partitions, found.meta.key
-    for name in names:
-        view = found.storage(name)
-        if view.replica(number) is not None:
-            continue
-        async with AdminClient(view.meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=name) as admin:
-            refusal = (await admin.create_partitions([number]))[number]
-        if refusal is not None and not isinstance(refusal, PartitionExists):
-            raise refusal
