@@ -28,7 +28,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.server", "waltzctl.shell.removed"),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),
-    ("waltzctl.show.change",),
     ("waltzctl.shell",),
     ("waltzctl.snapshot",),
     (

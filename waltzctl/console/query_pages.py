@@ -14,9 +14,10 @@ from waltzctl.groups.parked import parked_in
 from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
+from waltzctl.shell import change
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.merged_log import Line
-from waltzctl.show import activity, change, client
+from waltzctl.show import activity, client
 from waltzctl.show import archive as shown_archive
 from waltzctl.show import group as show
 from waltzctl.show.forms import Column

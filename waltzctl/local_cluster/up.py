@@ -26,14 +26,13 @@ from waltzctl.local_cluster.java import java_command
 from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machine
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
-from waltzctl.shell.change import ConfirmOptions, agree
+from waltzctl.shell.change import ConfirmOptions, agree, put_plan
 from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, ClusterTarget, load_contexts, resolve, unknown, unprotected
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Report, Waiting
 from waltzctl.shell.safety import Plan
-from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot

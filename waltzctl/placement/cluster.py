@@ -27,12 +27,12 @@ from waltzctl.placement.partition import spread_all
 from waltzctl.shell import moment
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import Change, ChangeCommand
+from waltzctl.shell.change import history as history_listing
 from waltzctl.shell.cluster_target import CommandTarget, check_operator, using
 from waltzctl.shell.numbers import first_few, format_partitions
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show.change import history as history_listing
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
 from waltzctl.snapshot import last_seen

@@ -20,13 +20,12 @@ from typer import Argument, Option
 from waltzctl.placement.backup import End, MaybeEnding
 from waltzctl.records import backup
 from waltzctl.shell.blueprint import write_new
-from waltzctl.shell.change import ConfirmOptions, agree
+from waltzctl.shell.change import ConfirmOptions, agree, put_plan
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, unprotected, using
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output, Watch
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.shell.safety import Plan
-from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
 from waltzd.errors import BadArgument, WaltzError

@@ -13,9 +13,9 @@ from tests.unit.snapshots import NOW_MS, partition, storage, well
 from waltzctl.main import run
 from waltzctl.placement.creation import storage_of
 from waltzctl.shell import change
+from waltzctl.shell.change import history
 from waltzctl.shell.merged_log import Line
 from waltzctl.show import activity
-from waltzctl.show.change import history
 from waltzctl.show.cluster import partitions, storages
 from waltzctl.show.forms import Column, Columns, Listing, put
 from waltzctl.show.terminal import console, is_line, printable

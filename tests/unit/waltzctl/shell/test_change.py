@@ -14,11 +14,10 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.shell.change import ConfirmOptions, agree, close_finished, recorded
+from waltzctl.shell.change import ConfirmOptions, agree, close_finished, history, recorded
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.options import command_of
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
-from waltzctl.show.change import history
 from waltzctl.show.forms import put
 from waltzd.cluster.cluster import HISTORY, NO_VERSION, Cluster
 from waltzd.cluster.coordinator import Delete

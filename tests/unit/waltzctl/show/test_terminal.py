@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from waltzctl.show.change import history
+from waltzctl.shell.change import history
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import console, table, widths
 from waltzd.cluster.documents import HistoryEntry
