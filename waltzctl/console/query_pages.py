@@ -16,7 +16,7 @@ from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell import change
 from waltzctl.shell.cluster_target import unknown
-from waltzctl.shell.merged_log import Line
+from waltzctl.shell.merged_log import LogLine
 from waltzctl.show import activity, client
 from waltzctl.show import archive as shown_archive
 from waltzctl.show import group as show
@@ -120,7 +120,7 @@ async def events(asked: PageRequest) -> Page:
     since_ms = int((time.time() - duration(since)) * 1000)
     names = (daemon,) if daemon else ()
     lines, silent = await collect_lines(asked.watch.poll, asked.report, since_ms, names, level)
-    newest: Sequence[Line] = lines[: -LINES_MAX - 1 : -1]
+    newest: Sequence[LogLine] = lines[: -LINES_MAX - 1 : -1]
     words = ["events", "--since", since, "--level", level, *(("--daemon", daemon) if daemon else ())]
     remarks = [f"The newest {LINES_MAX:,} of {len(lines):,} lines."] if len(lines) > LINES_MAX else []
     style = GridStyle(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})

@@ -18,7 +18,7 @@ from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, first_contact, unknown
-from waltzctl.shell.merged_log import Line, merged
+from waltzctl.shell.merged_log import LogLine, merged
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -80,14 +80,14 @@ def events(
 
 async def _once(
     target: ClusterTarget, since_ms: int, names: Sequence[str], level: str
-) -> tuple[list[Line], dict[str, WaltzError]]:
+) -> tuple[list[LogLine], dict[str, WaltzError]]:
     async with Poll(target) as poll:
         return await collect_lines(poll, await poll.report(), since_ms, names, level)
 
 
 async def collect_lines(
     poll: Poll, report: HealthReport, since_ms: int, names: Sequence[str], level: str
-) -> tuple[list[Line], dict[str, WaltzError]]:
+) -> tuple[list[LogLine], dict[str, WaltzError]]:
     """Return the lines, and the error of each daemon that did not answer."""
     _check(report, names)
     events_of, silent = await listen(report.snapshot, poll.target.tls, seconds=CALL_SECONDS, names=names)
@@ -123,12 +123,12 @@ def event_lines(
     since_ms: int,
     level: str,
     names: Sequence[str] = (),
-) -> list[Line]:
+) -> list[LogLine]:
     """Merge the lines of daemons and of the history, and filter them. `daemons`: (kind, name) of a daemon → its lines.
     Lines of the history have level info; a change that failed is a warning."""
     logs = [
         [
-            Line(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
+            LogLine(time_ms=one.time_ms, who=name, kind=kind, level=one.level, text=one.text, code=one.code)
             for one in events.events
         ]
         for (kind, name), events in daemons.items()
@@ -143,7 +143,7 @@ def event_lines(
     ]
 
 
-def lines_of(entry: HistoryEntry) -> list[Line]:
+def lines_of(entry: HistoryEntry) -> list[LogLine]:
     """Return two lines for a change: its begin, and its end unless it still runs."""
     what = f"{entry.verb} {entry.subject}"
     why = f" ({entry.reason})" if entry.reason else ""
@@ -151,7 +151,7 @@ def lines_of(entry: HistoryEntry) -> list[Line]:
     if entry.ended is not None:
         moments.append((entry.ended, "info" if entry.outcome == "done" else "warning", f"{what}: {entry.outcome}"))
     return [
-        Line(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text)
+        LogLine(time_ms=time_ms, who=entry.who, kind=OPERATOR, level=level, text=text)
         for moment, level, text in moments
         if (time_ms := _milliseconds(moment)) is not None
     ]

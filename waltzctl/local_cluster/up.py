@@ -29,7 +29,7 @@ from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGE
 from waltzctl.shell.change import ConfirmOptions, agree, put_plan
 from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, ClusterTarget, load_contexts, resolve, unknown, unprotected
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.shell.merged_log import Line, Tail, merged
+from waltzctl.shell.merged_log import LogLine, Tail, merged
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Report, Waiting
 from waltzctl.shell.safety import Plan
@@ -425,7 +425,7 @@ def _tails(cluster: LocalCluster, names: Sequence[str]) -> list[Tail]:
     return tails
 
 
-def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put: Callable[[Line], None]) -> None:
+def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put: Callable[[LogLine], None]) -> None:
     """Follow until the cluster is removed; Ctrl-C or a closed output raises."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)

@@ -25,7 +25,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)[.,](\d{3})(Z|[+-]\d\d:?\d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     time_ms: int
     """Milliseconds since 1970."""
     who: str
@@ -37,7 +37,7 @@ class Line:
     code: str | None = None
 
 
-def merged(logs: Iterable[Sequence[Line]]) -> list[Line]:
+def merged(logs: Iterable[Sequence[LogLine]]) -> list[LogLine]:
     """Merge logs by time; lines of one log with equal times keep their order."""
     return sorted((line for log in logs for line in log), key=lambda line: (line.time_ms, line.who))
 
@@ -56,7 +56,7 @@ def stamp(text: str) -> int | None:
         return None
 
 
-def dated(daemon: str, texts: Sequence[str], *, otherwise: int) -> list[Line]:
+def dated(daemon: str, texts: Sequence[str], *, otherwise: int) -> list[LogLine]:
     """Give each line a time. A line without one has the time of the line before it, or, at the beginning, of the first line
     that has one; `otherwise` if no line has one."""
     times = [stamp(text) for text in texts]
@@ -65,7 +65,7 @@ def dated(daemon: str, texts: Sequence[str], *, otherwise: int) -> list[Line]:
     for text, time in zip(texts, times, strict=True):
         # The lines of a file keep their order, even if the clock was set back.
         at = max(at, time) if time is not None else at
-        lines.append(Line(time_ms=at, who=daemon, text=text))
+        lines.append(LogLine(time_ms=at, who=daemon, text=text))
     return lines
 
 
@@ -79,7 +79,7 @@ class Tail:
         self._rest = b""
         """Incomplete last line of the last poll."""
 
-    def last(self, lines: int) -> list[Line]:
+    def last(self, lines: int) -> list[LogLine]:
         """Return the last lines of the file; `new` continues after them."""
         try:
             self._open()
@@ -100,7 +100,7 @@ class Tail:
         except OSError as error:
             raise translate(error, f"reading {self.path}") from error
 
-    def new(self) -> list[Line]:
+    def new(self) -> list[LogLine]:
         """Return the lines written since the last call."""
         try:
             if self._file is None:
@@ -147,7 +147,7 @@ class Tail:
             whole, self._rest = [*whole, self._rest], b""
         return [line.decode("utf-8", errors="replace").rstrip("\r") for line in whole]
 
-    def _dated(self, texts: list[str]) -> list[Line]:
+    def _dated(self, texts: list[str]) -> list[LogLine]:
         if self._file is None or not texts:
             return []
         return dated(self.daemon, texts, otherwise=int(os.fstat(self._file.fileno()).st_mtime * 1000))

@@ -11,7 +11,7 @@ import typer
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.probe import Probe, Probing
 from waltzctl.health.rates import PartitionRates, Rates, StorageRates, by
-from waltzctl.shell.merged_log import Line as LogLine
+from waltzctl.shell.merged_log import LogLine
 from waltzctl.shell.numbers import format_partitions
 from waltzctl.show import group
 from waltzctl.show.cluster import STYLES

@@ -14,7 +14,7 @@ from waltzctl.main import run
 from waltzctl.placement.creation import storage_of
 from waltzctl.shell import change
 from waltzctl.shell.change import history
-from waltzctl.shell.merged_log import Line
+from waltzctl.shell.merged_log import LogLine
 from waltzctl.show import activity
 from waltzctl.show.cluster import partitions, storages
 from waltzctl.show.forms import Column, Columns, Listing, put
@@ -52,7 +52,7 @@ def test_history_and_lists_and_events(capsys: pytest.CaptureFixture[str]) -> Non
     columns: Columns[dict[str, str]] = (Column("storage"), Column("trouble"))
     for form in ("table", "wide", "json", "yaml", "csv", "name"):
         put(Listing(kind="storages", columns=columns, rows=rows, nothing=""), form)
-    line = Line(time_ms=NOW_MS, who=NASTY, kind="operator", level="info", text=f"a {NASTY} b", code=None)
+    line = LogLine(time_ms=NOW_MS, who=NASTY, kind="operator", level="info", text=f"a {NASTY} b", code=None)
     put(activity.events([line]), "table")
     activity.silent({"s1": CannotConnect(NASTY)})
     said = capsys.readouterr()

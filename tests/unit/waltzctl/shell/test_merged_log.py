@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from waltzctl.shell import merged_log
-from waltzctl.shell.merged_log import Line, Tail, dated, merged, stamp
+from waltzctl.shell.merged_log import LogLine, Tail, dated, merged, stamp
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_stories_are_merged_by_time_and_keep_their_own_order() -> None:
     assert "".join(found.text[-1] for found in merged([one, two])) == "abdec"
 
 
-def texts(lines: list[Line]) -> list[str]:
+def texts(lines: list[LogLine]) -> list[str]:
     return [one.text for one in lines]
 
 
