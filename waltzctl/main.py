@@ -54,7 +54,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("waltzctl.health.events:events", "Show recent log lines of all daemons, by time."),
         "export": ("", "Describe and verify the output of `spark-export`."),
         "group": ("", "Manage consumer groups and their dead letters."),
-        "health": ("waltzctl.health.health:health", "Commit a probe in every partition, and show the latency."),
+        "health": ("waltzctl.health.probe:health", "Commit a probe in every partition, and show the latency."),
         "history": ("waltzctl.placement.cluster:history", "List changes of the cluster: who, what, when and why."),
         "lock": ("", "Explain why a lock failed."),
         "logs": ("waltzctl.local_cluster.up:logs", "Show the log files of a cluster on this machine."),

@@ -32,8 +32,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzctl.snapshot",),
     (
         "waltzctl.placement.replica_assignment",
-        "waltzctl.health.probe",
-        "waltzctl.health.rates",
         "waltzctl.records.append",
         "waltzctl.records.divergence",
         "waltzctl.records.decode",

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, GridStyle, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
+from waltzctl.health import top
 from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
 from waltzctl.shell.cluster_target import MEANT, ClusterTarget, option, unknown
-from waltzctl.show import activity, cluster
+from waltzctl.show import cluster
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, silence
@@ -161,7 +162,7 @@ def figures(seen: Seen) -> dict[str, Any]:
     total = seen.rates.total if seen.rates is not None else None
     names = {"tx/s", "MB/s", "p50 ms", "p99 ms", "refused", "lag", "mounts"}
     tiles: list[Cell] = []
-    for column in activity.PARTITION_RATES:
+    for column in top.PARTITION_RATES:
         if column.name in names:
             value = column.value(total) if total is not None else None
             text = column.shown(total) if total is not None else "-"
@@ -225,7 +226,7 @@ RATES_SHOWN = ("tx/s", "MB/s", "p99 ms", "refused", "lag", "mounts")
 
 
 def partition_columns(*, has_group_log: bool = False) -> Columns[Any]:
-    rates = tuple(column for column in activity.PARTITION_RATES if column.name in RATES_SHOWN)
+    rates = tuple(column for column in top.PARTITION_RATES if column.name in RATES_SHOWN)
     number, state, *rest, waiting = lifted(cluster.PARTITIONS, 0)
     holds = lifted((cluster.HOLDS,), 0) if has_group_log else ()
     return (number, state, waiting, *holds, *rest, *lifted(rates, 1))
@@ -334,7 +335,7 @@ async def partition(asked: PageRequest) -> Page:
                     ),
                     "rates": grid(
                         "In the last seconds",
-                        activity.PARTITION_RATES,
+                        top.PARTITION_RATES,
                         [] if rates is None else [rates],
                         GridStyle(without={"partition", "owner", "state"}),
                         nothing="Not known yet.",
@@ -363,7 +364,7 @@ async def storages(asked: PageRequest) -> Page:
             grids(
                 "storages",
                 listed("Storages", cluster.storages(asked.snapshot), style),
-                grid("In the last seconds", activity.STORAGE_RATES, rates, nothing="Not known yet."),
+                grid("In the last seconds", top.STORAGE_RATES, rates, nothing="Not known yet."),
             ),
         ),
     )

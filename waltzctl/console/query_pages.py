@@ -14,11 +14,11 @@ from waltzctl.groups.parked import parked_in
 from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
-from waltzctl.shell import change
+from waltzctl.shell import change, merged_log
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.merged_log import LogLine
-from waltzctl.show import activity, client
 from waltzctl.show import archive as shown_archive
+from waltzctl.show import client
 from waltzctl.show import group as show
 from waltzctl.show.forms import Column
 from waltzctl.show.group import ParkedOne
@@ -143,7 +143,7 @@ async def events(asked: PageRequest) -> Page:
             ),
             grids(
                 "events",
-                grid("The newest first", activity.EVENTS, newest, style, nothing="No events in this time."),
+                grid("The newest first", merged_log.EVENTS, newest, style, nothing="No events in this time."),
                 notes=[f"{name} does not answer: {one.code} {one.message}" for name, one in sorted(silent.items())],
                 remarks=remarks,
             ),

@@ -12,20 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Literal, get_args
 
+import typer
 from typer import Option
 
 from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, first_contact, unknown
-from waltzctl.shell.merged_log import LogLine, merged
-from waltzctl.show import activity
-from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.shell.merged_log import EVENTS, LogLine, merged
+from waltzctl.show.forms import (
+    AnyForm,
+    Line,
+    Listing,
+    put,
+)
+from waltzctl.show.terminal import printable
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry, ServerMeta, StorageMeta
-from waltzd.errors import BadArgument, CannotConnect, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, TlsMismatch, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
 from waltzd.protocol.descriptions import Events
 from waltzd.wire.servers import ServerAdminClient
@@ -73,8 +79,8 @@ def events(
     """
     since_ms = int((time.time() - duration(since)) * 1000)
     found, silent = loop.run(_once(target, since_ms, names, level))
-    put(activity.events(found), output)
-    activity.silent(silent)
+    put(newest_lines(found), output)
+    print_silent(silent)
     return EXIT_PARTIAL if silent else EXIT_OK
 
 
@@ -192,3 +198,32 @@ async def listen(
 
 async def history_of(cluster: Cluster) -> list[HistoryEntry]:
     return [entry for _, entry in await cluster.history(HISTORY_MAX)]
+
+
+# -- what people read of them ------------------------------------------------------------------------------------------
+
+
+LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+def newest_lines(found: Sequence[LogLine]) -> Listing[LogLine]:
+    width = max((len(line.who) for line in found), default=0)
+    page = [
+        Line(
+            f"{moment.shown(1000 * line.time_ms)}  {line.who:<{width}}  {line.level:<8}  {' '.join(line.text.split())}",
+            LEVEL_STYLES.get(line.level, ""),
+        )
+        for line in found
+    ]
+    return Listing(kind="events", columns=EVENTS, rows=found, page=page or ["No events in this time."])
+
+
+def print_silent(found: Mapping[str, WaltzError]) -> None:
+    """Print on standard error which daemons did not answer."""
+    steps = []
+    for name, error in sorted(found.items()):
+        typer.echo(f"{name} {silence(error)}: {error.code} {printable(error.message)}", err=True)
+        if isinstance(error, TlsMismatch) and error.detail_next_step not in steps:
+            steps.append(error.detail_next_step)
+    for step in steps:  # only for TLS; `status` has the next steps for other errors
+        typer.echo(f"Next: {printable(step)}", err=True)

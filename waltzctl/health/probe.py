@@ -1,4 +1,4 @@
-"""Probe of `waltzctl health`: one transaction to each partition, end to end, with the duration of each stage.
+"""`waltzctl health`: a probe, one transaction to each partition, end to end, with the duration of each stage.
 
 A probe takes the way of an application, one stage at a time: locate the partition, connect to its owner and mount,
 commit, read the transaction back by its id. The first stage that fails ends the probe with its error.
@@ -8,13 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from typer import Argument, Option
+
+from waltzctl.health.poll import Poll
+from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator
+from waltzctl.shell.numbers import chosen, format_partitions
+from waltzctl.show.forms import (
+    AnyForm,
+    Column,
+    Columns,
+    Line,
+    Listing,
+    Part,
+    Table,
+    measured,
+    next_step,
+    objects,
+    plain,
+    put,
+    rounded,
+    tenths,
+    verdict,
+)
+from waltzctl.show.terminal import ROWS_MAX, count
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
+from waltzd.client import loop
 from waltzd.client.pending import Request, batch_of
-from waltzd.errors import CannotConnect, TlsMismatch, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, TlsMismatch, WaltzError
+from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
 from waltzd.errors.operations import BadFrame, PartitionsClosed, SessionEnded
 from waltzd.protocol.batches import (
     PROBE_KIND,
@@ -242,3 +267,135 @@ def connecting(tls: Tls | None, seconds: float) -> Connect:
     from waltzd.wire.servers import ServerClient
 
     return lambda address: ServerClient(address, seconds=seconds, tls=tls)
+
+
+# -- what people read of it --------------------------------------------------------------------------------------------
+
+
+def probed(
+    found: Probing, contact_ms: float | None, contact_error: WaltzError | None, *, is_writing: bool
+) -> Listing[Probe]:
+    columns = _probes(is_writing=is_writing)
+    content = {
+        "is_healthy": found.is_well and contact_error is None,
+        "is_writing": is_writing,
+        "coordinator_milliseconds": rounded(contact_ms, 3),
+        "locate_milliseconds": rounded(found.locate_ms, 3),
+        "coordinator_error": _error(contact_error),
+        "partitions": objects(columns, found.probes),
+    }
+    page = list(_probed(found, columns, contact_ms, contact_error, is_writing=is_writing))
+    return Listing(kind="partitions", columns=columns, rows=found.probes, page=page, content=content)
+
+
+def _probed(
+    found: Probing, columns: Columns[Probe], contact_ms: float | None, contact_error: WaltzError | None, *, is_writing: bool
+) -> Iterator[Part]:
+    failed = [probe for probe in found.probes if probe.error is not None]
+    total, did = len(found.probes), "committed a probe and gave it back" if is_writing else "answered"
+    if not failed and contact_error is None:
+        yield verdict(f"healthy: {count(total, 'partition')} {did}", is_good=True)
+    else:
+        yield verdict(f"unhealthy: {total - len(failed)} of {count(total, 'partition')} {did}", is_good=False)
+    if contact_error is not None:
+        yield Line(f"- ZooKeeper {silence(contact_error)}: {contact_error.code} {contact_error.message}", "red", "wrap")
+    alike: dict[str, list[Probe]] = {}
+    for probe in failed:
+        assert probe.error is not None
+        alike.setdefault(f"{probe.stage}: {probe.error.code} {probe.error.message}", []).append(probe)
+    for why, probes in alike.items():
+        yield Line(f"- {format_partitions(probe.partition for probe in probes)}: {why}", "red", "wrap")
+        error = probes[0].error
+        if error is not None and error.detail_next_step:
+            yield next_step(error.detail_next_step)
+    yield Table(columns, failed[:ROWS_MAX] if total > ROWS_MAX else found.probes)
+    commits = sorted(probe.commit_ms for probe in found.probes if probe.commit_ms is not None)
+    took = {"ZooKeeper": contact_ms, "locate": found.locate_ms}
+    parts = [f"{what} {'-' if value is None else tenths(value)} ms" for what, value in took.items()]
+    if commits:
+        parts.append(f"commit {commits[len(commits) // 2]:.1f} ms median, {commits[-1]:.1f} ms max")
+    yield ", ".join(parts)
+
+
+def _probes(*, is_writing: bool) -> Columns[Probe]:
+    """Return the columns of probes. Without a write nothing is committed, and the id is the high-water mark."""
+
+    def result(probe: Probe) -> str:
+        if probe.error is None:
+            return "ok"
+        return f"failed: {probe.stage}" if is_writing else "failed"
+
+    def stage(name: str, word: str) -> Column[Probe]:
+        return measured(word, f"{name}_ms", tenths, json=f"{name}_milliseconds", digits=3)
+
+    return (
+        Column("partition"),
+        Column("owner", none="nobody"),
+        stage("mount", "mount ms" if is_writing else "answered ms"),
+        *(stage(name, f"{name} ms" if is_writing else "") for name in ("commit", "read")),
+        Column("id" if is_writing else "high-water mark", "id", json="id"),
+        Column("", "stage", json="failed_stage"),
+        Column("result", result, json=""),
+        Column("", lambda probe: _error(probe.error), json="error"),
+    )
+
+
+def _error(error: WaltzError | None) -> dict[str, str] | None:
+    return None if error is None else {**plain(error), "next_step": error.detail_next_step}
+
+
+# -- `waltzctl health` -------------------------------------------------------------------------------------------------
+
+
+SECONDS = 5.0
+
+
+def health(
+    *,
+    partitions: Annotated[tuple[str, ...], Argument(metavar="[PARTITION]...")] = (),
+    no_write: Annotated[bool, Option("--no-write", help="Only ask each owner whether it is open; write nothing.")] = False,
+    seconds: Annotated[
+        float, Option("--timeout", min=0.1, max=300, metavar="SECONDS", help="How long each stage may take.")
+    ] = SECONDS,
+    target: CommandTarget,
+    output: AnyForm = "table",
+) -> int:
+    """Commit a probe in every partition, or in those that are given (0-3,7 or a channel), read it back, and show the
+    duration of each stage. Exit code 0 if all probes succeeded, else 10.
+
+    This writes to the log permanently: one transaction of 18 bytes for each partition, without locks. Its kind
+    0x57414c5a is reserved for probes, and no application is fed it. With --no-write nothing is written, and only the
+    answers of the owners are checked.
+
+    \b
+    Examples:
+      waltzctl health
+      waltzctl health 0-1 --no-write -o json
+    """
+    if not no_write:
+        check_operator(target.tls, "commit a probe; --no-write does not need to")
+    wanted = [number for text in partitions for number in chosen(target, text)]
+    probing, contact_ms, contact_error = loop.run(_probe(target, wanted, seconds=seconds, is_writing=not no_write))
+    put(probed(probing, contact_ms, contact_error, is_writing=not no_write), output)
+    return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY
+
+
+async def _probe(
+    target: ClusterTarget, wanted: list[int], *, seconds: float, is_writing: bool
+) -> tuple[Probing, float | None, WaltzError | None]:
+    """Probe the partitions. Return the results, the milliseconds of a read in ZooKeeper, and the error if it did not
+    answer."""
+    async with Poll(target, seconds=seconds, aloud=True) as poll:
+        report = await poll.report()
+        contact_ms = report.facts.coordinator_ms
+        found = report.snapshot
+        for number in wanted:
+            if number >= found.meta.partitions:
+                raise NoSuchPartition(
+                    f"there is no partition {number}; the cluster has {found.meta.partitions}, from 0 on",
+                    not_done="nothing was written",
+                )
+        numbers = sorted(set(wanted)) or range(found.meta.partitions)
+        connect = connecting(target.tls, seconds)
+        probing = await probe_all(found, numbers, connect, seconds=seconds, is_writing=is_writing)
+    return probing, contact_ms, report.lost.cause if report.lost is not None else None

@@ -1,4 +1,4 @@
-"""`waltzctl status`: one screen with the verdict on a cluster, its causes, and what to do. `waltzctl cluster wait`: the gate
+"""`waltzctl status`: one screen with the verdict on a cluster, its causes, and a fix. `waltzctl cluster wait`: the gate
 between two machines of an upgrade.
 
 `cluster wait` polls the cluster until there is nothing more to wait for, or the time is over. `--healthy` waits for the

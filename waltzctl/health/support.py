@@ -24,13 +24,12 @@ import typer
 from typer import Option
 
 from waltzctl.health.doctor import examined
-from waltzctl.health.events import event_lines, history_of, listen
+from waltzctl.health.events import event_lines, history_of, listen, newest_lines
 from waltzctl.health.poll import Poll
 from waltzctl.health.rules import diagnose
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
 from waltzctl.shell.options import Output, Timeout
-from waltzctl.show.activity import events
 from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -118,7 +117,7 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
         found_events, silent = await listen(snapshot, target.tls, seconds=seconds)
         lines = event_lines(found_events, history, since_ms=0, level="debug")
-        found.put_json("events.json", events(lines).document)
+        found.put_json("events.json", newest_lines(lines).document)
         for name, refusal in silent.items():
             found.missing[f"events of {name}"] = f"{refusal.code} {refusal.message}"
         versions = {view.meta.name: None if view.reported is None else view.reported.version for view in snapshot.nodes}

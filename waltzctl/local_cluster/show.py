@@ -25,8 +25,7 @@ from waltzctl.shell.blueprint import (
     operator_files,
 )
 from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, variable
-from waltzctl.shell.merged_log import LogLine
-from waltzctl.show.activity import EVENTS
+from waltzctl.shell.merged_log import EVENTS, LogLine
 from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream
 from waltzctl.show.terminal import console, count, printable

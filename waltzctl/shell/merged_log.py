@@ -16,6 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from waltzctl.shell import moment
+from waltzctl.show.forms import (
+    Column,
+    Columns,
+    attributes,
+)
 from waltzd.disk.real import translate
 
 BLOCK_BYTES = 64 << 10
@@ -151,3 +157,9 @@ class Tail:
         if self._file is None or not texts:
             return []
         return dated(self.daemon, texts, otherwise=int(os.fstat(self._file.fileno()).st_mtime * 1000))
+
+
+EVENTS: Columns[LogLine] = (
+    Column("time", lambda line: moment.shown(1000 * line.time_ms)),
+    *attributes("who kind level code text"),
+)

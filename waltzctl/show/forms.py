@@ -325,3 +325,20 @@ def whole_error(error: WaltzError | None) -> dict[str, str] | None:
     whole = plain(error) | {"not_done": error.detail_not_done, "next_step": error.detail_next_step}
     assert isinstance(whole, dict)
     return whole
+
+
+# -- measured numbers --------------------------------------------------------------------------------------------------
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def measured(name: str, of: str, cell: Callable[[Any], str], *, json: str | None = None, digits: int = 4) -> Column[Any]:
+    """Return a column of measured numbers, in which a dash stands for one that is not known."""
+    known = Column[Any](name, of)
+    return Column(name, lambda row: rounded(known.value(row), digits), cell=cell, none="-", json=json, is_right=True)
+
+
+def tenths(value: float) -> str:
+    return f"{value:,.1f}"

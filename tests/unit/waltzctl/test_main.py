@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.snapshots import NOW_MS, partition, storage, well
+from waltzctl.health import events
 from waltzctl.main import run
 from waltzctl.placement.creation import storage_of
 from waltzctl.shell import change
 from waltzctl.shell.change import history
 from waltzctl.shell.merged_log import LogLine
-from waltzctl.show import activity
 from waltzctl.show.cluster import partitions, storages
 from waltzctl.show.forms import Column, Columns, Listing, put
 from waltzctl.show.terminal import console, is_line, printable
@@ -53,8 +53,8 @@ def test_history_and_lists_and_events(capsys: pytest.CaptureFixture[str]) -> Non
     for form in ("table", "wide", "json", "yaml", "csv", "name"):
         put(Listing(kind="storages", columns=columns, rows=rows, nothing=""), form)
     line = LogLine(time_ms=NOW_MS, who=NASTY, kind="operator", level="info", text=f"a {NASTY} b", code=None)
-    put(activity.events([line]), "table")
-    activity.silent({"s1": CannotConnect(NASTY)})
+    put(events.newest_lines([line]), "table")
+    events.print_silent({"s1": CannotConnect(NASTY)})
     said = capsys.readouterr()
     check(said.out)
     check(said.err)

@@ -23,8 +23,9 @@ from waltzctl.console.pages import partition_columns
 from waltzctl.console.session_auth import HEADERS, SessionAuth, hosts_of
 from waltzctl.console.site import ENTRIES, Site
 from waltzctl.console.watch import Seen
+from waltzctl.health import top
 from waltzctl.health.facts import Lost
-from waltzctl.show import activity, cluster
+from waltzctl.show import cluster
 from waltzctl.show.forms import objects
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
@@ -204,13 +205,13 @@ def test_numbers_are_those_of_json() -> None:
     told = [
         first | {key: value for key, value in second.items() if key not in first}
         for first, second in zip(
-            objects(listed.columns, listed.rows), objects(activity.PARTITION_RATES, seen.rates.partitions), strict=True
+            objects(listed.columns, listed.rows), objects(top.PARTITION_RATES, seen.rates.partitions), strict=True
         )
     ]
     assert agree(table_of(client.get("/partitions").text, "Partitions"), told) >= 20
     html = client.get("/storages").text
     assert agree(table_of(html, "Storages"), objects(cluster.STORAGES, snapshot.storages)) >= 6
-    assert agree(table_of(html, "In the last seconds"), objects(activity.STORAGE_RATES, seen.rates.storages)) >= 6
+    assert agree(table_of(html, "In the last seconds"), objects(top.STORAGE_RATES, seen.rates.storages)) >= 6
     listed_servers = cluster.servers(snapshot)
     html = client.get("/servers").text
     assert agree(table_of(html, "Servers"), objects(listed_servers.columns, listed_servers.rows)) >= 2
