@@ -7,8 +7,9 @@ within moments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -20,19 +21,22 @@ from waltzctl.shell.numbers import check_partitions, format_partitions
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show.client import NO_POLICY, describe_grant, grants, rights
-from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 from waltzctl.snapshot import client_inventory
 from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory
 from waltzctl.snapshot.cluster_snapshot import silence
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.errors import BadArgument
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import BadMetadata
-from waltzd.protocol.channels import Channels, Ranges, is_channel, is_ranges, named_in
-from waltzd.protocol.policy import Policy, collisions
+from waltzd.protocol.channels import NO_CHANNELS, Channels, Ranges, is_channel, is_ranges, named_in
+from waltzd.protocol.policy import Grant, Policy, Prefix, Verb, collisions, everything
 from waltzd.protocol.role import Role
+
+if TYPE_CHECKING:
+    pass
 
 CUT_MAX = 5
 """Maximum number of instances named in a step of a plan."""
@@ -251,3 +255,97 @@ def _findings(found: PolicyFile, channels: Channels) -> list[str]:
     unknown = [f"channel {name}: give its partitions with --channel {name}=LIST" for name in missing]
     shared = [f"the locks of {' and '.join(names)} cannot be told apart" for names in collisions(found.grants)]
     return [*unknown, *_unmet(found, channels), *shared]
+
+
+# -- what a policy permits ---------------------------------------------------------------------------------------------
+
+
+NO_POLICY = "There is no policy: every application may do everything."
+
+
+def grants(found: PolicyDocument | None) -> Listing[Mapping[str, Any]]:
+    """Return the grants; their YAML or JSON is a file for `waltzctl policy set`."""
+    columns: Columns[Mapping[str, Any]] = (
+        Column("names"),
+        Column("may"),
+        Column("partitions", lambda grant: grant["partitions"] or "all"),
+        Column("locks", lambda grant: "all" if grant["lock_prefixes"] is None else grant["lock_prefixes"]),
+        Column("quotas", lambda grant: _quotas(grant["quotas"])),
+        Column("one instance"),
+    )
+    rows = [] if found is None else [{**asdict(grant), "may": [str(verb) for verb in grant.may]} for grant in found.grants]
+    nothing = NO_POLICY if found is None else "The policy has no grants: no application may do anything."
+    return Listing(kind="grants", columns=columns, rows=rows, nothing=nothing, more={"exists": found is not None})
+
+
+def _quotas(quotas: Mapping[str, int | None] | None) -> list[str]:
+    return [f"{name}={amount:,}" for name, amount in (quotas or {}).items() if amount is not None]
+
+
+def describe_grant(grant: Grant) -> str:
+    quotas = _quotas(None if grant.quotas is None else asdict(grant.quotas))
+    parts = [
+        f"{', '.join(grant.names)} may {', '.join(grant.may)}",
+        "in all partitions" if grant.partitions is None else f"in partitions {grant.partitions}",
+        *([f"and work in groups {', '.join(grant.groups)}"] if grant.groups else []),
+        *([] if grant.lock_prefixes is None else [f"with locks {', '.join(grant.lock_prefixes) or 'of no kind'}"]),
+        *([f"at most {', '.join(quotas)}"] if quotas else []),
+        *(["one instance at a time"] if grant.one_instance else []),
+    ]
+    return ", ".join(parts)
+
+
+def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listing[Mapping[str, Any]]:
+    """Return the rights of a name in these partitions, and the grants that allow them."""
+    found = everything(name) if policy is None else policy.rights_of(name)
+    numbered = [] if policy is None else [(at, grant) for at, grant in enumerate(policy.grants, 1) if grant in found.grants]
+
+    def row(verb: Verb) -> Mapping[str, Any]:
+        allowed = [number for number in partitions if found.may(verb, number)]
+        verbs = (verb, Verb.READ) if verb is Verb.SUBSCRIBE else (verb,)
+        by = [(at, grant) for at, grant in numbered if any(one in grant.may for one in verbs)]
+        by = [(at, grant) for at, grant in by if any(_speaks_of(grant, verb, number, policy) for number in partitions)]
+        return {
+            "name": name,
+            "verb": str(verb),
+            "partitions": allowed,
+            "allowed": len(allowed) == len(partitions) > 0,
+            "grants": [at for at, _ in by],
+            "because": [describe_grant(grant) for _, grant in by],
+        }
+
+    return Listing(
+        kind="rights",
+        columns=(
+            Column("verb"),
+            Column("allowed", lambda row: _where(row["partitions"], partitions), json=""),
+            Column("grants"),
+            Column("because", cell="; ".join),
+        ),
+        rows=[row(verb) for verb in Verb],
+        more={
+            "exists": policy is not None,
+            "locks": _locks(policy, found.grants),
+            "quotas": {name: amount for name, amount in asdict(found.quotas).items() if amount is not None},
+            "one_instance": found.one_instance,
+        },
+    )
+
+
+def _where(allowed: Sequence[int], asked: Sequence[int]) -> str:
+    if not allowed:
+        return "no"
+    return "yes" if len(allowed) == len(asked) else f"in {format_numbers(allowed)}"
+
+
+def _speaks_of(grant: Grant, verb: Verb, partition: int, policy: Policy | None) -> bool:
+    channels = NO_CHANNELS if policy is None else policy.channels
+    return Policy([grant], channels).rights_of(grant.names[0].removesuffix("*") or "x").may(verb, partition)
+
+
+def _locks(policy: Policy | None, found: Sequence[Grant]) -> list[Prefix] | None:
+    """Describe lock prefixes; None stands for all locks."""
+    appending = [grant.lock_prefixes for grant in found if Verb.APPEND in grant.may]
+    if policy is None or None in appending:
+        return None
+    return sorted({prefix for prefixes in appending for prefix in prefixes or ()})

@@ -11,6 +11,7 @@ from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, 
 from waltzctl.console.table import GridStyle, Of, Tone, grid, listed, tone_of, tone_of_outcome
 from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
+from waltzctl.health import client
 from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
@@ -18,7 +19,6 @@ from waltzctl.shell import change, merged_log
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.merged_log import LogLine
 from waltzctl.show import archive as shown_archive
-from waltzctl.show import client
 from waltzctl.show import group as show
 from waltzctl.show.forms import Column
 from waltzctl.show.group import ParkedOne

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -12,16 +13,21 @@ from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, unknown,
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Plan
-from waltzctl.show.client import client, clients
-from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.forms import AnyForm, Column, Columns, Line, Listing, Part, Table, attributes, objects, put, warnings
+from waltzctl.show.terminal import duration, size
 from waltzctl.snapshot import client_inventory
-from waltzctl.snapshot.client_inventory import ClientInventory
+from waltzctl.snapshot.client_inventory import ApplicationInstance, ClientInventory, ServerUsage
+from waltzctl.snapshot.cluster_snapshot import silent_servers
+from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClientMeta
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import Unfinished
+
+if TYPE_CHECKING:
+    from waltzd.cluster.documents import ClientMeta
 
 
 def list_(
@@ -108,3 +114,74 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
         return Change(plan=Plan(verb="client disconnect", subject=subject, steps=steps), do=do)
 
     return command.perform(prepare)
+
+
+# -- what people read of them ------------------------------------------------------------------------------------------
+
+
+def _state(one: ApplicationInstance) -> str:
+    if one.state == "gone":
+        return one.state
+    return ", ".join([one.state, *["slowed"] * one.is_slowed, *["waits for the archive"] * bool(one.waiting)])
+
+
+INSTANCES: Columns[ApplicationInstance] = (
+    *attributes("name instance"),
+    Column("state", _state, json=""),
+    *(Column("", json=name) for name in ("state", "is_slowed")),
+    Column("since", "age_ms", cell=duration, json="age_milliseconds"),
+    Column("heard", "quiet_ms", cell=duration, json="quiet_milliseconds"),
+    Column("partitions", cell=format_numbers),
+    *attributes("appended fed"),
+    Column("address", "peer"),
+    *attributes("version waiting role", is_wide=True),
+    Column("epoch", is_wide=True, cell=lambda epoch: str(epoch or "")),
+    Column("servers", is_wide=True),
+    *attributes("appended_bytes fed_bytes", is_wide=True, cell=size),
+)
+USES: Columns[ServerUsage] = (
+    Column("server"),
+    Column("mounts", "use.mounts"),
+    Column("in flight", "use.inflight_bytes", cell=size, json="inflight_bytes"),
+    Column("slowed", "use.slowed_ms", cell=duration, json="slowed_milliseconds"),
+    Column("last", "use.slowed_ago_ms", json="slowed_ago_milliseconds", cell=lambda ago: f"{duration(ago)} ago"),
+    Column("refused mounts", "use.refused_mounts"),
+)
+
+
+def clients(found: ClientInventory, *, with_gone: bool) -> Listing[ApplicationInstance]:
+    return Listing(
+        kind="clients",
+        columns=INSTANCES,
+        rows=[one for one in found.instances if with_gone or one.state != "gone"],
+        nothing="No application is connected.",
+        notes=warnings(silent_servers(found.silent)),
+        more={"silent_servers": dict(found.silent)},
+    )
+
+
+def client(name: str, found: ClientInventory, kept: ClientMeta | None) -> Listing[ApplicationInstance]:
+    rows = [one for one in found.instances if one.name == name]
+    uses = [one for one in found.uses if one.use.name == name]
+    seen = {} if kept is None else {"first_seen": _moment(kept.first_seen), "last_seen": _moment(kept.last_seen)}
+    epoch = 0 if kept is None else kept.epoch
+    page: list[Part] = [Line(f"application {name}", "bold")]
+    if seen:
+        moments = f"first seen {seen['first_seen']}, last seen {seen['last_seen']}"
+        page.append(moments + (f", newest epoch {epoch}" if epoch else ""))
+    page.append(Table(INSTANCES, rows) if rows else "No instance of it is connected, or was lately.")
+    page += [Table(USES, uses), *warnings(silent_servers(found.silent))]
+    content = {
+        "name": name,
+        "first_seen": seen.get("first_seen"),
+        "last_seen": seen.get("last_seen"),
+        "epoch": epoch,
+        "instances": objects(INSTANCES, rows),
+        "uses": objects(USES, uses),
+        "silent_servers": dict(found.silent),
+    }
+    return Listing(kind="instances", columns=INSTANCES, rows=rows, page=page, content=content)
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from waltzctl.show.client import client, clients
+from waltzctl.health.client import client, clients
 from waltzctl.show.forms import put
 from waltzctl.snapshot.client_inventory import ApplicationInstance, merge_lists
 from waltzd.cluster.documents import ClientMeta
