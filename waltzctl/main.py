@@ -84,7 +84,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "backup": {
         "drill": (
-            "waltzctl.records.drill:drill",
+            "waltzctl.records.backup:drill",
             "Restore a backup into a scratch directory and check it.",
         ),
     },

@@ -13,12 +13,12 @@ from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
 from waltzctl.health import client
 from waltzctl.health.events import LEVELS, collect_lines, duration
+from waltzctl.records import archive as shown_archive
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell import change, merged_log
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.merged_log import LogLine
-from waltzctl.show import archive as shown_archive
 from waltzctl.show import group as show
 from waltzctl.show.forms import Column
 from waltzctl.show.group import ParkedOne

@@ -9,37 +9,63 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from waltzctl.placement.backup import End, MaybeEnding
+from waltzctl.placement.backup import End, MaybeEnding, cut_rows, moment_of, source_at
 from waltzctl.records import backup
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import ConfirmOptions, agree, put_plan
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, unprotected, using
-from waltzctl.shell.numbers import check_partitions, partitions_of
+from waltzctl.shell.numbers import check_partitions, format_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output, Watch
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.shell.safety import Plan
-from waltzctl.show.forms import AnyForm, put, put_json
-from waltzctl.show.terminal import size
+from waltzctl.show.forms import (
+    AnyForm,
+    Column,
+    Columns,
+    Line,
+    Listing,
+    Part,
+    attributes,
+    draw,
+    objects,
+    put,
+    put_json,
+    verdict,
+    warnings,
+)
+from waltzctl.show.terminal import console, count, size
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.snapshot.collector import take_snapshot
+from waltzd.archive.listing import branches_in, label_of
+from waltzd.archive.location import open_archive, open_store
+from waltzd.archive.manifest import Entry, Label, Manifest, manifest_name
+from waltzd.archive.metadata import FOLDER, metadata_in, newest_metadata
+from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
+from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
+from waltzd.archive.signature import new_key as fresh
+from waltzd.archive.store import Store, read_object
+from waltzd.archive.unsealed import unsealed_index_name
+from waltzd.archive.upload import PartitionArchive
+from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_key, check_piece, check_unsealed, survey
+from waltzd.cluster.archives import all_archived
+from waltzd.cluster.cluster import ARCHIVES, Cluster
+from waltzd.cluster.documents import ArchiveMeta
+from waltzd.cluster.metadata import read
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import join, opened
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import BadMetadata, ObjectAbsent, StoreUnavailable, Unsafe
-
-if TYPE_CHECKING:
-    from waltzctl.show.archive import Reaching
-    from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-    from waltzd.archive.manifest import Entry, Label
-    from waltzd.archive.store import Store
-    from waltzd.archive.verification import Flaw, Survey
-    from waltzd.cluster.cluster import Cluster
-    from waltzd.cluster.documents import ArchiveMeta
+from waltzd.format.layout import index_name, segment_name
+from waltzd.protocol.digest import sha256_of
 
 Place = Annotated[str, Argument(metavar="STORE", help="Archive, as set for storages: a directory, or s3://bucket/folder.")]
 SHOWN = 5
@@ -91,8 +117,6 @@ def status(
       waltzctl archive status /mnt/archive --lost-now -o json
       waltzctl archive status /mnt/archive --timelines
     """
-    from waltzctl.show import archive
-
     if end.is_given + is_loss + is_timelines > 1:
         raise Misused("--lost-now, --timelines and an end (--latest, --through, --through-marks) exclude each other.")
     if watch is not None and not is_loss:
@@ -109,34 +133,26 @@ def status(
         raise Misused("An end (--latest, --through, --through-marks) needs a STORE.")
     target = given.target()
     found = using(target, lambda cluster: _reaching(cluster, target))
-    put(archive.reaching(found), output)
+    put(reaching(found), output)
     return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
 
 def _marks(store: str, end: End, output: str) -> int:
-    from waltzctl.placement.backup import cut_rows, moment_of, source_at
-    from waltzctl.show import archive
-
     if not end.is_given:
         end = replace(end, latest=True)
     end.check()
     source = source_at(store, end.chosen)
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
-    put(archive.marks(source.store.place, cut, moment_of(cut), cut_rows(cut, source.logs)), output)
+    put(backup.marks(source.store.place, cut, moment_of(cut), cut_rows(cut, source.logs)), output)
     return EXIT_OK
 
 
 async def _reaching(cluster: Cluster, target: ClusterTarget) -> list[Reaching]:
-    from waltzctl.snapshot.collector import take_snapshot
-
     return await reached(cluster, await take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:
     """Return the archive coverage from the documents and from the owners in a snapshot."""
-    from waltzctl.show.archive import Reaching
-    from waltzd.cluster.archives import all_archived
-
     documents = await all_archived(cluster.coordinator)
     found = []
     for view in snapshot.partitions:
@@ -189,8 +205,6 @@ def verify(
     """
 
     def ask() -> Mapping[int, ArchiveMeta]:
-        from waltzd.cluster.archives import all_archived
-
         return using(given.target(), lambda cluster: all_archived(cluster.coordinator))
 
     return verified(
@@ -208,10 +222,6 @@ def verified(
     ask: Callable[[], Mapping[int, ArchiveMeta]] | None = None,
 ) -> int:
     """Verify a store and print what was found; return the exit code. `ask` gives the documents of the running cluster."""
-    from waltzctl.show import archive
-    from waltzd.archive.location import open_archive
-    from waltzd.archive.verification import branch_flaws, check_unsealed, survey
-
     opened, started = open_archive(store), time.monotonic()
     # Before the survey: what documents name is in the store before they do.
     known = [saved_documents(opened), *([] if ask is None else [ask()])]
@@ -236,18 +246,13 @@ def verified(
         for documents in known:
             flaws += missing_flaws(found, documents)
     seconds = time.monotonic() - started
-    put(archive.verified(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
-    archive.print_strange(found)
+    put(survey_page(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
+    print_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
 
 
 def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
     """Partition → how far its archive reached, as the newest saved documents say that can be read; None without any."""
-    from waltzd.archive.metadata import newest_metadata
-    from waltzd.cluster.cluster import ARCHIVES
-    from waltzd.cluster.documents import ArchiveMeta
-    from waltzd.cluster.metadata import read
-
     newest = newest_metadata(store)
     if newest is None:
         return None
@@ -264,11 +269,6 @@ def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
 
 def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:
     """Return flaws for objects that the documents of the cluster name and the store does not have."""
-    from waltzd.archive.manifest import manifest_name
-    from waltzd.archive.metadata import FOLDER
-    from waltzd.archive.unsealed import unsealed_index_name
-    from waltzd.archive.verification import Flaw
-
     if documents is None:
         return [Flaw(name=FOLDER, detail="the store has no saved documents of the cluster")]
     flaws = []
@@ -288,11 +288,6 @@ def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) ->
 
 def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
     """Objects with the documents of the cluster that are not what was saved, or not of this cluster."""
-    from waltzd.archive.metadata import metadata_in
-    from waltzd.archive.store import read_object
-    from waltzd.archive.verification import Flaw
-    from waltzd.cluster.metadata import read
-
     flaws = []
     for one in metadata_in(store):
         try:
@@ -349,12 +344,6 @@ def heal(
 
 
 def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions, output: str, progress: Shown) -> int:
-    from waltzctl.show import archive
-    from waltzd.archive.location import open_archive
-    from waltzd.archive.repair import RepairedStore, put_back, rebuilt_objects
-    from waltzd.archive.upload import PartitionArchive
-    from waltzd.archive.verification import survey
-
     opened = open_archive(store)
     again = rebuilt_objects(opened)
     found = survey(RepairedStore(opened, again))
@@ -375,7 +364,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
     steps += [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
     plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
     for flaw in rest:
-        archive.print_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
+        print_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
     if rest and not steps:
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
@@ -393,10 +382,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
 
 
 def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
-    from waltzctl.show import archive
     from waltzd.archive.local import LocalStore
-    from waltzd.archive.location import open_archive
-    from waltzd.archive.verification import survey
 
     opened = open_archive(store)
     found = survey(opened)
@@ -409,7 +395,7 @@ def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
     left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
-    archive.print_strange(found)
+    print_strange(found)
     if not agree(plan, confirmation, unprotected(opened.place), output):
         return EXIT_OK
     for one in found.orphans:
@@ -425,8 +411,6 @@ def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
 def _flawed(
     store: Store, label: Label, pieces: Sequence[tuple[int, Entry]], *, is_quick: bool, progress: Shown
 ) -> list[tuple[int, Entry, Flaw]]:
-    from waltzd.archive.verification import check_key, check_piece
-
     total, done, flawed = sum(piece.stored_bytes for _, piece in pieces), 0, []
     with Progress("verifying", progress) as course:
         for number, piece in pieces:
@@ -443,11 +427,6 @@ def _flawed(
 def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
     """Return the bytes of an archived object, built from the files of a replica in this storage directory; None if they are
     not the archived bytes."""
-    from waltzd.disk.real import RealDisk
-    from waltzd.disk.seam import join, opened
-    from waltzd.format.layout import index_name, segment_name
-    from waltzd.protocol.digest import sha256_of
-
     disk, whole = RealDisk(), b""
     sizes = (segment_name(piece.first), piece.size - piece.index_bytes), (index_name(piece.first), piece.index_bytes)
     for name, wanted in sizes:
@@ -461,9 +440,6 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
 def key_of(store: Store, directory: str, label: Label, partition: int, piece: Entry) -> bytes | None:
     """Return the key index of an archived segment, made from the segment in the store, or from the files of a replica; None
     if neither has the archived bytes."""
-    from waltzd.archive.repair import rebuilt_key
-    from waltzd.protocol.digest import sha256_of
-
     data: bytes | None = None
     with suppress(ObjectAbsent):
         data = store.get_range(piece.name(partition), 0, piece.size)
@@ -473,13 +449,9 @@ def key_of(store: Store, directory: str, label: Label, partition: int, piece: En
 
 
 def _timelines(store: str, output: str) -> int:
-    from waltzctl.show import archive
-    from waltzd.archive.listing import branches_in, label_of
-    from waltzd.archive.location import open_archive
-
     opened = open_archive(store)
     found = branches_in(opened, label_of(opened, not_done="nothing was listed"))
-    put(archive.branches(found), output)
+    put(branches(found), output)
     return EXIT_OK
 
 
@@ -518,9 +490,6 @@ def sign(
 
 
 def _make_key(file: Path, output: str) -> int:
-    from waltzd.archive.signature import VARIABLE
-    from waltzd.archive.signature import new_key as fresh
-
     write_new(file, fresh())
     path = file.absolute()
     if output == "json":
@@ -531,11 +500,6 @@ def _make_key(file: Path, output: str) -> int:
 
 
 def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
-    from waltzctl.show import archive
-    from waltzd.archive.location import open_store
-    from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
-    from waltzd.archive.verification import survey
-
     key = key_of_environment()
     if key is None:
         raise BadArgument(
@@ -556,8 +520,154 @@ def _sign(store: str, confirmation: ConfirmOptions, output: str) -> int:
     names = [one.name for one in bare.list("") if is_signed(one.name) and one.name not in strange]
     unsigned = unsigned_among(bare, key, names)
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
-    archive.print_strange(found)
+    print_strange(found)
     if not agree(plan, confirmation, unprotected(bare.place), output):
         return EXIT_OK
     put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK
+
+
+# -- what people read of archives --------------------------------------------------------------------------------------
+
+
+# -- how far archives reach --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reaching:
+    """Archive coverage of one partition."""
+
+    partition: int
+    archived: int | None
+    committed: int | None
+    """Last committed id, as the owner reports it; None if it does not answer."""
+    floor: int
+    """First id that storages hold."""
+    manifest: int | None
+    archive: str
+    sha256: str
+    trouble: str
+    checked_ms: int | None
+    """Age of the start of the last complete check of the archived objects; None if there was none."""
+    missing: str
+
+    @property
+    def checked(self) -> str:
+        """For people."""
+        if self.missing:
+            return "incomplete"
+        if self.checked_ms is None:
+            return "" if self.archived is None else "not yet"
+        hours = self.checked_ms / 3_600_000
+        return f"{hours:.0f} h ago" if hours >= 1 else f"{60 * hours:.0f} min ago"
+
+    @property
+    def behind(self) -> int | None:
+        """Committed transactions that are not archived: at least what stands in the segment that is being written."""
+        return None if self.committed is None else self.committed - (-1 if self.archived is None else self.archived)
+
+
+REACHING: Columns[Reaching] = (
+    Column("partition"),
+    Column("archived", json="archived_to"),
+    *attributes("committed behind floor manifest"),
+    Column("checked", json=""),
+    Column("", "checked_ms", json="checked_ms_ago"),
+    *attributes("archive sha256 trouble missing", is_wide=True),
+)
+
+
+def troubles(found: Sequence[Reaching]) -> list[str]:
+    """Return a sentence for each trouble, with all partitions that have it."""
+    sentences: dict[str, list[int]] = {}
+    for one in found:
+        for trouble, words in ((one.trouble, "does not go on"), (one.missing, "lacks what was in it")):
+            if trouble:
+                sentences.setdefault(f"{words}: {trouble}", []).append(one.partition)
+    return [f"{format_partitions(numbers)}: the archive {sentence}" for sentence, numbers in sentences.items()]
+
+
+def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:
+    unused = "Nothing is archived yet: no segment is full, or no storage has the setting `archive`."
+    notes: list[Part] = [*warnings(troubles(found)), *([] if any(one.archive for one in found) else [unused])]
+    return Listing(kind="partitions", columns=REACHING, rows=found, notes=notes)
+
+
+# -- what is in a store ------------------------------------------------------------------------------------------------
+
+
+FLAWS: Columns[Flaw] = (Column("object", "name"), *attributes("partition first last detail"))
+BRANCHES: Columns[Manifest] = (
+    Column("partition"),
+    Column("timeline", "lineage.number"),
+    Column("fork", lambda one: one.lineage.fork if one.lineage.later else None),
+    Column("archived", "last", json="archived_to"),
+    Column("segments", "total.segments"),
+    Column("shared", json="shared_segments"),
+    Column("began", lambda one: one.lineage.later[-1].began if one.lineage.later else None),
+    Column("cause", lambda one: one.lineage.later[-1].cause if one.lineage.later else None),
+    Column("identity", lambda one: str(one.timeline), is_wide=True),
+)
+
+
+def branches(found: Sequence[Manifest]) -> Listing[Manifest]:
+    """Return the timelines in a store, by partition and order."""
+    return Listing(kind="timelines", columns=BRANCHES, rows=found)
+
+
+SIGNATURES = {
+    "verified": "signatures: {} verified",
+    "unsigned": "{} without a signature: whoever could write to the store may have put them there",
+    "unchecked": "{} signed, and not checked: WALTZ_ARCHIVE_KEY names no key",
+}
+
+
+def survey_page(
+    place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *, is_quick: bool, signatures: Mapping[str, int]
+) -> Listing[Flaw]:
+    totals = [manifest.total for manifest in found.manifests.values()]
+    segments, stored = sum(total.segments for total in totals), sum(total.stored_bytes for total in totals)
+    how = "sizes of" if is_quick else "all bytes of"
+    of = f"{count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}"
+    page: list[Part] = [
+        verdict(count(len(flaws), "finding") if flaws else "clean", is_good=not flaws),
+        *(part for flaw in flaws for part in ("", *flaw_lines(flaw))),
+        f"{how} {of}, in {seconds:.1f} s",
+        *(words.format(count(signatures[kind], "object")) for kind, words in SIGNATURES.items() if signatures.get(kind)),
+        *([f"{count(len(found.orphans), 'orphan')}: `waltzctl archive heal --clean` removes them"] * bool(found.orphans)),
+    ]
+    content = {
+        "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),
+        "cluster": str(found.label.cluster), "is_quick": is_quick, "seconds": round(seconds, 3),
+        "partitions": [_partition_json(number, found) for number in sorted(found.manifests)],
+        "signatures": {kind: signatures.get(kind, 0) for kind in SIGNATURES},
+        "orphans": len(found.orphans), "pending": len(found.pending), "strange": [one.name for one in found.strange],
+        "findings": objects(FLAWS, flaws),
+    }  # fmt: skip
+    return Listing(kind="findings", columns=FLAWS, rows=flaws, page=page, content=content)
+
+
+def _partition_json(number: int, found: Survey) -> dict[str, Any]:
+    manifest, total = found.manifests[number], found.manifests[number].total
+    return {
+        "partition": number, "manifest": manifest.number, "sha256": manifest.sha256, "first": total.first,
+        "last": total.last, "segments": total.segments, "record_bytes": total.record_bytes, "crc": f"{total.crc:08x}",
+        "bytes": total.stored_bytes,
+    }  # fmt: skip
+
+
+def flaw_lines(flaw: Flaw) -> list[Part]:
+    ids = [] if flaw.first is None else [f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}"]
+    return [Line(flaw.name, "bold"), *ids, f"  {flaw.detail}"]
+
+
+def print_flaw(flaw: Flaw, why: str) -> None:
+    """Print a flaw that stays, and why."""
+    draw(console(to_stderr=True), [*flaw_lines(flaw), f"  {why}"])
+
+
+def print_strange(found: Survey) -> None:
+    """Print a note about objects that belong to no archive; they are not touched."""
+    if found.strange:
+        text = f"{count(len(found.strange), 'object')} that no archive has: {found.strange[0].name}"
+        draw(console(to_stderr=True), [text if len(found.strange) == 1 else f"{text} and others"])

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from waltzctl.show.archive import Reaching, reaching
+from waltzctl.records.archive import Reaching, reaching
 
 LOST = "W2262 the archive cannot stand in for what would go: the object 00/segments/0000000000000000000-00.seg is gone"
 WIDTH = 100
