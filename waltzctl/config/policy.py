@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -34,9 +34,6 @@ from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels, Ranges, is_channel, is_ranges, named_in
 from waltzd.protocol.policy import Grant, Policy, Prefix, Verb, collisions, everything
 from waltzd.protocol.role import Role
-
-if TYPE_CHECKING:
-    pass
 
 CUT_MAX = 5
 """Maximum number of instances named in a step of a plan."""

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import GridStyle, Of, Tone, grid, listed, tone_of, tone_of_outcome
+from waltzctl.groups import command as show
+from waltzctl.groups import parked
 from waltzctl.groups.command import one_of
-from waltzctl.groups.parked import parked_in
+from waltzctl.groups.parked import ParkedOne, parked_in
 from waltzctl.health import client
 from waltzctl.health.events import LEVELS, collect_lines, duration
 from waltzctl.records import archive as shown_archive
@@ -19,9 +21,7 @@ from waltzctl.records.backup import backed_up
 from waltzctl.shell import change, merged_log
 from waltzctl.shell.cluster_target import unknown
 from waltzctl.shell.merged_log import LogLine
-from waltzctl.show import group as show
 from waltzctl.show.forms import Column
-from waltzctl.show.group import ParkedOne
 from waltzctl.show.terminal import count
 from waltzctl.snapshot import client_inventory
 from waltzctl.snapshot.client_inventory import ServerUsage
@@ -170,7 +170,7 @@ def tone_of_standing(state: str) -> Tone:
 
 async def groups(asked: PageRequest) -> Page:
     found = await asked_for(await asked.cluster(), asked.target.tls)
-    listing = show.groups(found)
+    listing = show.groups_page(found)
     chosen, pager = cut(asked, listing.rows, {})
     style = GridStyle(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
     return Page(
@@ -258,5 +258,5 @@ async def _parked(asked: PageRequest, view: GroupView) -> Part:
     links = dict[str, Of](id=lambda row: f"/transactions/{row.one.partition}-{row.one.id}")
     nothing = "It is not known." if notes else "Nothing is parked."
     more = [f"The first {ROWS} of {view.parked:,}."] if len(rows) > ROWS else []
-    found = grid("Parked", show.PARKED, rows[:ROWS], GridStyle(links=links), nothing=nothing)
+    found = grid("Parked", parked.PARKED, rows[:ROWS], GridStyle(links=links), nothing=nothing)
     return grids("parked", found, notes=notes, remarks=more, has_titles=True)

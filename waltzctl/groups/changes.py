@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from waltzctl.groups.command import GroupName, one_of
+from waltzctl.groups.command import GroupName, one_of, settings
 from waltzctl.groups.position import StartOptions
 from waltzctl.groups.request import call_server, create_group
 from waltzctl.placement.creation import make_group_log, plan_group_log
@@ -20,7 +20,6 @@ from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.options import option_group
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
 from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups

@@ -6,24 +6,25 @@ it is not done. A replay delivers it again, with all tries; if it fails again it
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
 from waltzctl.groups.request import call_server, changed
+from waltzctl.records.decode import decoded
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import ChangeCommand
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, check_operator, using
 from waltzctl.shell.progress import Report, unreported
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.show import group as show
-from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.group import ParkedOne
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 from waltzctl.snapshot.groups import GroupView
 from waltzd import Client
 from waltzd.cluster.assignment import format_numbers
@@ -32,6 +33,9 @@ from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.protocol.groups import Change, ParkedTransaction
 from waltzd.wire.servers import ServerAdminClient
+
+if TYPE_CHECKING:
+    from waltzd.client.view import Transaction
 
 AT_ONCE = 1000
 """Maximum number of ids in one answer, and in a message."""
@@ -73,7 +77,7 @@ def list_(
             return [await _read(client, one) for one in rows], len(found) > most
 
     rows, is_more = using(target, ask)
-    put(show.parked(name, rows, with_payloads=with_payloads, is_more=is_more), output)
+    put(parked(name, rows, with_payloads=with_payloads, is_more=is_more), output)
     return EXIT_OK
 
 
@@ -199,3 +203,49 @@ async def _read(client: Client, one: ParkedTransaction) -> ParkedOne:
         return ParkedOne(one, await client.read(one.partition, one.id))
     except WaltzError:  # the transaction was trimmed, or its owner is down: show the row without it
         return ParkedOne(one)
+
+
+# -- what people read of them ------------------------------------------------------------------------------------------
+
+
+PAYLOAD_CHARACTERS = 60
+
+
+def _begin(payload: Any) -> str:
+    """Format a decoded payload on one line."""
+    text = json.dumps(payload, ensure_ascii=False) if isinstance(payload, dict | list) else str(payload or "")
+    return "".join(one if one.isprintable() else " " for one in text[:PAYLOAD_CHARACTERS])
+
+
+@dataclass(frozen=True)
+class ParkedOne:
+    one: ParkedTransaction
+    transaction: Transaction | None = None
+    """Transaction from the log; None if it was not requested or was trimmed."""
+
+
+PARKED: Columns[ParkedOne] = (
+    Column("partition", "one.partition"),
+    Column("id", "one.id"),
+    Column("tries", "one.failures"),
+    Column("member", "one.member"),
+    Column("reason", "one.reason"),
+)
+WITH_PAYLOADS: Columns[ParkedOne] = (
+    *PARKED,
+    Column("kind", "transaction.kind"),
+    Column("size", "transaction.length"),
+    Column("", lambda row: row.transaction and decoded(row.transaction.payload).encoding, json="payload_encoding"),
+    Column("payload", lambda row: row.transaction and decoded(row.transaction.payload).value, cell=_begin),
+)
+
+
+def parked(name: str, rows: Sequence[ParkedOne], *, with_payloads: bool, is_more: bool) -> Listing[ParkedOne]:
+    return Listing(
+        kind="parked",
+        columns=WITH_PAYLOADS if with_payloads else PARKED,
+        rows=rows,
+        nothing=f"Nothing is parked in {name}.",
+        notes=["There are more: -n shows them."] if is_more else [],
+        more={"group": name, "is_more": is_more},
+    )

@@ -20,12 +20,7 @@ from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget, first_contact, unknown
 from waltzctl.shell.merged_log import EVENTS, LogLine, merged
-from waltzctl.show.forms import (
-    AnyForm,
-    Line,
-    Listing,
-    put,
-)
+from waltzctl.show.forms import AnyForm, Line, Listing, put
 from waltzctl.show.terminal import printable
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.client import loop

@@ -14,22 +14,9 @@ from waltzctl.health.facts import HealthReport
 from waltzctl.health.poll import Poll
 from waltzctl.health.rates import PartitionRates, Rates, StorageRates, by, rates
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
-from waltzctl.show import group
+from waltzctl.show import cluster
 from waltzctl.show.cluster import STYLES
-from waltzctl.show.forms import (
-    AnyForm,
-    Column,
-    Columns,
-    Line,
-    Listing,
-    Part,
-    Table,
-    capped,
-    measured,
-    objects,
-    put,
-    tenths,
-)
+from waltzctl.show.forms import AnyForm, Column, Columns, Line, Listing, Part, Table, capped, measured, objects, put, tenths
 from waltzctl.show.terminal import Screen, size
 from waltzd.client import loop
 from waltzd.errors import WaltzError
@@ -147,7 +134,7 @@ def busiest(found: Rates, report: HealthReport, *, sort: str, rows_max: int | No
     worst = f"; {reasons[0].sentence}" if reasons else ""
     shown = {column.name: column.shown(total) for column in PARTITION_RATES}
     fed = next(column.shown(total) for column in PARTITION_RATES if column.json == "fed_per_second")
-    groups = group.totals(report.snapshot.groups)
+    groups = cluster.group_totals(report.snapshot.groups)
     page: list[Part] = [
         Line(f"{health}: {report.verdict.sentence}{worst}", STYLES[health], "cut"),
         Line(

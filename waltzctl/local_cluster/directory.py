@@ -25,14 +25,7 @@ from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
 from waltzd.errors.operations import AlreadyThere, DirectoryHeld, NoLocalCluster
-from waltzd.format.layout import (
-    CONTROL_NAME,
-    GROUPS_NAME,
-    HARD_STATE_NAME,
-    IDENTITY_NAME,
-    RESERVE_NAME,
-    SCRUB_NAME,
-)
+from waltzd.format.layout import CONTROL_NAME, GROUPS_NAME, HARD_STATE_NAME, IDENTITY_NAME, RESERVE_NAME, SCRUB_NAME
 
 LOCK = "lock"
 _PID_BYTES = 200

@@ -27,13 +27,7 @@ from waltzctl.placement.backup import Ending, Source, bytes_up_to, cut_rows, mom
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.replica_assignment import assign_replicas
-from waltzctl.placement.restored_documents import (
-    Restoration,
-    Target,
-    clock_generation,
-    put_back,
-    read_target,
-)
+from waltzctl.placement.restored_documents import Restoration, Target, clock_generation, put_back, read_target
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator

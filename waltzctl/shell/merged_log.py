@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from waltzctl.shell import moment
-from waltzctl.show.forms import (
-    Column,
-    Columns,
-    attributes,
-)
+from waltzctl.show.forms import Column, Columns, attributes
 from waltzd.disk.real import translate
 
 BLOCK_BYTES = 64 << 10

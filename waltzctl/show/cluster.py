@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.troubles import SLOW_MS
-from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, next_step, objects, pick, plain, verdict
 from waltzctl.show.terminal import ROWS_MAX, count, duration, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, timeline_sentence
@@ -20,6 +19,7 @@ from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedReplica
+from waltzd.protocol.groups import GroupTotals
 
 if TYPE_CHECKING:
     from waltzctl.placement.replica_assignment import Creation
@@ -364,8 +364,8 @@ def _status(found: HealthReport) -> Iterator[Part]:
     yield Table(ALIKE, _alike(seen.partitions)[:ROWS_MAX])
     if line := _scrubbed(seen):
         yield line
-    if line := group.totals(seen.groups):
-        yield Line(line, "" if seen.groups is not None and group.is_well(seen.groups) else "yellow")
+    if line := group_totals(seen.groups):
+        yield Line(line, "" if seen.groups is not None and are_groups_well(seen.groups) else "yellow")
     contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
     leader = f", leader {seen.leader}" if seen.leader is not None else ""
     yield f"cluster {seen.meta.name}, {_format(seen)}, level {seen.meta.level}{leader}{contact}, {found.at}"
@@ -457,3 +457,20 @@ def checks(found: Sequence[Check]) -> Listing[Check]:
             page += [next_step(check.fix)] if check.fix else []
     page.append(Table(PASSED, [check for check in found if check.grade is Grade.PASS]))
     return Listing(kind="checks", columns=CHECKS, rows=found, page=page, more={"result": grades[0].value})
+
+
+def group_totals(found: GroupTotals | None) -> str:
+    """All groups in one line; empty where there are none."""
+    if found is None or not found.groups:
+        return ""
+    more = {"in flight": found.in_flight, "parked": found.parked, "stopped": found.stopped, "paused": found.paused,
+            "without a member": found.unattended}  # fmt: skip
+    more_counts = [f"{number:,} {word}" for word, number in more.items() if number]
+    behind = [f"not the newest: {found.trouble}"] if found.trouble else []
+    return ", ".join(
+        [count(found.groups, "consumer group"), count(found.members, "member"), f"lag {found.lag:,}", *more_counts, *behind]
+    )
+
+
+def are_groups_well(found: GroupTotals) -> bool:
+    return not (found.parked or found.stopped or found.paused or found.unattended or found.trouble)

@@ -12,7 +12,7 @@ import yaml
 from tests.unit.snapshots import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.health.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
 from waltzctl.health.rules import AGAIN, RULES, diagnose, judge
-from waltzctl.show.group import totals
+from waltzctl.show.cluster import group_totals
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, ServerView
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
@@ -303,9 +303,9 @@ def test_consumer_groups_that_do_not_go_on() -> None:
 def test_all_groups_in_one_line() -> None:
     found = with_groups(members=2, lag=1234, parked=5, stopped=1, trouble="the group log is away").groups
     line = "3 consumer groups, 2 members, lag 1,234, 5 parked, 1 stopped, not the newest: the group log is away"
-    assert totals(found) == line
-    assert totals(with_groups().groups) == "3 consumer groups, 0 members, lag 0"
-    assert totals(sound().groups) == totals(GroupTotals(groups=0)) == ""
+    assert group_totals(found) == line
+    assert group_totals(with_groups().groups) == "3 consumer groups, 0 members, lag 0"
+    assert group_totals(sound().groups) == group_totals(GroupTotals(groups=0)) == ""
 
 
 def test_what_is_worse_hides_nothing() -> None:

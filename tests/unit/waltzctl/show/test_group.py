@@ -7,7 +7,7 @@ from uuid import UUID
 
 from rich.console import Console
 
-from waltzctl.show.group import group
+from waltzctl.groups.command import group_page
 from waltzctl.snapshot.groups import GroupPartitionView, Groups, GroupView
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupPartitionStatus, Mode
@@ -26,7 +26,7 @@ def at(partition: int, *, is_forked: bool) -> GroupPartitionView:
 def test_the_timelines_of_a_forked_partition_are_named() -> None:
     meta = GroupMeta(name="mailer", partitions=None, mode=Mode.QUEUE)
     view = GroupView(meta=meta, made_at=1, partitions=(at(0, is_forked=False), at(1, is_forked=True)))
-    page = group(view, Groups(groups=(view,), silent={}, behind={}))
+    page = group_page(view, Groups(groups=(view,), silent={}, behind={}))
     out = io.StringIO()
     page.draw(Console(file=out, width=100))
     text = " ".join(out.getvalue().split())
