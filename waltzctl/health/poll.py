@@ -131,7 +131,7 @@ class Poll:
                 tls=self.target.tls,
                 seconds=self._seconds,
             )
-            owned = any(view.reported.partitions for view in found.servers if view.reported is not None)
+            owned = any(server.partitions for server in found.server_reports.values())
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
                 raise  # there may never have been a cluster
         directory = self.target.directory

@@ -158,10 +158,7 @@ def _of(some: int, total: int, noun: str) -> str:
 
 def _space(facts: Facts) -> Found:
     least, is_trimmed = 1.0, facts.snapshot.meta.keep_local != ALL and not _stuck(facts)
-    for view in facts.snapshot.storages:
-        if view.reported is None:
-            continue
-        name, reported = view.meta.name, view.reported
+    for name, reported in facts.snapshot.storage_reports.items():
         full = tuple(held.partition for held in reported.assigned if held.status is not None and held.status.is_full)
         if full:
             yield Reason(
@@ -198,11 +195,11 @@ def _hours_left(reported: StorageDescription) -> float:
 
 def _scrubs(facts: Facts) -> Found:
     oldest = 0
-    for view in facts.snapshot.storages:
-        scrub = None if view.reported is None else view.reported.scrub
-        if view.reported is None or scrub is None:
+    for name, reported in facts.snapshot.storage_reports.items():
+        scrub = reported.scrub
+        if scrub is None:
             continue
-        name, period_ms = view.meta.name, 1000 * scrub.period_seconds
+        period_ms = 1000 * scrub.period_seconds
         if not period_ms:
             yield Reason(
                 grade=Grade.WARN,
@@ -215,7 +212,7 @@ def _scrubs(facts: Facts) -> Found:
                 f"the scrub of {name} found {scrub.damaged_segments:,} damaged segments since it started, the last: "
                 f"{scrub.last_finding}"
             )
-        age_ms = view.reported.uptime_ms if scrub.age_ms is None else scrub.age_ms
+        age_ms = reported.uptime_ms if scrub.age_ms is None else scrub.age_ms
         oldest = max(oldest, age_ms)
         if age_ms > SCRUB_PERIODS_WARN * period_ms and scrub.total_bytes:
             yield Reason(
@@ -229,10 +226,8 @@ def _scrubs(facts: Facts) -> Found:
 
 def _flushes(facts: Facts) -> Found:
     worst = 0.0
-    for view in facts.snapshot.storages:
-        if view.reported is None:
-            continue
-        name, done = view.meta.name, view.reported.statistics
+    for name, reported in facts.snapshot.storage_reports.items():
+        done = reported.statistics
         p99 = done.flush.quantile(0.99)
         if p99 is None:
             yield unsure(f"{name} has written nothing since its start")
@@ -263,9 +258,9 @@ def _lag(facts: Facts) -> Found:
 def _stuck(facts: Facts) -> dict[str, list[int]]:
     """Return the partitions whose archive is stuck, by reason."""
     partitions: dict[str, list[int]] = {}
-    for view in facts.snapshot.partitions:
-        if view.reported is not None and view.reported.archive_trouble:
-            partitions.setdefault(view.reported.archive_trouble, []).append(view.partition)
+    for owned in facts.snapshot.owner_reports:
+        if owned.archive_trouble:
+            partitions.setdefault(owned.archive_trouble, []).append(owned.partition)
     return partitions
 
 
@@ -273,19 +268,13 @@ def _archive(facts: Facts) -> Found:
     lasting = _lasting(facts)
     for trouble, numbers in _stuck(facts).items():
         yield warn(f"the archive of {format_partitions(numbers, 'does', 'do')} not advance: {trouble}; {lasting}")
-    is_archived = any(
-        view.reported is not None and view.reported.archived is not None for view in facts.snapshot.partitions
-    )
+    is_archived = any(owned.archived is not None for owned in facts.snapshot.owner_reports)
     return "every sealed segment is archived" if is_archived else "nothing is archived yet"
 
 
 def _lasting(facts: Facts) -> str:
     """Estimate how long the disks last while nothing is archived."""
-    reported = [
-        (_hours_left(view.reported), view.meta.name, view.reported)
-        for view in facts.snapshot.storages
-        if view.reported is not None
-    ]
+    reported = [(_hours_left(storage), name, storage) for name, storage in facts.snapshot.storage_reports.items()]
     hours, name, first = min(reported, key=lambda one: one[:2], default=(math.inf, "", None))
     if first is None or hours == math.inf:
         return "how long the disks last is known only after ten minutes of writing"
@@ -297,16 +286,14 @@ def _lasting(facts: Facts) -> str:
 def _contents(facts: Facts) -> Found:
     """Check that archived objects are still in the store."""
     oldest = None
-    for view in facts.snapshot.partitions:
-        if view.reported is None:
-            continue
-        if lost := view.reported.lost_object:
+    for owned in facts.snapshot.owner_reports:
+        if lost := owned.lost_object:
             yield Reason(
-                key=f"lost object {view.partition}",
-                sentence=f"the archive of partition {view.partition} lost an object: {lost}",
-                partitions=(view.partition,),
+                key=f"lost object {owned.partition}",
+                sentence=f"the archive of partition {owned.partition} lost an object: {lost}",
+                partitions=(owned.partition,),
             )
-        found = view.reported.archive_check
+        found = owned.archive_check
         if found is not None and found.age_ms is not None:
             oldest = max(oldest or 0.0, found.age_ms / 3_600_000)
     if oldest is None:
@@ -322,33 +309,31 @@ def _contents(facts: Facts) -> Found:
 
 def _log_times(facts: Facts) -> Found:
     """Find partitions whose times are ahead, because a clock was wrong once."""
-    for view in facts.snapshot.partitions:
-        if view.reported is not None and view.reported.ahead_ms > 0:
-            hours = view.reported.ahead_ms / 3_600_000
-            yield warn(f"the times of partition {view.partition} are {hours:,.1f} hours ahead: a clock was wrong")
+    for owned in facts.snapshot.owner_reports:
+        if owned.ahead_ms > 0:
+            hours = owned.ahead_ms / 3_600_000
+            yield warn(f"the times of partition {owned.partition} are {hours:,.1f} hours ahead: a clock was wrong")
     return "no partition has times ahead of the clocks of its storages"
 
 
 def _backup(facts: Facts) -> Found:
     late: list[int] = []
     troubles: dict[str, list[int]] = {}
-    for view in facts.snapshot.partitions:
-        if view.reported is not None and view.reported.backup_lag_ms > BACKUP_MS_WARN:
-            found = troubles.setdefault(view.reported.backup_trouble, []) if view.reported.backup_trouble else late
-            found.append(view.partition)
+    for owned in facts.snapshot.owner_reports:
+        if owned.backup_lag_ms > BACKUP_MS_WARN:
+            found = troubles.setdefault(owned.backup_trouble, []) if owned.backup_trouble else late
+            found.append(owned.partition)
     for trouble, numbers in troubles.items():
         yield warn(f"the backup of {format_partitions(numbers, 'is', 'are')} behind: {trouble}")
     if late:
         yield warn(
             f"the backup of {format_partitions(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind"
         )
-    for server in facts.snapshot.servers:
-        saved = None if server.reported is None else server.reported.metadata_backup
+    for server in facts.snapshot.server_reports.values():
+        saved = server.metadata_backup
         if saved is not None and not 0 <= saved.age_ms <= BACKUP_MS_WARN and saved.trouble:
             yield warn(f"the documents of the cluster are not saved in the archive: {saved.trouble}")
-    is_backed_up = any(
-        view.reported is not None and view.reported.backed_up is not None for view in facts.snapshot.partitions
-    )
+    is_backed_up = any(owned.backed_up is not None for owned in facts.snapshot.owner_reports)
     return "every committed transaction is backed up" if is_backed_up else "nothing is backed up yet"
 
 
@@ -383,11 +368,10 @@ def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
 def _orphans(facts: Facts) -> Found:
     """Find replicas that no document names; daemons never remove them."""
     sets = {view.partition: view.replicas for view in facts.snapshot.partitions}
-    for view in facts.snapshot.storages:
-        held = view.reported.assigned if view.reported is not None else ()
-        numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
+    for name, reported in facts.snapshot.storage_reports.items():
+        numbers = [one.partition for one in reported.assigned if name not in sets.get(one.partition, {})]
         if numbers:
-            yield warn(f"{view.meta.name} holds {format_partitions(numbers)}, which no document assigns to it")
+            yield warn(f"{name} holds {format_partitions(numbers)}, which no document assigns to it")
     return "none"
 
 
@@ -395,9 +379,9 @@ def _orphans(facts: Facts) -> Found:
 
 
 def _draining(facts: Facts) -> Found:
-    for view in facts.snapshot.servers:
-        if view.reported is not None and view.reported.is_draining and not view.reported.partitions:
-            yield warn(f"{view.meta.name} is still drained: it owns no partition and is given none")
+    for name, reported in facts.snapshot.server_reports.items():
+        if reported.is_draining and not reported.partitions:
+            yield warn(f"{name} is still drained: it owns no partition and is given none")
     return "no server is drained"
 
 
@@ -447,7 +431,7 @@ def _clocks(facts: Facts) -> Found:
 def _times(facts: Facts) -> Iterator[Reason]:
     """Find partitions whose last transaction is ahead of all clocks: a clock that was ahead has been corrected since,
     and times in a log never fall."""
-    reported = [view.reported for view in facts.snapshot.storages if view.reported is not None]
+    reported = facts.snapshot.storage_reports.values()
     clocks = [one.vitals.time_ms for one in reported if one.vitals is not None]
     ends = [
         (held.status.end.time / 1000, held.partition)
@@ -469,16 +453,14 @@ def _times(facts: Facts) -> Iterator[Reason]:
 
 def _files(facts: Facts) -> Found:
     most = 0.0
-    for view in facts.snapshot.nodes:
-        if view.reported is None:
-            continue
-        vitals = view.reported.vitals
+    for name, reported in facts.snapshot.node_reports:
+        vitals = reported.vitals
         if vitals is None or vitals.open_files is None or vitals.open_files_max <= 0:
-            yield unsure(f"{view.meta.name} does not report its open files")
+            yield unsure(f"{name} does not report its open files")
             continue
         share = vitals.open_files / vitals.open_files_max
         most = max(most, share)
-        words = f"{view.meta.name} has {vitals.open_files:,} of {vitals.open_files_max:,} files open"
+        words = f"{name} has {vitals.open_files:,} of {vitals.open_files_max:,} files open"
         yield Reason(grade=over(share, FILES_WARN, FILES_FAIL), sentence=words)
     return f"every process uses at most {most:.0%} of its limit"
 
@@ -516,9 +498,8 @@ def _closed(facts: Facts) -> Found:
 
 def _versions(facts: Facts) -> Found:
     names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
-    for view in facts.snapshot.nodes:
-        if view.reported is not None:
-            names.setdefault(view.reported.version, []).append(view.meta.name)
+    for name, reported in facts.snapshot.node_reports:
+        names.setdefault(reported.version, []).append(name)
     if len(names) > 1:
         yield warn("; ".join(f"{version}: {', '.join(having)}" for version, having in sorted(names.items())))
     return f"all are {facts.tool_version}"

@@ -192,7 +192,7 @@ def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
         raise unknown("storage", name, [view.meta.name for view in found.storages])
     if has_no_owner(found, name):
         return ["ZooKeeper lists no server, so no owner says which replicas are level"]
-    answering = {view.meta.name for view in found.storages if view.reported is not None}
+    answering = found.storage_reports.keys()
     reasons = []
     for view in _held(found, name):
         effect = without(view.partition, view.replicas, view.counted & answering, silent={name})

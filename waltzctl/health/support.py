@@ -135,7 +135,7 @@ async def _collect(target: ClusterTarget, seconds: float) -> tuple[Bundle, str, 
 
 def describe(found: ClusterSnapshot) -> dict[str, Any]:
     """Return the description that each answering daemon reported, by its name."""
-    return {view.meta.name: plain(view.reported) for view in found.nodes if view.reported is not None}
+    return {name: plain(reported) for name, reported in found.node_reports}
 
 
 async def metadata_tree(coordinator: Coordinator) -> dict[str, bytes]:

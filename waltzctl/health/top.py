@@ -161,8 +161,8 @@ def busiest(found: Rates, report: HealthReport, *, sort: str, rows_max: int | No
 
 def _slowed(report: HealthReport) -> list[str]:
     """Return the names that a quota slowed at any server in the last seconds."""
-    servers = report.facts.snapshot.servers
-    return sorted({name for view in servers if view.reported is not None for name in view.reported.clients.slowed})
+    servers = report.facts.snapshot.server_reports.values()
+    return sorted({name for server in servers for name in server.clients.slowed})
 
 
 def rows_for(height: int, storages: int) -> int:

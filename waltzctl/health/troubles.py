@@ -75,14 +75,15 @@ def coordination(facts: Facts) -> Found:
             next_step="put the document `assignment` back as it was; `waltzctl history` says who did what lately",
             stops=True,
         )
-    for view in found.servers if lost is None else ():  # not if ZooKeeper is lost, which explains this
-        if view.reported is not None and not view.reported.is_connected:
+    for name, server in (
+        found.server_reports.items() if lost is None else ()
+    ):  # not if ZooKeeper is lost, which explains this
+        if not server.is_connected:
             yield Reason(
-                key=f"apart {view.meta.name}",
-                sentence=f"server {view.meta.name} has no contact with ZooKeeper: it goes on with what it owns and takes "
-                "nothing new",
-                next_step=f"look at the network between {view.meta.name} and ZooKeeper",
-                names=(view.meta.name,),
+                key=f"apart {name}",
+                sentence=f"server {name} has no contact with ZooKeeper: it goes on with what it owns and takes nothing new",
+                next_step=f"look at the network between {name} and ZooKeeper",
+                names=(name,),
             )
     return f"{found.leader} leads, and every server has contact with ZooKeeper"
 
@@ -166,7 +167,7 @@ def margins(facts: Facts) -> Found:
     """Find partitions with too few replicas. An owner notices a silent storage late, so this tool may see it first; or
     only this tool cannot reach the storage. Such a partition may be open, and is not reported as closed."""
     yield from _closed(facts)
-    answering = {view.meta.name for view in facts.snapshot.storages if view.reported is not None}
+    answering = facts.snapshot.storage_reports.keys()
     lonely: dict[tuple[int, int], list[int]] = {}
     below, thin, single, unknown = [], [], [], []
     for view in facts.snapshot.partitions:
@@ -294,11 +295,8 @@ def _short(facts: Facts) -> Iterator[Reason]:
 
 
 def replicas(facts: Facts) -> Found:
-    for view in facts.snapshot.storages:
-        if view.reported is None:
-            continue
-        name = view.meta.name
-        for held in view.reported.assigned:
+    for name, storage in facts.snapshot.storage_reports.items():
+        for held in storage.assigned:
             if held.status is None or not held.status.is_sound:
                 yield Reason(
                     key=f"damaged {name} {held.partition}",
@@ -307,9 +305,7 @@ def replicas(facts: Facts) -> Found:
                     partitions=(held.partition,),
                     names=(name,),
                 )
-        offline = [
-            held.partition for held in view.reported.assigned if held.status is not None and not held.status.is_available
-        ]
+        offline = [held.partition for held in storage.assigned if held.status is not None and not held.status.is_available]
         if offline:
             numbers = format_numbers(offline).replace(" ", "")
             yield Reason(
@@ -355,10 +351,10 @@ def consumer_groups(facts: Facts) -> Found:
     """Find consumer groups that are stuck or have parked transactions. They do not make the cluster DEGRADED, because
     the cause is usually an application."""
     found = facts.snapshot.groups
-    for view in facts.snapshot.servers:
-        if view.reported is not None and view.reported.groups is not None and view.reported.groups.trouble:
+    for name, server in facts.snapshot.server_reports.items():
+        if server.groups is not None and server.groups.trouble:
             yield Reason(
-                sentence=f"{view.meta.name} may lack the newest state of consumer groups: {view.reported.groups.trouble}",
+                sentence=f"{name} may lack the newest state of consumer groups: {server.groups.trouble}",
                 next_step="groups deliver nothing new there until this ends: see the group log in `waltzctl partition "
                 "list`, and `waltzctl events --level warning`",
             )

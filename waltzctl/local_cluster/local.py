@@ -425,8 +425,7 @@ class LocalCluster:
 
     def _is_whole(self, found: ClusterSnapshot) -> bool:
         """Return whether every replica takes part and every server is there."""
-        there = {view.meta.name for view in found.servers if view.reported is not None}
-        return not found.short and there.issuperset(self.blueprint.server_names)
+        return not found.short and found.server_reports.keys() >= set(self.blueprint.server_names)
 
     def start_one(self, name: str) -> None:
         with directory_lock(self.directory):
@@ -613,9 +612,8 @@ def _opened(found: ClusterSnapshot) -> str:
 
 
 def is_even(found: ClusterSnapshot) -> bool:
-    owned = [
-        len(view.reported.partitions) for view in found.servers if view.reported is not None and not view.meta.is_draining
-    ]
+    draining = {view.meta.name for view in found.servers if view.meta.is_draining}
+    owned = [len(server.partitions) for name, server in found.server_reports.items() if name not in draining]
     return not owned or max(owned) - min(owned) <= 1
 
 

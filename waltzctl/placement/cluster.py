@@ -333,8 +333,8 @@ def _describe_policy(policy: str) -> str:
 
 def too_much(found: ClusterSnapshot, size_max: int) -> int:
     """Return the bytes on all storages above what the policy keeps."""
-    reported = [one for view in found.storages if view.reported is not None for one in view.reported.assigned]
-    return sum(max(0, one.disk_bytes - size_max) for one in reported)
+    replicas = [one for reported in found.storage_reports.values() for one in reported.assigned]
+    return sum(max(0, one.disk_bytes - size_max) for one in replicas)
 
 
 # -- to format 1, and to the newest level ------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def finalize_plan(found: ClusterSnapshot, program: Program = THIS) -> Plan:
             next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
         )
     versions = {f"server {one.name}": one.version for one in [*(view.meta for view in found.servers), *found.missing]}
-    versions |= {f"storage {view.meta.name}": view.reported.version for view in found.storages if view.reported is not None}
+    versions |= {f"storage {name}": reported.version for name, reported in found.storage_reports.items()}
     old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if program.level_of(version) < level]
     if old:
         raise Unsafe(
@@ -451,7 +451,7 @@ def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
             f"{wanted}",
             next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
         )
-    check_formats({view.meta.name: view.reported for view in found.storages if view.reported is not None}, wanted)
+    check_formats(found.storage_reports, wanted)
 
 
 def _format_reasons(left: list[PartitionView]) -> str:

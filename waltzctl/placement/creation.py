@@ -555,7 +555,7 @@ def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
     silent = sorted(found.silent)
     if silent:
         raise GroupLogRefused(f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
-    old = [view.meta.name for view in found.nodes if view.reported is not None and not view.reported.keeps_group_log]
+    old = [name for name, reported in found.node_reports if not reported.keeps_group_log]
     if old:
         raise GroupLogRefused(f"{', '.join(old)} cannot hold a group log: too old a version of Waltz runs there")
     number = found.meta.partitions
@@ -579,9 +579,7 @@ async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
         if not names:
             return False
         storages = {name: found.storage(name).meta for name in names}
-        described = {view.meta.name: view.reported for view in found.storages if view.reported is not None}
-        replicas = {found.meta.partitions: names}
-        await _create_replicas(found.meta.key, storages, replicas, described, tls)
+        await _create_replicas(found.meta.key, storages, {found.meta.partitions: names}, found.storage_reports, tls)
         try:
             return await group_log.begin(cluster, found.meta, dict.fromkeys(names, Membership.MEMBER))
         except ChangedMeanwhile:

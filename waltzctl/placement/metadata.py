@@ -213,7 +213,7 @@ async def loading(
             steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
         steps += _partition_steps(wanted, target)
         steps.append(f"continue generations above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
-        running = [view.meta.name for view in found.servers if view.reported is not None]
+        running = found.server_reports
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
     plan = Plan(verb=LOAD, subject=wanted.meta.name, steps=tuple(steps), unsafe=unsafe)
@@ -296,8 +296,8 @@ def _generations(saved: SavedDocuments, reports: Collection[Statement], found: C
             assignment.owners[number].generation if assignment is not None and number < len(assignment.owners) else 0,
             meta.generation if meta else 0,
         )
-    for view in found.servers:
-        for one in view.reported.partitions if view.reported is not None else ():
+    for reported in found.server_reports.values():
+        for one in reported.partitions:
             if one.partition < len(highest):
                 highest[one.partition] = max(highest[one.partition], one.generation)
     return tuple(highest)
@@ -330,9 +330,8 @@ def _named(found: ClusterSnapshot, where: str) -> set[str]:
     """Return the storages of this cluster that running servers, or this machine, know."""
     names = {
         replica.storage
-        for view in found.servers
-        if view.reported is not None
-        for one in view.reported.partitions
+        for reported in found.server_reports.values()
+        for one in reported.partitions
         for replica in one.replicas
     }
     seen = last_seen.load(where)

@@ -128,7 +128,7 @@ class MovePlan:
             )
         effects, undecided = effects_of(now, changed)
         together = crowding(now, changed)
-        reported = {view.meta.name: view.reported for view in now.found.storages if view.reported is not None}
+        reported = now.found.storage_reports
         if self.newcomer is not None and self.newcomer_says is not None:
             reported[self.newcomer.name] = self.newcomer_says
         wanted = bytes_to_copy(now, changed, reported)

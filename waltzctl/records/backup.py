@@ -124,8 +124,8 @@ def backed_up(snapshot: ClusterSnapshot) -> Backups:
             )
         )
     metadata = None
-    for server in snapshot.servers:
-        saved = None if server.reported is None else server.reported.metadata_backup
+    for server in snapshot.server_reports.values():
+        saved = server.metadata_backup
         if saved is not None:
             age = saved.age_ms / 1000 if saved.age_ms >= 0 else None
             metadata = SavedMetadata(number=saved.number, seconds=age, moment="", trouble=saved.trouble)

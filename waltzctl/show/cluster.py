@@ -401,9 +401,7 @@ ALIKE: Columns[list[PartitionView]] = (
 
 def _scrubbed(found: ClusterSnapshot) -> str:
     """Time since which all sealed segments of all storages were read, or the share read; empty if no storage reports."""
-    scrubs = [
-        view.reported.scrub for view in found.storages if view.reported is not None and view.reported.scrub is not None
-    ]
+    scrubs = [storage.scrub for storage in found.storage_reports.values() if storage.scrub is not None]
     ages = [scrub.age_ms for scrub in scrubs if scrub.period_seconds]
     if not scrubs:
         return ""

@@ -189,21 +189,39 @@ class ClusterSnapshot:
         return (*self.servers, *self.storages)
 
     @property
+    def server_reports(self) -> dict[str, ServerDescription]:
+        """Descriptions of the servers that answer, by name."""
+        return {view.meta.name: view.reported for view in self.servers if view.reported is not None}
+
+    @property
+    def storage_reports(self) -> dict[str, StorageDescription]:
+        """Descriptions of the storages that answer, by name."""
+        return {view.meta.name: view.reported for view in self.storages if view.reported is not None}
+
+    @property
+    def node_reports(self) -> list[tuple[str, ServerDescription | StorageDescription]]:
+        """Name and description of each daemon that answers; a server and a storage may have the same name."""
+        return [*self.server_reports.items(), *self.storage_reports.items()]
+
+    @property
+    def owner_reports(self) -> list[OwnedPartition]:
+        """Descriptions of the partitions whose owners answer."""
+        return [view.reported for view in self.partitions if view.reported is not None]
+
+    @property
     def spoiled(self) -> dict[str, list[int]]:
         """Return missing or unreadable documents as sentences, each with the partitions whose owners continue without
         it."""
         found: dict[str, list[int]] = {error.message: [] for error in self.unreadable.values()}
-        for view in self.partitions:
-            if view.reported is not None and view.reported.trouble:
-                found.setdefault(view.reported.trouble, []).append(view.partition)
+        for owned in self.owner_reports:
+            if owned.trouble:
+                found.setdefault(owned.trouble, []).append(owned.partition)
         return found
 
     @property
     def groups(self) -> GroupTotals | None:
         """Totals of all consumer groups, summed over the owners of partitions; None if no server knows of a group log."""
-        reported = [
-            view.reported.groups for view in self.servers if view.reported is not None and view.reported.groups is not None
-        ]
+        reported = [server.groups for server in self.server_reports.values() if server.groups is not None]
         if not reported:
             return None
         return GroupTotals(
