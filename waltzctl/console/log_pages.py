@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from waltzctl.console.pages import Page, PageRequest, Part
+from waltzctl.console.pages import Page, PageRequest, part
 from waltzctl.console.table import GridStyle, Tone, grid
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
@@ -203,30 +203,27 @@ async def transactions(asked: PageRequest) -> Page:
         commands=(command,),
         polls=0,
         parts=(
-            Part(
-                name="transactions",
-                template="transactions.html",
-                given={
-                    "partition": partition,
-                    "partitions": asked.snapshot.meta.partitions,
-                    "kind": kind,
-                    "lock": lock,
-                    "since": since,
-                    "kept": kept,
-                    "committed": committed,
-                    "looked": searched,
-                    "older": stretch.first_id - 1 if stretch.first_id > 0 else None,
-                    "newer": min(committed, stretch.last_id + ROWS) if stretch.last_id < committed else None,
-                    "grid": grid(
-                        "Transactions",
-                        COLUMNS,
-                        rows,
-                        style,
-                        nothing=f"Nothing matches in {searched}."
-                        if not wanted.is_anything and committed >= 0
-                        else "There are no transactions yet.",
-                    ),
-                },
+            part(
+                "transactions",
+                partition=partition,
+                partitions=asked.snapshot.meta.partitions,
+                kind=kind,
+                lock=lock,
+                since=since,
+                kept=kept,
+                committed=committed,
+                looked=searched,
+                older=stretch.first_id - 1 if stretch.first_id > 0 else None,
+                newer=min(committed, stretch.last_id + ROWS) if stretch.last_id < committed else None,
+                grid=grid(
+                    "Transactions",
+                    COLUMNS,
+                    rows,
+                    style,
+                    nothing=f"Nothing matches in {searched}."
+                    if not wanted.is_anything and committed >= 0
+                    else "There are no transactions yet.",
+                ),
             ),
         ),
     )
@@ -251,23 +248,20 @@ async def transaction(asked: PageRequest) -> Page:
         commands=(asked.command("txn", "get", partition, id_, "--locks"),),
         polls=0,
         parts=(
-            Part(
-                name="transaction",
-                template="transaction.html",
-                given={
-                    "partition": partition,
-                    "id": id_,
-                    "committed": committed,
-                    "facts": [
-                        (name.replace("_", " "), content[name])
-                        for name in ("time", "kind", "client", "generation", "sequence", "size", "group")
-                    ],
-                    "locks": [(mode, hash_) for mode, hash_ in records.format_locks(one)],
-                    "keeps_locks": one.time_us is not None,
-                    "encoding": content["payload_encoding"],
-                    "payload": whole_text(shortened(one).payload),
-                    "left": one.length - len(shortened(one).payload),
-                },
+            part(
+                "transaction",
+                partition=partition,
+                id=id_,
+                committed=committed,
+                facts=[
+                    (name.replace("_", " "), content[name])
+                    for name in ("time", "kind", "client", "generation", "sequence", "size", "group")
+                ],
+                locks=[(mode, hash_) for mode, hash_ in records.format_locks(one)],
+                keeps_locks=one.time_us is not None,
+                encoding=content["payload_encoding"],
+                payload=whole_text(shortened(one).payload),
+                left=one.length - len(shortened(one).payload),
             ),
         ),
     )
@@ -304,7 +298,7 @@ async def locks(asked: PageRequest) -> Page:
         "modes": MODES,
         "mark": mark,
     }
-    form = Part(name="ask", template="locks.html", given=given)
+    form = part("ask", "locks", **given)
     if not (query["name"] and query["id"]):
         return Page(
             title="Locks", commands=(asked.command("lock", "explain", partition, "NAME", "ID"),), polls=0, parts=(form,)
@@ -316,7 +310,7 @@ async def locks(asked: PageRequest) -> Page:
         title="Locks",
         commands=(asked.command(*words),),
         polls=0,
-        parts=(form, Part(name="lock", template="lock.html", given=lock_given(explanation))),
+        parts=(form, part("lock", **lock_given(explanation))),
     )
 
 

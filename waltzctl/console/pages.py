@@ -39,6 +39,11 @@ class Part:
     given: Mapping[str, Any]
 
 
+def part(name: str, template: str = "", /, **given: Any) -> Part:
+    """Return a part that is rendered by a template, by default the one with its name."""
+    return Part(name=name, template=f"{template or name}.html", given=given)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
     title: str
@@ -134,16 +139,13 @@ async def now(asked: PageRequest) -> Page:
         title="Now",
         commands=(asked.command("status"), asked.command("top"), asked.command("doctor")),
         parts=(
-            Part(name="verdict", template="verdict.html", given={"report": asked.report, "tones": HEALTH}),
-            Part(name="figures", template="figures.html", given=figures(asked.seen)),
-            Part(
-                name="doctor",
-                template="doctor.html",
-                given={
-                    "checks": grouped([check for check in checks if check.grade is not Grade.PASS]),
-                    "at": asked.seen.examined,
-                    "passed": [check for check in checks if check.grade is Grade.PASS],
-                },
+            part("verdict", report=asked.report, tones=HEALTH),
+            part("figures", **figures(asked.seen)),
+            part(
+                "doctor",
+                checks=grouped([check for check in checks if check.grade is not Grade.PASS]),
+                at=asked.seen.examined,
+                passed=[check for check in checks if check.grade is Grade.PASS],
             ),
         ),
     )
@@ -257,18 +259,15 @@ async def partitions(asked: PageRequest) -> Page:
             asked.command("top", *(() if sort == "partition" else ("--sort", sort))),
         ),
         parts=(
-            Part(
-                name="partitions",
-                template="partitions.html",
-                given={
-                    "grid": grid("Partitions", columns, rows, PARTITION_LOOK, nothing=nothing),
-                    "pager": pager,
-                    "sorts": list(SORTS),
-                    "sort": sort,
-                    "is_wanting": is_wanting,
-                    "wanting": len(wanting),
-                    "total": len(snapshot.partitions),
-                },
+            part(
+                "partitions",
+                grid=grid("Partitions", columns, rows, PARTITION_LOOK, nothing=nothing),
+                pager=pager,
+                sorts=list(SORTS),
+                sort=sort,
+                is_wanting=is_wanting,
+                wanting=len(wanting),
+                total=len(snapshot.partitions),
             ),
         ),
     )
@@ -316,35 +315,32 @@ async def partition(asked: PageRequest) -> Page:
         title=f"Partition {number}",
         commands=(asked.command("partition", "describe", number),),
         parts=(
-            Part(
-                name="partition",
-                template="partition.html",
-                given={
-                    "view": view,
-                    "tone": tone_of(view.state),
-                    "goal": snapshot.moves.get(number),
-                    "about": grid(
-                        "About it",
-                        lifted(cluster.PARTITIONS, 0),
-                        [(view, rates)],
-                        GridStyle(
-                            tones={"state": tone_of},
-                            without={"partition", "state", "waiting"},
-                            wide={"format", "generation", "session"},
-                        ),
+            part(
+                "partition",
+                view=view,
+                tone=tone_of(view.state),
+                goal=snapshot.moves.get(number),
+                about=grid(
+                    "About it",
+                    lifted(cluster.PARTITIONS, 0),
+                    [(view, rates)],
+                    GridStyle(
+                        tones={"state": tone_of},
+                        without={"partition", "state", "waiting"},
+                        wide={"format", "generation", "session"},
                     ),
-                    "rates": grid(
-                        "In the last seconds",
-                        top.PARTITION_RATES,
-                        [] if rates is None else [rates],
-                        GridStyle(without={"partition", "owner", "state"}),
-                        nothing="Not known yet.",
-                    ),
-                    "replicas": listed("Replicas", listing, GridStyle(tones={"state": tone_of})),
-                    "track": track(view),
-                    "recorded": (listing.content or {}).get("recorded"),
-                    "trouble": trouble,
-                },
+                ),
+                rates=grid(
+                    "In the last seconds",
+                    top.PARTITION_RATES,
+                    [] if rates is None else [rates],
+                    GridStyle(without={"partition", "owner", "state"}),
+                    nothing="Not known yet.",
+                ),
+                replicas=listed("Replicas", listing, GridStyle(tones={"state": tone_of})),
+                track=track(view),
+                recorded=(listing.content or {}).get("recorded"),
+                trouble=trouble,
             ),
             *actions(asked, moves),
         ),
@@ -391,26 +387,23 @@ def actions(asked: PageRequest, found: Sequence[tuple[str, Sequence[object]]]) -
     if not found:
         return ()
     commands = [(reported, asked.command(*words)) for reported, words in found]
-    return (Part(name="actions", template="actions.html", given={"actions": commands}),)
+    return (part("actions", actions=commands),)
 
 
 def head(asked: PageRequest) -> Part:
     """Return the head of every page: the health of the cluster, and the time of that state."""
     seen, verdict = asked.seen, asked.report.verdict
-    return Part(
-        name="head",
-        template="head.html",
-        given={
-            "name": asked.snapshot.meta.name,
-            "health": str(verdict.health),
-            "tone": HEALTH[verdict.health],
-            "sentence": verdict.sentence,
-            "at": asked.report.at,
-            "lost": asked.report.lost,
-            "silence": "" if asked.report.lost is None else silence(asked.report.lost.cause),
-            "error": seen.error,
-            "reasons": count(len(verdict.reasons), "reason") if verdict.reasons else "",
-        },
+    return part(
+        "head",
+        name=asked.snapshot.meta.name,
+        health=str(verdict.health),
+        tone=HEALTH[verdict.health],
+        sentence=verdict.sentence,
+        at=asked.report.at,
+        lost=asked.report.lost,
+        silence="" if asked.report.lost is None else silence(asked.report.lost.cause),
+        error=seen.error,
+        reasons=count(len(verdict.reasons), "reason") if verdict.reasons else "",
     )
 
 
@@ -425,4 +418,4 @@ def grids(
     """Return a part of tables. A single table has no title of its own, unless `has_titles`."""
     titled = len(found) > 1 if has_titles is None else has_titles
     given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled, "pager": pager}
-    return Part(name=name, template="grids.html", given=given)
+    return part(name, "grids", **given)

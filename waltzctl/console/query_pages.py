@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition
+from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition, part
 from waltzctl.console.table import GridStyle, Of, Tone, grid, listed, tone_of, tone_of_outcome
 from waltzctl.groups import command as show
 from waltzctl.groups import parked
@@ -53,15 +53,12 @@ async def clients(asked: PageRequest) -> Page:
         commands=(asked.command("client", "list", *(("--all",) if with_gone else ())),),
         polls=2,
         parts=(
-            Part(
-                name="choice",
-                template="choice.html",
-                given={
-                    "path": "/clients",
-                    "name": "show",
-                    "chosen": "all" if with_gone else "here",
-                    "choices": [("here", "connected now"), ("all", "with those that were lately")],
-                },
+            part(
+                "choice",
+                path="/clients",
+                name="show",
+                chosen="all" if with_gone else "here",
+                choices=[("here", "connected now"), ("all", "with those that were lately")],
             ),
             grids(
                 "clients",
@@ -129,17 +126,15 @@ async def events(asked: PageRequest) -> Page:
         commands=(asked.command(*words),),
         polls=2,
         parts=(
-            Part(
-                name="choice",
-                template="events.html",
-                given={
-                    "since": since,
-                    "level": level,
-                    "daemon": daemon,
-                    "spans": SINCE,
-                    "levels": LEVELS,
-                    "daemons": [view.meta.name for view in asked.snapshot.nodes],
-                },
+            part(
+                "choice",
+                "events",
+                since=since,
+                level=level,
+                daemon=daemon,
+                spans=SINCE,
+                levels=LEVELS,
+                daemons=[view.meta.name for view in asked.snapshot.nodes],
             ),
             grids(
                 "events",
@@ -178,18 +173,16 @@ async def groups(asked: PageRequest) -> Page:
         commands=(asked.command("group", "list"),),
         polls=2,
         parts=(
-            Part(
-                name="groups",
-                template="group.html",
-                given={
-                    "grid": listed("Consumer groups", listing, style, chosen),
-                    "pager": pager,
-                    "path": "/groups",
-                    "state": "",
-                    "tone": None,
-                    "settings": (),
-                    "notes": show.remarks(found),
-                },
+            part(
+                "groups",
+                "group",
+                grid=listed("Consumer groups", listing, style, chosen),
+                pager=pager,
+                path="/groups",
+                state="",
+                tone=None,
+                settings=(),
+                notes=show.remarks(found),
             ),
         ),
     )
@@ -223,18 +216,15 @@ async def group(asked: PageRequest) -> Page:
         ),
         polls=2,
         parts=(
-            Part(
-                name="group",
-                template="group.html",
-                given={
-                    "grid": grid("Where it stands", show.PLACES, chosen, style, nothing="It has no partitions."),
-                    "pager": pager,
-                    "path": f"/groups/{name}",
-                    "state": str(view.standing),
-                    "tone": TONES[view.standing],
-                    "settings": show.settings(view.meta),
-                    "notes": show.remarks(found),
-                },
+            part(
+                "group",
+                grid=grid("Where it stands", show.PLACES, chosen, style, nothing="It has no partitions."),
+                pager=pager,
+                path=f"/groups/{name}",
+                state=str(view.standing),
+                tone=TONES[view.standing],
+                settings=show.settings(view.meta),
+                notes=show.remarks(found),
             ),
             grids(
                 "members",

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waltzctl.console import log_pages, pages, query_pages
-from waltzctl.console.pages import Make, Page, PageRequest, Part
+from waltzctl.console.pages import Make, Page, PageRequest, Part, part
 from waltzctl.console.session_auth import HEADERS, Session, SessionAuth
 from waltzctl.console.table import tone_of
 from waltzctl.console.watch import IDLE_SECONDS, Seen, Watch
@@ -127,7 +127,7 @@ def _below(session: Session, html: str) -> str:
 
 
 def error_part(error: WaltzError) -> Part:
-    return Part(name="error", template="error.html", given={"error": error})
+    return part("error", error=error)
 
 
 def status_of(error: WaltzError) -> int:
