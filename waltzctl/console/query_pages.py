@@ -83,7 +83,7 @@ async def archive(asked: PageRequest) -> Page:
     remarks = [] if is_used else ["Nothing is archived yet: no segment is full, or no storage has the setting archive."]
     return Page(
         title="Archive and backup",
-        commands=(asked.command("archive", "status"), asked.command("backup", "status")),
+        commands=(asked.command("archive", "status"), asked.command("archive", "status", "--lost-now")),
         polls=3,
         parts=(
             grids("archive", listed("How far archives reach", listing, style, target), remarks=remarks, has_titles=True),

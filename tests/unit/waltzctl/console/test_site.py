@@ -336,10 +336,10 @@ def test_history_and_archive_from_their_documents() -> None:
         return found
 
     client = browser(seen_of(well()), asyncio.run(documents()))
-    html = client.get("/history").text
-    assert "server drain a" in html
-    assert '<span class="state bad"><span aria-hidden="true">■</span> W4001 away</span>' in html
-    assert NASTY not in html
+    text = client.get("/history").text
+    assert "server drain a" in text
+    assert '<span class="state bad"><span aria-hidden="true">■</span> W4001 away</span>' in text
+    assert NASTY not in text
     rows = table_of(client.get("/archive").text, "How far archives reach")
     assert [(row["partition"], row["committed"], row["behind"]) for row in rows] == [
         (str(number), "99", "100") for number in range(4)
@@ -348,11 +348,14 @@ def test_history_and_archive_from_their_documents() -> None:
     assert reported is not None
     kept = replace(reported, backed_up=BackedUp(last_id=97, moment=1_800_000_000_000_000), backup_lag_ms=4_500)
     snapshot = well(partitions=(replace(well().partitions[0], reported=kept), *well().partitions[1:]))
-    html = browser(seen_of(snapshot), asyncio.run(documents())).get("/archive").text
-    row = table_of(html, "What would be lost with all storages")[0]
+    text = browser(seen_of(snapshot), asyncio.run(documents())).get("/archive").text
+    commands = [html.unescape(one) for one in re.findall(r"<code[^>]*>waltzctl ([^<]*)</code>", text)]
+    assert [one.partition(" --directory")[0] for one in commands] == ["archive status", "archive status --lost-now"]
+    assert [complaint(one) for one in commands if complaint(one)] == []
+    row = table_of(text, "What would be lost with all storages")[0]
     assert (row["backed_up_to"], row["lost_transactions"], row["lost_seconds"]) == ("97", "2", "4.5")
-    assert "2027-01-15" in html
-    assert "Documents of the cluster: no leader says that they are saved" in html
+    assert "2027-01-15" in text
+    assert "Documents of the cluster: no leader says that they are saved" in text
 
 
 def test_entries_are_named_once_and_lead_to_pages() -> None:
