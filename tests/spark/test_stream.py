@@ -16,10 +16,9 @@ from uuid import UUID
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
-from waltz_spark import stream
+from waltz_spark import source
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.source import WaltzDataSource
-from waltz_spark.stream import WaltzStreamReader
+from waltz_spark.source import WaltzDataSource, WaltzStreamReader
 from waltz_spark.table.columns import EVERY
 
 from tests.spark.batches import microseconds, mixed_log
@@ -63,7 +62,7 @@ class FakeLog:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     log = FakeLog(spans={0: Span(0, 99), 1: Span(0, 9)})
-    monkeypatch.setattr(stream, "open_origin", lambda _options: log)
+    monkeypatch.setattr(source, "open_origin", lambda _options: log)
     return log
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from waltz_spark import stream
+from waltz_spark import source
 from waltz_spark.export.export import check_history
 from waltz_spark.export.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
@@ -72,7 +72,7 @@ class ForkedLog(FakeLog):
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> ForkedLog:
     log = ForkedLog(spans={0: Span(0, 9), 1: Span(0, 9)})
-    monkeypatch.setattr(stream, "open_origin", lambda _options: log)
+    monkeypatch.setattr(source, "open_origin", lambda _options: log)
     return log
 
 

@@ -55,7 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("pyspark_waltz", "waltzd"),
 )
 """A room imports itself and rooms of lower floors. `waltzd` by itself is the two doors: `__init__` and `__main__`;
-`waltz_spark` by itself is what Spark calls: `source` and `stream`. What pages show stands below `waltzctl.show`."""
+`waltz_spark` by itself is what Spark calls: `source`. What pages show stands below `waltzctl.show`."""
 
 PURE = ("waltzd.format", "waltzd.protocol", "waltzd.server.core", "waltzd.server.groups")
 """No clock, file, socket, thread, task or randomness of their own."""

@@ -45,7 +45,7 @@ _OF_CLUSTERS = (
     ARCHIVE, SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE,
 )  # fmt: skip
 _OF_READERS = ("columns", "includeMetadata", "lock", "maxTxnsPerTrigger", "maxBytesPerTrigger")
-"""Options that `waltz_spark.source` and `waltz_spark.stream` handle."""
+"""Options that `waltz_spark.source` handles."""
 OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
 _ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
               "zookeeper": COORDINATOR}  # fmt: skip
