@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from warnings import catch_warnings, simplefilter
 
 from waltz_spark.engine import java as machine
 from waltz_spark.engine.java import cache_directory
-from waltz_spark.engine.job_package import watched, zipped
 from waltz_spark.engine.properties import BadLine, encode, parse
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, WaltzError
@@ -562,3 +562,76 @@ def _step_back() -> None:
         with suppress(OSError):  # a sandbox may forbid it; the export then has the normal priority
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+
+# -- Waltz for the workers, and a watchdog -----------------------------------------------------------------------------
+
+
+_STAYS = re.compile(r"waltzd/(?:server|testing)/|waltzd/storage/(?!__init__)\w+\.py")
+"""Modules that are not sent: the daemons, except the code that reads files of storages."""
+_LOOK_SECONDS = 1.0
+
+
+def zipped(path: Path) -> str:
+    """Write the zip of the modules that tasks import; return its path."""
+    import waltz_spark
+    import waltzd
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        for package in (waltz_spark, waltzd):
+            assert package.__file__ is not None
+            root = Path(package.__file__).parent
+            for source in sorted(root.rglob("*.py")):
+                name = str(Path(root.name, source.relative_to(root)))
+                if not _STAYS.match(name):
+                    archive.write(source, name)
+    return str(path)
+
+
+class _Watch:
+    """A thread that cancels all jobs, repeatedly, after `seconds` without an executor."""
+
+    def __init__(self, spark: Any, seconds: float) -> None:
+        self._context = spark.sparkContext
+        self._scala = self._context._jsc.sc()
+        self._seconds = seconds
+        self._is_over = threading.Event()
+        self._since = time.monotonic()
+        self.had_executors = self.is_over_time = False
+        self._thread = threading.Thread(target=self._run, name="waltz spark executors", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):  # Java has ended, and its other callers report that
+            while not self._is_over.wait(min(_LOOK_SECONDS, self._seconds / 5)):
+                now = time.monotonic()
+                if self._scala.getExecutorMemoryStatus().size() > 1:  # the driver is one of the entries
+                    self._since, self.had_executors = now, True
+                elif now - self._since > self._seconds:
+                    self.is_over_time = True
+                    self._context.cancelAllJobs()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@contextmanager
+def watched(spark: Any, master: str, seconds: float, log: Path) -> Iterator[None]:
+    """Raise `MasterUnreachable` if a cluster has no executor for `seconds`."""
+    watch = _Watch(spark, seconds)
+    try:
+        try:
+            yield
+        finally:
+            watch.close()
+    except Exception as error:
+        if watch.is_over_time:
+            what = "has had no executor for" if watch.had_executors else "gave no executor within"
+            raise MasterUnreachable(
+                f"the master {master} {what} {seconds:g} s. What Spark said is in {log}",
+                next_step="look whether its workers have enough free cores and memory; --executor-wait waits longer",
+            ) from error
+        raise
