@@ -18,8 +18,7 @@ from waltz_spark.log.archive_segments import ArchiveSegments, ObjectFile, is_pie
 from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
-from waltz_spark.log.joined_origin import JoinedOrigin
-from waltz_spark.log.live_origin import LiveOrigin
+from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import columns_of

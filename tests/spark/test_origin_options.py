@@ -9,8 +9,7 @@ import pytest
 from waltz_spark.export.origin_options import OPTIONS, given_options, open_origin, paths_of
 from waltz_spark.log.archive_segments import ArchiveSegments
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.joined_origin import JoinedOrigin
-from waltz_spark.log.live_origin import Certificate, LiveOrigin
+from waltz_spark.log.live_origin import Certificate, JoinedOrigin, LiveOrigin
 
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.operations import NothingHere, PathMissing

@@ -16,8 +16,7 @@ from waltz_spark.export.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.joined_origin import JoinedOrigin
-from waltz_spark.log.live_origin import LiveOrigin
+from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import Projection

@@ -2,7 +2,11 @@
 
 Without a master, Spark runs in a process on this machine. Its output goes to a file, which is named in errors and deleted
 after a success. Its settings are in a file that only this user can read, because all users of a machine can see command
-lines. On a cluster, Waltz is sent with the job, and executors are watched (`job_package`).
+lines.
+
+On a cluster, the modules that tasks import are sent as one zip. Packages with machine code cannot be sent; they have to be
+installed on the workers, for the Python version of the driver. A master that answers may have no executors, at the start or
+later, when workers or the master itself were lost. Spark then waits without a time-out, so a watchdog adds one.
 
 The temporary files of a run are in a directory with a lock. The system releases the lock when the process ends; unlike a
 process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. The newest logs are

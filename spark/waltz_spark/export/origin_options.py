@@ -108,7 +108,7 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
     if not archive:
         return _cluster(given)
     from waltz_spark.log.archive_segments import ArchiveSegments
-    from waltz_spark.log.joined_origin import JoinedOrigin
+    from waltz_spark.log.live_origin import JoinedOrigin
 
     directory = directory_of(archive)  # tasks may run in another directory
     segments = ArchiveSegments(place=archive if directory is None else directory)
