@@ -6,8 +6,8 @@ a warning: it may be old, but all ids below it are committed. Records are read f
 ids to readers without a session, so reading does not load the owners. If a replica fails or is behind, the next one is
 read, and at last the owner. Tasks get all addresses from the catalog; only the catalog connects to ZooKeeper.
 
-`JoinedOrigin` is the cluster with its archive: archived segments come from the store, later records from the cluster. Reading
-old ids then costs the cluster nothing, and ids that have left its storages are available. The cluster determines the end of
+`JoinedOrigin` is the cluster with its archive: archived segments come from the store, later records from the cluster.
+Old ids then cost the cluster nothing, and ids that have left its storages are available. The cluster determines the end of
 each partition: ids that the archive has above it are not returned.
 """
 
