@@ -172,7 +172,7 @@ class PartitionOwner:
 
     @property
     def is_backing_up(self) -> bool:
-        """Whether a partition of this server is backed up."""
+        """Return whether a partition of this server is backed up."""
         return any(owned.is_backed_up for owned in self._owned_logs())
 
     def _owned_logs(self) -> Iterator[OwnedLog[Pipeline]]:

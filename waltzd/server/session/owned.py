@@ -328,7 +328,7 @@ class OwnedLog(Generic[P]):
 
     @property
     def is_troubled(self) -> bool:
-        """Whether it takes no transactions, or a replica has another history."""
+        """Return whether it takes no transactions, or a replica has another history."""
         if self._session is None or self.waiting:
             return True
         log = self._session.log
