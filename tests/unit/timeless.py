@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+SECONDS_MAX = 24 * 3600
+"""Virtual seconds after which a test that waits for something has waited in vain."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -17,6 +19,8 @@ class _Selector(selectors.DefaultSelector):
         if timeout is None:
             raise AssertionError("everybody waits, and nothing will ever happen")
         self.loop.now += max(0.0, timeout)
+        if self.loop.now > SECONDS_MAX:
+            raise AssertionError("what a task waits for does not come within a day")
         return super().select(0)
 
 
