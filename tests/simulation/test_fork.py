@@ -123,6 +123,58 @@ def test_a_replica_that_holds_less_only_learns_the_timeline() -> None:
     assert [aside_partition(entry.name) for entry in disk.list(ROOT) if entry.is_directory] == [None]
 
 
+def copying(seed: int = 0) -> tuple[SimDisk, Partition]:
+    """A replica that has begun a session up to whose beginning, id 9, it still copies: it holds 8 records."""
+    disk = blank_disk(seed)
+    partition = begin(open_directory(disk), 0, records=8)
+    partition.open_session(4)
+    partition.set_low_mark(4, 9)
+    assert (partition.status().low_mark, partition.last_id) == (9, 7)
+    return disk, partition
+
+
+@pytest.mark.parametrize("fork", [5, 7, 8])
+def test_the_marks_of_a_replica_that_copies_go_down_to_the_fork(fork: int) -> None:
+    """They are above what it holds. It refused the lower mark of every session after the fork, W2014, and a partition of
+    such replicas could not be opened, nor rescued again."""
+    disk, partition = copying()
+    lineage = NEVER_FORKED.forked(identity=UUID(int=2), fork=fork, session=5, cause="rescue", began="now", who="me")
+    partition.open_session(6)
+    status = partition.fork(6, lineage)
+    assert (status.last_id, status.timeline) == (min(7, fork), lineage.current)
+    assert max(status.low_mark, status.local_low_mark, status.committed) <= fork
+    partition.set_low_mark(6, fork)
+    partition.append(6, [run_for(1, status.last_id + 1, 9)], fork)
+    assert partition.last_id == status.last_id + 9
+    assert disk.exists(ROOT)
+
+
+def test_a_crash_while_the_marks_of_a_replica_that_copies_go_down() -> None:
+    lineage = NEVER_FORKED.forked(identity=UUID(int=2), fork=7, session=5, cause="rescue", began="now", who="me")
+    for steps in range(20):
+        disk, partition = copying(steps)
+        partition.open_session(6)
+        crash_after(disk, steps)
+        try:
+            partition.fork(6, lineage)
+            is_done = True
+        except Crash:
+            is_done = False
+        disk.observer = None
+        disk.power_cut(Loss.SCATTERED)
+        partition = open_directory(disk).partition(0)
+        partition.open_session(7)
+        status = partition.fork(7, lineage)
+        assert (status.last_id, status.timeline) == (7, lineage.current)
+        partition.set_low_mark(7, 7)
+        partition.append(7, [run_for(1, 8, 3)], 7)
+        if is_done:
+            break
+    else:
+        raise AssertionError("the change has more operations than were tried")
+    assert steps > 3
+
+
 def test_damage_below_the_fork_is_set_aside_with_all_that_follows() -> None:
     disk = of_the_old_timeline()
     first_ids = sorted(int(name[:-4]) for name in disk.names(f"{ROOT}/0") if name.endswith(".seg"))

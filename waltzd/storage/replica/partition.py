@@ -443,14 +443,17 @@ class Partition:
                 floor=self.first_id,
             )
         with self._fatal():
-            if self.last_id > fork or self._damage:
-                end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
+            end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
+            is_above = self.last_id > fork or bool(self._damage)
+            if is_above:
                 above = self._segments.first_ids[self._segments.position_of(end + 1) :]
                 set_segments_aside(self._context, above, f"it holds ids above the fork behind id {fork}")
+            if is_above or max(info.low_mark, self.committed) > end:  # the marks of a replica that copies are above its end
                 self.committed = self._noted = min(self.committed, end)
                 self._context.control.lower_marks(self.number, end)
                 hard_state = self._hard_state.value
                 self._hard_state.change(committed=self.committed, settled=min(hard_state.settled, end))
+            if is_above:
                 self._cut(end)
             self._hard_state.change(timelines=lineage.encode())
             self._hard_state.change()
