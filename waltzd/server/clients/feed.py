@@ -10,7 +10,7 @@ long its client takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
@@ -35,9 +35,11 @@ class ColdReader:
         self._chunk_bytes = chunk_bytes
         self._count = FIRST_COUNT
 
-    async def read(self, first_id: int, last_id: int) -> Run:
+    async def read(self, first_id: int, last_id: int, chunk_bytes: int | None = None) -> Run:
         """Return about a chunk of records from `first_id` on, none above `last_id`. The read ends with its turn. The
-        range is chosen about as large as a chunk, so that a storage seldom reads more than is used."""
+        range is chosen about as large as a chunk, so that a storage seldom reads more than is used. `chunk_bytes`: size of
+        the chunks from now on; None to keep it."""
+        self._chunk_bytes = chunk_bytes or self._chunk_bytes
         run = None
         if not self._session.is_trimmed(first_id):  # else it would take a turn to find that out
             try:
@@ -155,15 +157,21 @@ def own_heads(run: Run, client: int) -> HeadArray:
 
 
 async def records(
-    session: ReplicatedLog, cold: ColdReader, first_id: int, last_id: int, *, chunk_bytes: int, with_locks: bool = False
+    session: ReplicatedLog,
+    cold: ColdReader,
+    first_id: int,
+    last_id: int,
+    *,
+    chunk_bytes: Callable[[], int],
+    with_locks: bool = False,
 ) -> AsyncGenerator[Run, None]:
-    """Yield committed records by id, in chunks."""
+    """Yield committed records by id, in chunks. `chunk_bytes`: size of the next chunk."""
     while first_id <= last_id:
         oldest = session.cache.first_id
         if first_id < oldest:
-            run: Run | None = await cold.read(first_id, min(last_id, oldest - 1))
+            run: Run | None = await cold.read(first_id, min(last_id, oldest - 1), chunk_bytes())
         else:
-            run = session.cache.joined_from(first_id, last_id, chunk_bytes, with_locks=with_locks)
+            run = session.cache.joined_from(first_id, last_id, chunk_bytes(), with_locks=with_locks)
         assert run is not None
         yield run
         first_id = run.last_id + 1

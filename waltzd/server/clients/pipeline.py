@@ -80,6 +80,10 @@ ANSWERS_PARTS = 4
 """Divisor of these bytes: one name may have a quarter of them, so a name that does not read leaves some to others."""
 ANSWER_SECONDS = 5.0
 """Time that an answer waits for answers before it to be taken."""
+READS_BYTES_MAX = 16 << 20
+"""Bytes of records that all reads by id of a server have in memory until their callers take them: many get small chunks."""
+CHUNK_BYTES_MIN = 16 << 10
+"""Size of a chunk that many readers do not lower. A larger record is a chunk."""
 MARKED_AT_ONCE = 32
 """Records that have left the log cache and that one question reads at once."""
 REACH_SECONDS = 1.0
@@ -123,6 +127,8 @@ class Capacity:
     def __init__(self, callers_max: int, *, cold_reads_max: int = 8) -> None:
         self.callers = 0
         """Mounts, and reads by id that are in progress."""
+        self.reads = 0
+        """Reads by id that are in progress."""
         self.cold_turns = asyncio.Semaphore(cold_reads_max)
         """Turns of readers. One turn is one chunk from a storage, which bounds the load of many readers."""
         self._answers = Budget(ANSWERS_BYTES_MAX)
@@ -138,6 +144,10 @@ class Capacity:
         assert self.callers > 0
         self.callers -= 1
         usage.callers -= 1
+
+    def chunk_bytes(self, most: int) -> int:
+        """Return the size of the next chunk of a read by id."""
+        return min(most, max(CHUNK_BYTES_MIN, READS_BYTES_MAX // max(1, self.reads)))
 
     async def take_answer(self, usage: QuotaUsage) -> Budget:
         """Wait for the turn of an answer, and take `MARKED_BYTES_MAX` for it; return the budget."""
@@ -684,19 +694,21 @@ class Pipeline:
             )
         if usage is not None:
             self.capacity.enter(usage)
+        self.capacity.reads += 1
         try:
             found = records(
                 self.session,
                 self.cold_reader(with_locks=with_locks),
                 first_id,
                 until,
-                chunk_bytes=self.settings.cold_chunk_bytes,
+                chunk_bytes=lambda: self.capacity.chunk_bytes(self.settings.cold_chunk_bytes),
                 with_locks=with_locks,
             )
             async with aclosing(found):
                 async for run in found:
                     yield run
         finally:
+            self.capacity.reads -= 1
             if usage is not None:
                 self.capacity.leave(usage)
 

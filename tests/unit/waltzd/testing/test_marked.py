@@ -336,3 +336,33 @@ def test_a_look_up_that_fails_ends_the_others_of_its_question(monkeypatch: pytes
                 await asyncio.sleep(0.001)
 
     with_cluster(story)
+
+
+def test_many_readers_that_take_nothing_share_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had a chunk of 256 KiB, whatever their number: 900 of them took 630 MB."""
+    monkeypatch.setattr(pipeline_module, "READS_BYTES_MAX", 128 << 10)
+    monkeypatch.setattr(pipeline_module, "CHUNK_BYTES_MIN", 4 << 10)
+
+    async def story(cluster: LocalCluster, client: Client) -> None:
+        for number in range(200):
+            await client.append(bytes([number]) * 1000, partition=1, locks=[], position=-1)
+        calls = cluster._running(cluster.owner(1)).calls
+        [capacity] = [one.capacity for one in pipelines_of(cluster) if one.session.partition == 1]
+        readers, sizes = [], []
+        for _ in range(40):
+            reader = calls.fetch(cluster.meta.key, 1, 0, None)
+            readers.append(reader)
+            sizes.append(len((await anext(reader)).data))
+        assert capacity.reads == 40
+        assert 64 << 10 < sizes[0] <= 128 << 10
+        assert max(sizes[-8:]) <= 5 << 10
+        assert sum(sizes) < 5 * (128 << 10), "as many bytes as a harmonic sum gives"
+        for reader in readers[1:]:
+            await reader.aclose()
+        assert capacity.reads == 1
+        rest = [run async for run in readers[0]]
+        assert capacity.reads == 0
+        assert rest[-1].last_id == 199
+        assert max(len(run.data) for run in rest) > 32 << 10, "one alone gets large chunks again"
+
+    with_cluster(story)
