@@ -18,6 +18,7 @@ import numpy as np
 from waltzd.cluster.groups import MS_MAX
 from waltzd.errors import CannotConnect, NotGranted, NotReady, WaltzError
 from waltzd.errors.operations import BadFrame
+from waltzd.format.layout import ID_MAX
 from waltzd.protocol.groups import (
     Ack,
     AckKind,
@@ -410,6 +411,8 @@ def check_ack(ack: Ack, before: int) -> None:
         )
     if int(firsts[0]) < 0 or (lasts < firsts).any() or (firsts[1:] <= lasts[:-1]).any():
         raise BadFrame("the ranges of ids in an acknowledgement are negative, overlap or do not rise")
+    if int(lasts[-1]) == ID_MAX:  # no log has that id, and a count of the ids from 0 on has no room in the answer
+        raise BadFrame(f"an acknowledgement names the id {ID_MAX}; ids end below it")
     if ack.epoch < 0 or ack.tag < 0 or (ack.delay_ms is not None and not 0 <= ack.delay_ms <= MS_MAX):
         raise BadFrame(f"an acknowledgement has epoch {ack.epoch}, tag {ack.tag} and a delay of {ack.delay_ms} ms")
     if len(ack.reason) > REASON_MAX:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import NotGranted
+from waltzd.errors.operations import BadFrame
+from waltzd.format.layout import ID_MAX
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.groups import AckKind, Mode
+from waltzd.protocol.groups import Ack, AckKind, Mode
+from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings
+from waltzd.server.groups.state import GroupState
 from waltzd.server.subscriptions import consumer_stream
+from waltzd.wire.groups import delivery_message
 
 
 def test_a_group_is_made_only_where_each_partition_is_granted() -> None:
@@ -63,3 +69,45 @@ def test_a_member_that_asks_for_more_time_without_end_waits(monkeypatch: pytest.
             assert max(slept) > 1.0
 
     Room.run(story)
+
+
+def test_what_a_member_never_got_is_not_acknowledged_by_it() -> None:
+    async def story(room: Room) -> None:
+        await room.append(20)
+        await room.make("mailer", max_in_flight=5)
+        async with room.member("mailer", "liar") as liar:
+            await liar.take(5)
+            assert (await liar.acknowledge(7, 11, 19)).taken == 0, "they are not delivered"
+            assert (await liar.acknowledge(20, 500)).unknown == 2, "they are not in the log"
+            assert (await liar.say(AckKind.ACKNOWLEDGE, 0, epoch=liar.epoch + 1)).is_old
+            assert (await liar.say(AckKind.ACKNOWLEDGE, 0, tag=0)).taken == 0, "an older delivery"
+            assert (await liar.acknowledge(0)).taken == 1
+            for verb in AckKind:
+                if verb is not AckKind.BEGIN:
+                    assert (await liar.say(verb, 0)).taken == 0, "again"
+        async with room.member("mailer", "honest") as honest:
+            seen: list[int] = []
+            while len(seen) < 19:
+                [one] = await honest.take(1)
+                seen.append(one.id)
+                await honest.acknowledge(one.id)
+            assert sorted(seen) == list(range(1, 20))
+
+    Room.run(story)
+
+
+def test_an_acknowledgement_of_every_number_is_refused() -> None:
+    """It counted 2^63 ids, which no field of the answer holds: a traceback in the log for each."""
+
+    def ack(last: int) -> Ack:
+        ids = np.array([0], np.int64), np.array([last], np.int64)
+        return Ack(number=1, verb=AckKind.ACKNOWLEDGE, epoch=1, tag=0, firsts=ids[0], lasts=ids[1])
+
+    tracker = DeliveryTracker(GroupSettings(mode=Mode.QUEUE), GroupState())
+    tracker.join("a")
+    consumer_stream.check_ack(ack(ID_MAX - 1), 0)
+    found = tracker.acknowledge("a", tracker.state.epoch, 0, 0, ID_MAX - 1, 0.0)
+    assert found.unknown == ID_MAX
+    delivery_message([found])
+    with pytest.raises(BadFrame, match="ids end below it"):
+        consumer_stream.check_ack(ack(ID_MAX), 0)
