@@ -5,8 +5,8 @@ The version before and one of the future are wheels in environments of their own
 from __future__ import annotations
 
 import asyncio
-import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterable
@@ -30,6 +30,8 @@ from waltzd.errors.operations import IncompatibleVersion, Unsafe
 from waltzd.protocol.level import THIS
 
 RACED = (0, 1)
+RATE = 50
+"""Transactions in a second: there is some load in each state of the cluster, and no step waits for a processor."""
 OTHER = 3
 """Partition of the client of the version before: the checker knows nothing of what it writes."""
 PATIENCE_SECONDS = 600
@@ -96,7 +98,7 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
         storages, servers = cluster.storage_names, cluster.server_names
         assert (await cluster.local.snapshot()).meta.level == 0
         assert versions(await cluster.local.snapshot()) == {"0.0.0"}
-        race = Race(tmp_path / "history", cluster.server_addresses, tag="upgrade", partitions=RACED)
+        race = Race(tmp_path / "history", cluster.server_addresses, tag="upgrade", partitions=RACED, rate=RATE)
         async with race.running():
             for python, order in (
                 (now, (*storages, *servers)),
@@ -164,19 +166,28 @@ def test_a_storage_that_started_behind_the_look_of_finalize_is_cut_off(tmp_path:
         cluster.close()
 
 
-def test_the_page_of_upgrades_can_be_followed(tmp_path: Path) -> None:
+def test_the_page_of_upgrades_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From this version to the next one, by what `docs/upgrade.md` says in its order, with one step back."""
     now, after = sys.executable, str(environment("HEAD", "0.2.0", *NEXT))
     cluster = Cluster.make(tmp_path / "cluster", partitions=4, session_seconds=2)
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs/upgrade.md").read_text(encoding="utf-8"), re.M | re.S)
     before, for_storage, for_server, shown, finalize = blocks
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.local.directory))
 
     def typed(block: str, python: str = now) -> str:
-        """Type the lines of a block, as a person who says yes."""
-        script = f'waltzctl() {{ "{python}" -P -m waltzctl "$@"; }}\n{block.replace("server drain", "server drain --yes")}'
-        where = {**os.environ, "WALTZ_DIRECTORY": str(cluster.local.directory)}
-        command = ["bash", "-e", "-c", script]
-        done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+        """Type the lines of a block, as a person who says yes; those of this version in this process."""
+        block = block.replace("server drain", "server drain --yes")
+        if python == now:
+            capsys.readouterr()
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                assert main.run(words[1:]) == EXIT_OK, line + str(capsys.readouterr())
+            return capsys.readouterr().out
+        script = f'waltzctl() {{ "{python}" -P -m waltzctl "$@"; }}\n{block}'
+        done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, block + done.stdout + done.stderr
         return done.stdout
 
