@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def build(commit: str, target: Path, *, only_packages: bool = False) -> None:
-    """Write the artefacts of a commit into an empty folder."""
+def build(commit: str, target: Path, *, only_packages: bool = False, has_site: bool = True) -> None:
+    """Write the artefacts of a commit into an empty folder; without `has_site` all but the site of the documentation."""
     seconds = commit_seconds(commit)
     with tempfile.TemporaryDirectory(prefix="waltz-release-") as name:
         work = Path(name)
@@ -79,6 +79,7 @@ def build(commit: str, target: Path, *, only_packages: bool = False) -> None:
             tree = make_tree(wheel, work / "tree")
             build_image(tree, version, commit, fetch_base(work / "base"), target, seconds)
             build_debian_package(tree, version, target, seconds)
+        if not only_packages and has_site:
             site = build_site(source)
             (target / f"waltz-{version}-docs.tar.gz").write_bytes(packed_folder(site, f"waltz-{version}", seconds))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(target.iterdir())]
