@@ -47,29 +47,36 @@ SHARED = ("spark", "live", "zookeeper", "own")
 """Fixtures that each worker makes once, at some cost: files that use the same one begin the part of one worker."""
 HEAVY = (
     "chaos/test_chaos.py",
-    "spark/test_spark_export.py",
-    "simulation/test_simulation.py",
     "process/test_cluster.py",
-    "simulation/test_mutants.py",
+    "simulation/test_simulation.py",
+    "process/test_upgrade.py",
     "spark/test_standalone.py",
     "cli/test_up.py",
-    "cli/test_package.py",
-    "simulation/test_recovery_model.py",
-    "process/test_storage.py",
-    "process/test_server.py",
-    "process/test_metrics.py",
-    "spark/test_export.py",
-    "applications/test_applications.py",
-    "simulation/test_crash.py",
-    "cli/test_bench.py",
-    "process/test_readme.py",
+    "simulation/test_mutants.py",
     "process/test_sql_postgres.py",
+    "spark/test_spark_export.py",
     "cli/test_membership.py",
-    "process/test_operator_guide.py",
-    "simulation/test_damage.py",
+    "cli/test_release.py",
+    "cli/test_metadata.py",
+    "applications/test_applications.py",
+    "cli/test_rescue.py",
+    "cli/test_restore.py",
+    "process/test_readme.py",
+    "process/test_storage.py",
+    "cli/test_package.py",
+    "cli/test_retention.py",
+    "cli/test_bench.py",
+    "process/test_memory.py",
+    "process/test_archive.py",
+    "process/test_examples.py",
+    "fuzz/test_server_service.py",
     "process/test_tutorial.py",
+    "cli/test_types.py",
+    "simulation/test_damage.py",
+    "process/test_operator_guide.py",
 )
-"""The other files that take longest, in turns those that wait and those that compute."""
+"""The other files that take longest, dealt out one by one. The part of the first worker begins with Spark, so the longest
+are not at its turn."""
 
 
 @pytest.hookimpl(trylast=True)  # when it is known which of them are run
