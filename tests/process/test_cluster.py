@@ -49,10 +49,10 @@ def race(cluster: Cluster, folder: tuple[Path, str], story: Callable[[Race], Awa
     async def tell() -> None:
         racing = Race(folder[0], cluster.server_addresses, tag=folder[1], partitions=RACED, clients=clients)
         async with racing.running():
-            await racing.more(100)
+            await racing.more(50)
             await story(racing)
             await cluster.heal()
-            await racing.more(100)
+            await racing.more(50)
         verdict = await racing.verdict(cluster.storage_addresses, cluster.key)
         assert verdict.is_sound, str(verdict)
         assert racing.failures == [], "a fault of a minority is no fault of the application"
@@ -80,7 +80,7 @@ def test_the_owner_is_killed(cluster: Cluster, folder: tuple[Path, str], times: 
         for _ in range(times):
             name = await cluster.owner(0)
             cluster.kill(name)
-            await race.more(200)
+            await race.more(100)
             cluster.spawn(name)
             await race.more(100)
 
@@ -140,7 +140,7 @@ def test_a_storage_is_killed_and_comes_back(cluster: Cluster, folder: tuple[Path
     async def story(race: Race) -> None:
         for name in cluster.storage_names[storages]:
             cluster.kill(name)
-            await race.more(200)
+            await race.more(100)
             cluster.spawn(name)
             await cluster.settled()
 
@@ -150,9 +150,9 @@ def test_a_storage_is_killed_and_comes_back(cluster: Cluster, folder: tuple[Path
 def test_the_coordinator_is_killed_and_the_servers_go_on(cluster: Cluster, folder: tuple[Path, str]) -> None:
     async def story(race: Race) -> None:
         cluster.kill("zookeeper")
-        await race.more(300)
+        await race.more(100)
         cluster.spawn("zookeeper")
-        await race.more(300)
+        await race.more(100)
 
     race(cluster, folder, story)
 
@@ -161,10 +161,10 @@ def test_a_paused_owner_comes_back_and_nothing_of_it_is_taken(cluster: Cluster, 
     async def story(race: Race) -> None:
         name = await cluster.owner(0)
         cluster.pause(name)
-        await race.more(300)
+        await race.more(100)
         assert await cluster.owner(0) != name
         cluster.resume(name)
-        await race.more(300)
+        await race.more(100)
 
     race(cluster, folder, story)
 
@@ -214,7 +214,7 @@ def test_requests_in_flight_are_found_by_their_ids_and_not_by_counting(cluster: 
         cluster.pause(name)
         for storage in cluster.storage_names:
             cluster.resume(storage)
-        await race.more(300)
+        await race.more(100)
         cluster.resume(name)
         await race.more(100)
         other = await cluster.owner(0)
@@ -255,7 +255,7 @@ def test_a_planned_hand_over_loses_nothing(cluster: Cluster, folder: tuple[Path,
     async def story(race: Race) -> None:
         name = await cluster.owner(0)
         cluster.send(name, signal.SIGTERM)
-        await race.more(200)
+        await race.more(100)
         await cluster.gone(name)
         cluster.spawn(name)
         await race.more(100)
