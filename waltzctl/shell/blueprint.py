@@ -5,7 +5,6 @@ it may be out of date, so readers check whether each still runs."""
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import zlib
@@ -241,10 +240,12 @@ def credentials_file(directory: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace the content of a file atomically and durably. `mode` is the mode of a new file."""
+    """Replace the content of a file atomically and durably; what is no plain file, such as a pipe or /dev/null, is written
+    to. `mode` is the mode of a new file."""
     try:
-        if path.is_dir():  # as `/`, which has no name
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
         beside = path.with_name(path.name + ".new")
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
