@@ -65,7 +65,7 @@ def test_a_table_and_a_stream_of_a_cluster(spark: Any, cluster: LocalCluster, tm
     rows = spark.read.format("waltz").options(**marking).load().collect()
     assert [(row.partition, row.txid, bytes(row.data)) for row in rows] == marked
     narrow = Sink()
-    frame = spark.readStream.format("waltz").options(**marking, maxTxnsPerTrigger="400").load()
+    frame = spark.readStream.format("waltz").options(**marking, maxTxnsPerTrigger="600").load()
     query = (
         frame.writeStream.foreachBatch(narrow).option("checkpointLocation", str(tmp_path / "marked"))
         .trigger(availableNow=True).start()
@@ -75,7 +75,7 @@ def test_a_table_and_a_stream_of_a_cluster(spark: Any, cluster: LocalCluster, tm
     assert len(narrow.batches) > 3, "most batches have no task"
 
     sink = Sink()
-    frame = spark.readStream.format("waltz").options(**place, maxTxnsPerTrigger="400").load()
+    frame = spark.readStream.format("waltz").options(**place, maxTxnsPerTrigger="600").load()
     query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         query.processAllAvailable()
@@ -84,6 +84,6 @@ def test_a_table_and_a_stream_of_a_cluster(spark: Any, cluster: LocalCluster, tm
         everything = grow(200)
         query.processAllAvailable()
         assert sink.rows == everything
-        assert max(len(batch) for batch in sink.batches.values()) <= 400
+        assert max(len(batch) for batch in sink.batches.values()) <= 600
     finally:
         query.stop()
