@@ -32,9 +32,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzctl.snapshot",),
     (
         "waltzctl.placement.replica_assignment",
-        "waltzctl.records.append",
-        "waltzctl.records.divergence",
-        "waltzctl.records.decode",
         "waltzctl.local_cluster.daemon",
     ),
     ("waltzctl.health.facts",),

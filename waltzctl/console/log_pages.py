@@ -16,13 +16,12 @@ from typing import Any
 
 from waltzctl.console.pages import Page, PageRequest, part
 from waltzctl.console.table import GridStyle, Tone, grid
+from waltzctl.records import decode, lock
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
-from waltzctl.records.lock import ask, can_search, search_log
+from waltzctl.records.lock import Explained, LogSearch, ask, can_search, search_log
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import check_operator, unknown
-from waltzctl.show import records
-from waltzctl.show.records import Explained, LogSearch
 from waltzd import Client, Transaction
 from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog, WaltzError
@@ -157,14 +156,14 @@ COLUMNS = tuple(
         is_right=column.name in (*WHOLE, "size"),
         cell=str if column.name in WHOLE else None,
     )
-    for column in records.TRANSACTIONS
+    for column in decode.TRANSACTIONS
     if column.name in (*WHOLE, "time", "size", "payload_encoding", "payload")
 )
 
 
 def row_of(transaction: Transaction) -> dict[str, Any]:
     """Return the fields of `-o json`, with the payload as one line for people."""
-    fields = records.transaction_json(transaction, transaction.id)
+    fields = decode.transaction_json(transaction, transaction.id)
     return fields | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
 
 
@@ -242,7 +241,7 @@ async def transaction(asked: PageRequest) -> Page:
             )
         one = (await client.read_some(partition, after=id_ - 1, through=id_, with_locks=True))[0]
         group = await Groups(client).first_of(one)
-    content = records.transaction_json(shortened(one), group, with_locks=True)
+    content = decode.transaction_json(shortened(one), group, with_locks=True)
     return Page(
         title=f"Transaction {id_} of partition {partition}",
         commands=(asked.command("txn", "get", partition, id_, "--locks"),),
@@ -257,7 +256,7 @@ async def transaction(asked: PageRequest) -> Page:
                     (name.replace("_", " "), content[name])
                     for name in ("time", "kind", "client", "generation", "sequence", "size", "group")
                 ],
-                locks=[(mode, hash_) for mode, hash_ in records.format_locks(one)],
+                locks=[(mode, hash_) for mode, hash_ in decode.format_locks(one)],
                 keeps_locks=one.time_us is not None,
                 encoding=content["payload_encoding"],
                 payload=whole_text(shortened(one).payload),
@@ -338,7 +337,7 @@ async def explained(asked: PageRequest, partition: int, lock: Lock, mark: int | 
 def lock_given(explanation: Explained) -> Mapping[str, Any]:
     searched = explanation.searched
     marker = None if searched is None else searched.marker
-    document = records.lock(explanation).document
+    document = lock.explanation_page(explanation).document
     names = (
         "lock",
         "owner",
@@ -354,9 +353,9 @@ def lock_given(explanation: Explained) -> Mapping[str, Any]:
     )
     return {
         "tone": Tone.GOOD if explanation.is_accepted else Tone.BAD,
-        "verdict": records.lock_verdict(explanation),
-        "basis": records.lock_basis(explanation),
-        "search": "" if searched is None or explanation.found.marker is not None else records.lock_search(searched),
+        "verdict": lock.lock_verdict(explanation),
+        "basis": lock.lock_basis(explanation),
+        "search": "" if searched is None or explanation.found.marker is not None else lock.lock_search(searched),
         "facts": [(name.replace("_", " "), document[name]) for name in names],
         "marker": None if marker is None else (marker.partition, marker.id, line(marker.payload, "auto", LINE_CHARACTERS)),
         "trouble": explanation.trouble,

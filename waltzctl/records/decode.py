@@ -1,17 +1,30 @@
-"""Decode payloads for display, and filter by them. Pure.
+"""Decode payloads for display, filter by them, and print transactions.
 
 Waltz does not know the encoding of a payload, so it is guessed: JSON for an object or an array, text if all of it is
 printable, else hexadecimal digits. The encoding is always shown, so that a script can tell the text `00ff` from two bytes.
+
+Transactions are printed as they are read, so a range of any size needs little memory. Raw payload bytes reach a terminal
+only in the form `raw`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+import typer
+
+from waltzctl.shell import moment
+from waltzctl.show.forms import JSON_VERSION, Column, Columns, attributes, stream
 from waltzd.errors import BadArgument
+
+if TYPE_CHECKING:
+    from waltzd.client.view import Transaction
 
 How = Literal["auto", "json", "text", "hex"]
 HOW = get_args(How)
@@ -189,3 +202,92 @@ def pattern_of(text: str) -> re.Pattern[str]:
         raise BadArgument(
             f"--match {text}: this is not a regular expression: {error}", not_done="nothing was read"
         ) from error
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+Sink: TypeAlias = "Callable[[Transaction, int], None]"
+"""Function that takes a transaction and the first id of its atomic append."""
+Form = Literal["table", "json", "csv", "raw"]
+TRANSACTIONS: Columns[dict[str, Any]] = attributes(
+    "partition id time time_us group kind client generation sequence size payload_encoding payload"
+)
+LOCKS: Columns[dict[str, Any]] = (
+    Column("locks", lambda row: [f"{one['mode']}:{one['lock']}" for one in row["locks"] or ()]),
+)
+NARROW = 100
+"""Width of the screen below which times have no milliseconds, to leave space for payloads."""
+
+
+def sink_for(output: str, decode: str, *, with_partition: bool = False, with_locks: bool = False) -> Sink:
+    """Return a sink that prints transactions; `with_locks` prints their locks."""
+    if output == "raw":
+        return lambda transaction, _group: typer.echo(transaction.payload, nl=False)
+    if output == "table":
+        return _Table(decode, with_partition=with_partition)
+    put_row = stream((*TRANSACTIONS, *(LOCKS if with_locks else ())), output)
+    return lambda transaction, group: put_row(transaction_json(transaction, group, decode, with_locks=with_locks))
+
+
+def transaction_json(
+    transaction: Transaction, group: int, decode: str = "auto", *, with_locks: bool = False
+) -> dict[str, Any]:
+    """Return a transaction as a JSON object. Fields that format 0 does not keep are null."""
+    found = decoded(transaction.payload, decode)
+    client, generation, sequence = transaction.request
+    time = transaction.time_us
+    known = [{"mode": mode, "lock": lock} for mode, lock in format_locks(transaction)]
+    locks = {"locks": None if time is None else known} if with_locks else {}
+    return {
+        "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id,
+        "time": None if time is None else moment.iso(time), "time_us": time, "group": group,
+        "kind": transaction.kind, "client": client, "generation": generation, "sequence": sequence,
+        "size": transaction.length, **locks, "payload_encoding": found.encoding, "payload": found.value,
+    }  # fmt: skip
+
+
+def format_locks(transaction: Transaction) -> list[tuple[str, str]]:
+    """Format the mode and the 64-bit hash of each lock."""
+    return [(lock.mode.name.lower(), f"{lock.hash:016x}") for lock in transaction.locks or ()]
+
+
+class _Table:
+    def __init__(self, decode: str, *, with_partition: bool) -> None:
+        self._decode = decode
+        self._with_partition = with_partition
+        self._width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+        self._is_narrow = self._width < NARROW
+        self._with_time: bool | None = None
+        """Whether the last printed lines have times; None before the first line."""
+
+    def __call__(self, transaction: Transaction, _group: int) -> None:
+        time = transaction.time_us
+        if self._with_time is not (time is not None):  # also where a log goes over to the format that keeps times
+            self._with_time = time is not None
+            typer.echo(self._start("partition", "id", "time", "kind", "client", "size") + "payload")
+        start = self._start(
+            transaction.partition,
+            transaction.id,
+            "" if time is None else moment.shown(time, is_narrow=self._is_narrow),
+            transaction.kind,
+            transaction.request[0],
+            transaction.length,
+        )
+        typer.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
+        for mode, lock in format_locks(transaction):
+            typer.echo(f"{' ' * 10 if self._with_partition else ''}{'':>10} {mode} {lock}")
+
+    def _start(self, partition: object, id: object, time: str, kind: object, client: object, length: object) -> str:
+        first = f"{partition:>9} " if self._with_partition else ""
+        when = f"{time:<{20 if self._is_narrow else 24}} " if self._with_time else ""
+        return f"{first}{id:>10} {when}{kind:>6} {client:>9} {length:>8}  "
+
+
+def fitting(payload: bytes, decode: str, width: int) -> str:
+    """Cut a payload to a number of columns; some characters take two."""
+    from rich.cells import cell_len, set_cell_size
+
+    width = max(width, 4)
+    text = line(payload, decode, width + 1)
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"

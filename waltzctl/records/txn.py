@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
+from waltzctl.records.decode import Filters, How, JsonPath, Sink, pattern_of, sink_for
+from waltzctl.records.decode import Form as TransactionForm
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import CommandTarget
 from waltzctl.shell.options import OUTPUT, From, Misused, Output
-from waltzctl.show import records
-from waltzctl.show.forms import put
+from waltzctl.show.forms import Listing, Part, put
+from waltzctl.show.terminal import size
 from waltzd.client.view import KIND_MAX, KIND_MIN
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.exit_codes import EXIT_OK
@@ -26,6 +27,7 @@ from waltzd.format.layout import ID_MAX
 from waltzd.protocol.locks import HISTORY_IDS_MAX, marked_lock
 
 if TYPE_CHECKING:
+    from waltzctl.records.append import Submitted
     from waltzd import Client
     from waltzd.client.view import Transaction
 
@@ -36,7 +38,7 @@ Patience = Annotated[
 ]
 Decoding = Annotated[How, Option("--decode", rich_help_panel=OUTPUT, help="Encoding of payloads.")]
 Form = Annotated[
-    records.Form,
+    TransactionForm,
     Option(
         "-o",
         "--output",
@@ -109,7 +111,7 @@ def get(
     if bool(ids) == times.is_bounded:
         raise Misused("Give either ids, or --since and --before.")
     with_locks = with_locks or output == "json"
-    spans, sink = spans_of(ids), records.sink(output, decode, with_locks=with_locks)
+    spans, sink = spans_of(ids), sink_for(output, decode, with_locks=with_locks)
     highest = max((last for _, last in spans), default=-1)
 
     async def show(client: Any) -> None:
@@ -164,7 +166,7 @@ def tail(
         raise Misused("--before and --follow exclude each other.")
     if lines is None and not times.is_bounded:
         lines = 10
-    sink, feed = records.sink(output, decode, with_partition=is_all), Feed()
+    sink, feed = sink_for(output, decode, with_partition=is_all), Feed()
 
     async def show(client: Any) -> None:
         numbers = range(client.partition_count) if partition is None else (partition,)
@@ -243,7 +245,7 @@ def grep(
         pattern=None if pattern is None else pattern_of(pattern),
         paths=tuple(JsonPath.parse(path) for path in paths),
     )
-    sink, feed = records.sink(output, decode), Feed()
+    sink, feed = sink_for(output, decode), Feed()
 
     async def show(client: Any) -> None:
         committed = await mark_for(client, partition, through)
@@ -315,7 +317,7 @@ def history(
         raise Misused("A hash needs --partition.")
     if through is not None and through <= after:
         raise BadArgument(f"there are no ids after {after} through {through}", not_done="nothing was read")
-    sink = records.sink(output, decode, with_partition=True)
+    sink = sink_for(output, decode, with_partition=True)
     hint = " If the application chose another partition, give --partition." if partition is None else ""
 
     async def show(client: Any) -> None:
@@ -334,7 +336,7 @@ def history(
     return EXIT_OK
 
 
-async def _pour(client: Client, read: AsyncGenerator[Transaction, None], sink: records.Sink) -> None:
+async def _pour(client: Client, read: AsyncGenerator[Transaction, None], sink: Sink) -> None:
     from waltzctl.records.follow import Groups
 
     groups = Groups(client)
@@ -432,7 +434,17 @@ def append(
         typed=partition,
         is_appending=True,
     )
-    put(records.submitted(done), output)
+    put(submitted(done), output)
     if done.error is not None:
         raise done.error
     return EXIT_OK
+
+
+def submitted(found: Submitted) -> Listing[Any]:
+    page: list[Part] = []
+    if found.id is not None and found.count is not None:
+        ids = f"id {found.id}" if found.count == 1 else f"ids {found.id} to {found.id + found.count - 1}"
+        page.append(f"committed: partition {found.partition}, {ids}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)")
+    names = ("result", "partition", "id", "count", "size", "client", "mark", "reason", "conflict_id", "lock")
+    content = {name: getattr(found, name) for name in names}
+    return Listing(page=page, content=content | {"milliseconds": round(1000 * found.seconds, 1)})

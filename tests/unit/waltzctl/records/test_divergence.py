@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.records.divergence import Answers, Question, Standing, Verdict, comparison
-from waltzctl.show.records import differing_byte
+from waltzctl.records.compare import Answers, Question, Standing, Verdict, comparison, differing_byte
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import PartitionDamaged
 from waltzd.format.digest import Digest
