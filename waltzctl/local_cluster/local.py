@@ -45,7 +45,6 @@ from waltzctl.shell.blueprint import (
     draw,
     free_base,
     grown,
-    has_one_authority,
     is_free,
     load_blueprint,
     load_lives,
@@ -303,8 +302,7 @@ class LocalCluster:
         folder = self.directory / CERTIFICATES
         names = [(Kind.ZOOKEEPER, HOST), (Kind.OPERATOR, OPERATOR), (Kind.CLIENT, APPLICATION)]
         names += [(Kind(self._kind(name)), name) for name in self.daemons if name != ZOOKEEPER]
-        if not has_one_authority(self.directory):
-            names += [(Kind.ZOOKEEPER_CLIENT, name) for name in (OPERATOR, *self.blueprint.server_names)]
+        names += [(Kind.ZOOKEEPER_CLIENT, name) for name in (OPERATOR, *self.blueprint.server_names)]
         wanted = [of_kind(kind, name, self.blueprint.key) for kind, name in names]
         missing = [one for one in wanted if not all((folder / file).exists() for file in one.files)]
         if missing:

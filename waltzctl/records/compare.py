@@ -1,7 +1,7 @@
 """`waltzctl partition compare`: compare the replicas of a partition byte for byte.
 
 The storages hash their records; this module compares the hashes. A storage hashes only records that it knows to be
-committed, so a replica that lags is compared up to its own mark. Only the first differing record of each replica is fetched.
+committed, so a replica that lags is compared up to its own mark. Only the first difference of each replica is fetched.
 
 `comparison` is a pure generator: it yields a `Question` for the digests of a range on some replicas, and is sent the
 answers. Most ranges are equal everywhere. If one is not, the largest group of equal replicas continues, and each other

@@ -220,16 +220,8 @@ def operator_files(directory: Path) -> tuple[str, str, str]:
 
 def coordinator_files(directory: Path, owner: str) -> tuple[str, str, str]:
     """Return the paths of the certificate for ZooKeeper, its key, and the authority that signs ZooKeeper's certificate."""
-    if has_one_authority(directory):
-        return certificate_files(directory, owner)
     certificate, key, _ = certificate_files(directory, f"zookeeper-client-{owner.partition('-')[2]}")
     return certificate, key, str((directory / CERTIFICATES / "zookeeper-ca.pem").absolute())
-
-
-def has_one_authority(directory: Path) -> bool:
-    """Return whether the cluster is from a version in which ZooKeeper had no authority of its own."""
-    folder = directory / CERTIFICATES
-    return (folder / f"{ZOOKEEPER}-{HOST}.pem").exists() and not (folder / "zookeeper-ca.pem").exists()
 
 
 def credentials_file(directory: Path) -> Path:
