@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from tests.chaos import disks, preload, sandbox
 from tests.chaos.disks import Disk
@@ -22,7 +23,7 @@ from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
 from waltzctl.local_cluster.java import java_command, write_settings
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.blueprint import Blueprint, draw
+from waltzctl.shell.blueprint import Blueprint, grown
 from waltzd.errors.operations import DaemonEnded
 from waltzd.protocol.address import Address
 from waltzd.wire.storages import AdminClient, ReplicaClient
@@ -121,14 +122,10 @@ class World:
         self._up = set(DAEMONS)
 
     def _lay_out(self, directory: Path) -> LocalCluster:
-        blueprint = draw(
-            directory,
-            partitions=len(PARTITIONS),
-            replication=3,
-            storages=len(STORAGES),
-            servers=len(SERVERS),
-            format=self.format,
+        blueprint = Blueprint(
+            key=uuid4(), partitions=len(PARTITIONS), replication=3, storages=0, servers=0, ports={}, format=self.format
         )
+        blueprint = grown(blueprint, directory, storages=len(STORAGES), servers=len(SERVERS))
         anywhere: dict[str, object] = {}
         if self._network is not None:
             blueprint = placed(blueprint, {name: self._network.address(name) for name in DAEMONS})

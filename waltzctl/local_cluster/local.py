@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import yaml
 
@@ -42,7 +43,6 @@ from waltzctl.shell.blueprint import (
     certificate_files,
     coordinator_files,
     credentials_file,
-    draw,
     free_base,
     grown,
     is_free,
@@ -162,17 +162,18 @@ class LocalCluster:
         with directory_lock(directory):
             _check_unmade(directory)
             store = None if archive is None else store_for(archive, directory)
-            blueprint = draw(
-                directory,
+            blueprint = Blueprint(
+                key=uuid4(),
                 partitions=partitions,
                 replication=replication,
-                storages=storages,
-                servers=servers,
+                storages=0,
+                servers=0,
+                ports={},
                 format=format,
                 has_tls=has_tls,
                 archive=store,
-                base=base,
             )
+            blueprint = grown(blueprint, directory, storages=storages, servers=servers, base=base)
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, report=report, settings=settings)
 

@@ -177,19 +177,11 @@ def _cluster(
     if (directory / BLUEPRINT).exists():
         cluster = LocalCluster.find(directory, report=report)
         if has_tls and not cluster.blueprint.has_tls:
-            raise BadArgument(
-                f"--tls: the cluster in {directory} was made without certificates",
-                not_done="nothing was started",
-                next_step="leave the option out to continue with that cluster, or name another directory",
-            )
+            raise _refused("--tls", cluster, "was made without certificates")
         there = cluster.blueprint.archive
         if archive is not None and (directory_of(archive) or archive) != there:
             made = "was made without an archive" if there is None else f"archives to {there}"
-            raise BadArgument(
-                f"--archive {archive}: the cluster in {directory} {made}",
-                not_done="nothing was started",
-                next_step="leave the option out to continue with that cluster, or name another directory",
-            )
+            raise _refused(f"--archive {archive}", cluster, made)
         wanted = _wanted(cluster, asked)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
             cluster.grow(storages=wanted[0], servers=wanted[1], base=base)
@@ -198,9 +190,8 @@ def _cluster(
         return cluster
     storages = asked["storages"] or 3
     replication = asked["replicas"] or min(3, storages)
-    assign_replicas(
-        1, {str(number): str(number) for number in range(storages)}, replication
-    )  # raises if there are too many replicas
+    alone = {str(number): str(number) for number in range(storages)}
+    assign_replicas(1, alone, replication)  # raises if there are too many replicas
     check_machine(directory)
     java_command()
     return LocalCluster.make(
@@ -232,13 +223,17 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
         if number is None or number == there[name] or (name in may_grow and number > there[name]):
             continue
         what = "was made with" if name == "format" else "has"  # an operator may have raised the format
-        raise BadArgument(
-            f"--{name} {number}: the cluster in {cluster.directory} {what} {there[name]}"
-            + (", and `up` removes none" if name in may_grow else ""),
-            not_done="nothing was started",
-            next_step="leave the option out to continue with that cluster, or name another directory",
-        )
+        stays = ", and `up` removes none" if name in may_grow else ""
+        raise _refused(f"--{name} {number}", cluster, f"{what} {there[name]}{stays}")
     return asked["storages"] or blueprint.storages, asked["servers"] or blueprint.servers
+
+
+def _refused(option: str, cluster: LocalCluster, why: str) -> BadArgument:
+    return BadArgument(
+        f"{option}: the cluster in {cluster.directory} {why}",
+        not_done="nothing was started",
+        next_step="leave the option out to continue with that cluster, or name another directory",
+    )
 
 
 def _strangers(cluster: LocalCluster) -> list[str]:

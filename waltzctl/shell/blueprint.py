@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from waltzd.cluster.documents import FORMAT
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import AlreadyThere, NoLocalCluster, NotesDamaged, PortInUse
@@ -95,33 +94,6 @@ class Life:
 @dataclass(frozen=True)
 class Lives(Document):
     daemons: Mapping[Name, Life]
-
-
-def draw(
-    directory: Path,
-    *,
-    partitions: int,
-    replication: int,
-    storages: int,
-    servers: int,
-    format: int = FORMAT,
-    has_tls: bool = False,
-    archive: str | None = None,
-    base: int | None = None,
-) -> Blueprint:
-    """Return a new blueprint, with ports that are free now, or the ports from `base` on."""
-    blueprint = Blueprint(
-        key=uuid4(),
-        partitions=partitions,
-        replication=replication,
-        storages=0,
-        servers=0,
-        ports={},
-        format=format,
-        has_tls=has_tls,
-        archive=archive,
-    )
-    return grown(blueprint, directory, storages=storages, servers=servers, base=base)
 
 
 def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int, base: int | None = None) -> Blueprint:
