@@ -8,28 +8,29 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from waltzctl.records import append as appending
+from waltzctl.records.append import Submitted
 from waltzctl.records.decode import Filters, How, JsonPath, Sink, pattern_of, sink_for
 from waltzctl.records.decode import Form as TransactionForm
+from waltzctl.records.follow import Feed, Groups, between, each, mark_for, stretch, with_client
 from waltzctl.shell import moment
+from waltzctl.shell.change import ConfirmOptions, agree
 from waltzctl.shell.cluster_target import CommandTarget
 from waltzctl.shell.options import OUTPUT, From, Misused, Output
+from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import Listing, Part, put
 from waltzctl.show.terminal import size
-from waltzd.client.view import KIND_MAX, KIND_MIN
+from waltzd import Client
+from waltzd.client.view import KIND_MAX, KIND_MIN, Transaction
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.locks import HISTORY_IDS_MAX, marked_lock
-
-if TYPE_CHECKING:
-    from waltzctl.records.append import Submitted
-    from waltzd import Client
-    from waltzd.client.view import Transaction
 
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 Partition = Annotated[int, Argument(min=0, metavar="PARTITION")]
@@ -106,8 +107,6 @@ def get(
       waltzctl txn get 0 0-2 1 -o json
       waltzctl txn get 0 1 -o raw
     """
-    from waltzctl.records.follow import between, mark_for, stretch, with_client
-
     if bool(ids) == times.is_bounded:
         raise Misused("Give either ids, or --since and --before.")
     with_locks = with_locks or output == "json"
@@ -158,8 +157,6 @@ def tail(
       waltzctl txn tail 0
       waltzctl txn tail --all -n 2 -o json
     """
-    from waltzctl.records.follow import Feed, between, stretch, with_client
-
     if (partition is None) != is_all:
         raise Misused("Name a partition, or use --all.")
     if follow and times.before is not None:
@@ -233,8 +230,6 @@ def grep(
       waltzctl txn grep 0 --match "pay(ment|out)"
       waltzctl txn grep 0 --after 0 --kind 7 --json-path order.sku=17 -o json
     """  # fmt: skip
-    from waltzctl.records.follow import Feed, Groups, between, mark_for, stretch, with_client
-
     if follow and (through is not None or times.before is not None):
         raise Misused(f"{'--before' if through is None else '--through'} and --follow exclude each other.")
     if through is not None and through <= after:
@@ -310,8 +305,6 @@ def history(
       waltzctl txn history order:17 --partition 0
       waltzctl txn history seat:12A --newest-first --limit 10 -o json
     """
-    from waltzctl.records.follow import each, with_client
-
     lock = marked_lock(name)
     if isinstance(lock, int) and partition is None:
         raise Misused("A hash needs --partition.")
@@ -337,8 +330,6 @@ def history(
 
 
 async def _pour(client: Client, read: AsyncGenerator[Transaction, None], sink: Sink) -> None:
-    from waltzctl.records.follow import Groups
-
     groups = Groups(client)
     async with aclosing(read):
         async for transaction in read:
@@ -411,11 +402,6 @@ def append(
       waltzctl txn append 0 "hello"
       waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --kind 7 --lock append:order:17
     """
-    from waltzctl.records import append as appending
-    from waltzctl.records.follow import with_client
-    from waltzctl.shell.change import ConfirmOptions, agree
-    from waltzctl.shell.safety import Danger, Plan
-
     wanted = [appending.lock_of(lock) for lock in locks]
     payloads = appending.payloads_of(texts, file, is_atomic=is_atomic)
     # No question: the command line says it all. Only a protected context needs its name.
