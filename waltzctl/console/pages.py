@@ -1,7 +1,7 @@
 """What the pages about the cluster as a whole show. A page is made of parts; in the browser, a part that has changed is
 replaced, and no other.
 
-A page takes the tool's own results and its own columns (`waltzctl.show`). It adds where a link leads and which shape a
+A page takes the results of the commands, and their columns. It adds where a link leads and which shape a
 state has, and no figure.
 """
 
