@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,6 +18,7 @@ from uuid import UUID
 
 from waltzctl.health.facts import REPAIR, Facts, HealthReport, Lost
 from waltzctl.health.rules import judge, with_since
+from waltzctl.shell import moment
 from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.progress import waiting_aloud
@@ -97,7 +97,7 @@ class Poll:
     async def report(self) -> HealthReport:
         """Make a report and remember it for the next one. Raise the error of ZooKeeper if no daemon is known."""
         started = time.perf_counter()
-        now = _now()
+        now = moment.shown(time.time_ns() // 1000, is_narrow=True)
         last = self._last or await asyncio.to_thread(last_seen.load, self.target.where)
         lost: Lost | None = None
         coordinator_ms: float | None = None
@@ -267,7 +267,3 @@ async def _is_refused(hosts: str, seconds: float) -> bool:
         return False
 
     return all(await asyncio.gather(*(one(address) for address in hosts.split(","))))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -21,7 +21,7 @@ from waltzctl.placement.backup import End, MaybeEnding, cut_rows, moment_of, sou
 from waltzctl.records import backup
 from waltzctl.shell.blueprint import write_new
 from waltzctl.shell.change import ConfirmOptions, agree, put_plan
-from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, unprotected, using
+from waltzctl.shell.cluster_target import ClusterOptions, unprotected, using
 from waltzctl.shell.numbers import check_partitions, format_partitions, partitions_of
 from waltzctl.shell.options import Misused, Output, Watch
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
@@ -132,7 +132,11 @@ def status(
     if end.is_given:
         raise Misused("An end (--latest, --through, --through-marks) needs a STORE.")
     target = given.target()
-    found = using(target, lambda cluster: _reaching(cluster, target))
+
+    async def ask(cluster: Cluster) -> list[Reaching]:
+        return await reached(cluster, await take_snapshot(cluster.coordinator, tls=target.tls))
+
+    found = using(target, ask)
     put(reaching(found), output)
     return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
@@ -145,10 +149,6 @@ def _marks(store: str, end: End, output: str) -> int:
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     put(backup.marks(source.store.place, cut, moment_of(cut), cut_rows(cut, source.logs)), output)
     return EXIT_OK
-
-
-async def _reaching(cluster: Cluster, target: ClusterTarget) -> list[Reaching]:
-    return await reached(cluster, await take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:

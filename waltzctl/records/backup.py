@@ -19,7 +19,7 @@ from uuid import uuid4
 from typer import Argument, Option
 
 from waltzctl.placement.backup import Ending, bytes_up_to, cut_rows, moment_of, source_at
-from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget, using
+from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget
 from waltzctl.shell.moment import shown
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.forms import (
@@ -39,14 +39,13 @@ from waltzctl.show.forms import (
 )
 from waltzctl.show.terminal import count, rate, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import take_snapshot
+from waltzctl.snapshot.collector import snapshot_of
 from waltzd.archive.cut_point import ArchivedLog, Cut
 from waltzd.archive.location import open_archive
 from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.restoration import restore_partition
 from waltzd.archive.unsealed import unsealed_index_at
 from waltzd.archive.verification import survey
-from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
 from waltzd.errors import WaltzError
@@ -80,7 +79,7 @@ def _fetch(store: str | None, target: ClusterTarget | None) -> Backups:
     if store is not None:
         return _in_store(store)
     assert target is not None
-    return using(target, lambda cluster: _from_owners(cluster, target))
+    return backed_up(snapshot_of(target))
 
 
 def _watch(store: str | None, target: ClusterTarget | None, every: float, output: str) -> int:
@@ -98,10 +97,6 @@ def _watch(store: str | None, target: ClusterTarget | None, every: float, output
             put_again(found if isinstance(found, WaltzError) else found.page(), output, screen, every)
             time.sleep(every)
     return code
-
-
-async def _from_owners(cluster: Cluster, target: ClusterTarget) -> Backups:
-    return backed_up(await take_snapshot(cluster.coordinator, tls=target.tls))
 
 
 def backed_up(snapshot: ClusterSnapshot) -> Backups:
