@@ -35,6 +35,7 @@ from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.cluster.metadata import SavedDocuments
 from waltzd.errors import WaltzError
+from waltzd.errors.operations import TargetNotEmpty
 from waltzd.format.layout import aside_partition
 from waltzd.protocol.document import encode
 from waltzd.protocol.timelines import Lineage
@@ -249,7 +250,10 @@ class Life:
 
     async def run_restore(self, spec: RestoreSpec) -> RestoreSpec:
         hands = lost_metadata.Hands(self.c, self.store)
-        return await carry_out(Cluster(self.c.tree.connect()), hands, spec, [], lambda *_: None)
+        try:
+            return await carry_out(Cluster(self.c.tree.connect()), hands, spec, [], lambda *_: None)
+        except TargetNotEmpty:  # the command before was killed behind its last change: the cluster is complete
+            return spec
 
     # -- what must hold
 
