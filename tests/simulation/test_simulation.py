@@ -141,7 +141,8 @@ def test_histories_are_those_that_were_written_down() -> None:
     """Whoever changes what clients are told runs `python -m tests.simulation.digests`, and says why in the commit."""
     written = HISTORIES.read_text(encoding="utf-8").splitlines()
     assert len({line.split()[-1] for line in written}) == 30, "another seed tells another story"
-    assert [told_here()[0], *map(digests.digest, range(1, 4))] == written[:4]
+    few = (1, 3, 4)  # seed 2 alone takes as long as ten others
+    assert [told_here()[0], *map(digests.digest, few)] == [written[seed] for seed in (0, *few)]
 
 
 def test_a_plan_is_the_same_behind_a_file() -> None:
