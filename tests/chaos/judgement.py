@@ -25,14 +25,15 @@ from waltzd.format.layout import HEADER_BYTES, segment_name
 from waltzd.storage.offline.verify import Options, verify
 
 LINES_TOLD = 12
+LOOKS, LOOKS_MAX = 4, 40
+"""Looks at the cluster within the patience, and until it is over even for replicas that are still copied."""
 ONE_OF_TWO = {Code.CONTROL_STRUCT, Code.HARD_STATE_SLOT}
 
 
 async def healthy(world: World, load: Load) -> list[str]:
     """Mend everything, and see every partition go on."""
     try:
-        async with asyncio.timeout(world.patience):
-            await world.heal()
+        await _heal(world)
     except (AssertionError, WaltzError, TimeoutError) as error:
         load.is_lost = True
         return [f"the cluster does not become whole again: {error!r}\n{await who_does_what(world, load)}"]
@@ -41,6 +42,41 @@ async def healthy(world: World, load: Load) -> list[str]:
         hang = f"nothing is committed in some partition for {world.patience / 2:g} s after everything was healed"
         return [f"{hang}\n{await who_does_what(world, load)}"]
     return []
+
+
+async def _heal(world: World) -> None:
+    """Wait until the cluster is whole. A replica that is copied may take longer than the patience while it gets further:
+    how long that is depends on the machine."""
+    healing, before, quiet = asyncio.create_task(world.heal()), dict[tuple[int, str], int](), 0
+    try:
+        for _ in range(LOOKS_MAX):
+            await asyncio.wait([healing], timeout=world.patience / LOOKS)
+            if healing.done():
+                return await healing
+            now = await _behind(world)
+            quiet = 0 if any(before.get(replica, last_id) < last_id for replica, last_id in now.items()) else quiet + 1
+            if quiet == LOOKS:
+                break
+            before = now
+        raise TimeoutError
+    finally:
+        healing.cancel()
+        await asyncio.gather(healing, return_exceptions=True)
+
+
+async def _behind(world: World) -> dict[tuple[int, str], int]:
+    """Return the last ids of the replicas that do not count, as far as their owners answer."""
+    try:
+        found = await world.cluster.local.snapshot()
+    except WaltzError:
+        return {}
+    owned = [view.reported for view in found.partitions if view.reported is not None]
+    return {
+        (one.partition, replica.storage): replica.durable_id
+        for one in owned
+        for replica in one.replicas
+        if not replica.counts
+    }
 
 
 async def who_does_what(world: World, load: Load) -> str:
