@@ -166,6 +166,41 @@ async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> No
         await pipeline.committed(pipeline.append(1))
 
 
+@pytest.mark.parametrize("is_at_once", [False, True])
+@story
+async def test_a_planned_session_that_waits_for_storages_notices_another_owner(is_at_once: bool) -> None:
+    """As an operator's rescue takes a session and fences the storages that are left. `is_at_once`: before the owner knows
+    that its own session was saved."""
+    async with cell() as c:
+        owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(owned)
+        coordinator: Any = owned._cluster.coordinator
+        commit, saved = coordinator.commit, list[int]()
+
+        async def take() -> None:
+            meta, version = await c.cluster.partition(0)
+            assert meta is not None
+            await c.cluster.save_partition(0, replace(meta, session=meta.session + 1), version)
+
+        async def lose_storages(changes: Sequence[Any]) -> None:
+            await commit(changes)
+            if not saved and (await c.meta()).session == 2:
+                saved.append(2)
+                for name in ("s0", "s1"):
+                    c.storages[name].kill()
+                if is_at_once:
+                    await take()
+                    await asyncio.sleep(1)
+
+        coordinator.commit = lose_storages
+        pipeline.append(80)
+        await c.until(lambda: saved)
+        await asyncio.sleep(30)
+        if not is_at_once:
+            await take()
+        await c.until(lambda: any("another owner took session 3" in line for line in c.log))
+
+
 def test_so_many_sessions_begin_at_a_time_and_who_waits_is_told() -> None:
     turns, rings = RenewalTurns(2), list[str]()
     tellers = {name: partial(rings.append, name) for name in "abcd"}

@@ -277,8 +277,9 @@ class OwnedLog(Generic[P]):
                 await asyncio.sleep(self._settings.retry_seconds)
 
     async def _look_for_others(self, session: Session) -> None:
-        """Look for a session of another owner until the log is open: a session that waits for replicas would not notice
-        that an operator has decided. Afterwards, look whether the document still exists."""
+        """Look for a session of another owner, because a session that waits for replicas would not notice that an operator
+        has decided; a session that follows an open one waits, too. Once the log was open, look also whether the document
+        still exists."""
         token: object | None = None
         while True:
             try:
@@ -294,13 +295,17 @@ class OwnedLog(Generic[P]):
                     raise
                 await session.reassign()
                 continue
-            if self._was_open:
+            log, mine = session.log, session.log.core
+            if meta is None or meta.session < log.session:
                 continue
-            session_id, mine = session.log.session, session.log.core
-            if meta is not None and meta.session >= session_id:
-                if meta.session == session_id and (mine.is_taken or meta == mine.meta):
-                    continue
-                raise ChangedMeanwhile(f"another owner took session {meta.session} of partition {self.partition}")
+            if log.marks is not None:  # storages tell an open log that it is over
+                if meta.session > log.session + 1:  # our own next session may be saved before we know, and be taken over
+                    await log.decided.wait(log.decided.version)
+                    token = None
+                continue
+            if meta.session == log.session and (mine.is_taken or meta == mine.meta):
+                continue
+            raise ChangedMeanwhile(f"another owner took session {meta.session} of partition {self.partition}")
 
     def check(self) -> None:
         """Assert the invariants of the session."""
