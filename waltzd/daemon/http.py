@@ -107,12 +107,13 @@ class HttpPort:
         self.failed = 0
         """Number of responses that failed because of a bug."""
         self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
-        self._port = ListeningPort(self._make_protocol, tls, handshake_seconds=QUESTION_SECONDS)
+        self._tls = tls
+        self._port = ListeningPort(self._make_protocol, handshake_seconds=QUESTION_SECONDS)
         self._callers: dict[asyncio.Task[None], _Caller] = {}
 
     async def start(self) -> None:
         try:
-            await self._port.open(self.address.host, self.address.port)
+            await self._port.open(self.address.host, self.address.port, self._tls)
         except OSError as error:
             raise PortInUse(f"cannot listen for HTTP on {self.address}: {error}") from error
         self.address = replace(self.address, port=self._port.number)

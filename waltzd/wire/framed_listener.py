@@ -40,17 +40,15 @@ class FramedListener:
         self._busy = busy
         self._shares = ConnectionShares(connections_max)
         self._on_fatal: Callable[[BaseException], None] | None = None
-        self._port = ListeningPort(
-            lambda: make_connection(self._accept),
-            tls.answering() if tls is not None else None,
-            handshake_seconds=HANDSHAKE_SECONDS,
-        )
+        self._tls = tls
+        self._port = ListeningPort(lambda: make_connection(self._accept), handshake_seconds=HANDSHAKE_SECONDS)
         self._serving: dict[asyncio.Task[None], None] = {}
 
     async def open(self) -> None:
         """Listen. Callers are served after `begin`."""
         try:
-            await self._port.open(self.address.host, self.address.port)
+            tls = None if self._tls is None else self._tls.answering()
+            await self._port.open(self.address.host, self.address.port, tls)
         except OSError as error:
             raise PortInUse(f"cannot listen for {self._purpose} on {self.address}: {error}") from error
         self.address = replace(self.address, port=self._port.number)

@@ -29,16 +29,15 @@ class ListeningPort:
     def __init__(
         self,
         make_protocol: Callable[[], asyncio.BaseProtocol],
-        tls: ssl.SSLContext | None,
         *,
         handshake_seconds: float,
         handshakes_max: int = HANDSHAKES_MAX,
     ) -> None:
-        """`make_protocol`: makes the protocol of a connection. `tls`: None for a plain port, which has no handshakes."""
+        """`make_protocol`: makes the protocol of a connection."""
         self.number = 0
         """TCP port; 0 before `open`."""
         self._make_protocol = make_protocol
-        self._tls = tls
+        self._tls: ssl.SSLContext | None = None
         self._handshake_seconds = handshake_seconds
         self._handshakes_max = handshakes_max
         self._server: asyncio.Server | None = None
@@ -50,12 +49,12 @@ class ListeningPort:
         self._count = 0
         """Number of unfinished handshakes."""
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen; raise OSError if that is impossible."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._make_protocol, host, port, start_serving=self._tls is None)
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Listen; raise OSError if that is impossible. `tls`: None for a plain port, which has no handshakes."""
+        loop, self._tls = asyncio.get_running_loop(), tls
+        server = await loop.create_server(self._make_protocol, host, port, start_serving=tls is None)
         self.number = server.sockets[0].getsockname()[1]
-        if self._tls is None:
+        if tls is None:
             self._server = server
             return
         try:

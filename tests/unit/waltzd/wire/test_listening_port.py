@@ -48,8 +48,8 @@ def calling(files: Files) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(files: Files, most: int = MOST, seconds: float = 30.0) -> AsyncIterator[ListeningPort]:
-    port = ListeningPort(Greeter, files.tls(Role.SERVER).answering(), handshake_seconds=seconds, handshakes_max=most)
-    await port.open("127.0.0.1", 0)
+    port = ListeningPort(Greeter, handshake_seconds=seconds, handshakes_max=most)
+    await port.open("127.0.0.1", 0, files.tls(Role.SERVER).answering())
     try:
         async with asyncio.timeout(60):
             yield port
