@@ -41,7 +41,7 @@ class Caller:
     ],
 )
 def test_only_users_of_the_log_mount(caller: Any, why: str | None) -> None:
-    ours: Any = type("Tls", (), {"identity": Identity(KEY, Role.SERVER, "one"), "answering": lambda _: None})()
+    ours: Any = type("Tls", (), {"identity": Identity(KEY, Role.SERVER, "one")})()
     port = StreamPort(Address("127.0.0.1", 0), 1 << 20, ours)
     if why is None:
         assert port._identity(caller) == caller.identity.uri
