@@ -28,7 +28,7 @@ from tests.process.zookeeper import free_port
 from tests.release.__main__ import build
 from tests.release.debian import SETTINGS, UNITS
 from tests.release.image import USER, build_image
-from tests.release.packages import ROOT, packed_folder, project_version
+from tests.release.packages import ROOT, packed_folder, project_version, unpack
 from tests.release.tree import PROGRAMS
 from tests.sbom import locked, plain
 from waltzd.daemon.config import ServerConfig, StorageConfig
@@ -117,7 +117,7 @@ def unpacked(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = folder / "root"
     for layer in loaded["Layers"]:
         with tarfile.open(folder / layer) as archive:
-            archive.extractall(root, filter="fully_trusted")
+            unpack(archive, root)
     return root
 
 

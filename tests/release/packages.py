@@ -34,12 +34,19 @@ def commit_seconds(commit: str) -> int:
     return int(git("show", "--no-patch", "--format=%ct", commit))
 
 
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Extract an archive of our own as it is. `extractall` has a `filter` from Python 3.11.4 on."""
+    archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+    archive.extractall(folder)
+
+
 def check_out(commit: str, folder: Path, *, version: str | None = None) -> Path:
     """Write the files of a commit into a new folder, with another version number if one is given."""
     folder.mkdir(parents=True)
-    raw = subprocess.run(["git", "-C", ROOT, "archive", commit], capture_output=True, check=True).stdout
+    command = ["git", "-C", str(ROOT), "-c", f"tar.umask={UMASK:04o}", "archive", commit]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        archive.extractall(folder, filter="tar")
+        unpack(archive, folder)
     if version is not None:
         project = folder / "pyproject.toml"
         text, changed = _VERSION.subn(f'version = "{version}"', project.read_text(encoding="utf-8"))
@@ -65,7 +72,7 @@ def build_wheel_of_sdist(sdist: Path, target: Path, seconds: int) -> Path:
     """Build the wheel from the unpacked sdist, as an index does it."""
     folder = target / "unpacked"
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        unpack(archive, folder)
     (source,) = folder.iterdir()
     return build_wheel(source, target, seconds)
 
