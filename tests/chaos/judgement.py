@@ -47,7 +47,8 @@ async def healthy(world: World, load: Load) -> list[str]:
 async def _heal(world: World) -> None:
     """Wait until the cluster is whole. A replica that is copied may take longer than the patience while it gets further:
     how long that is depends on the machine."""
-    healing, before, quiet = asyncio.create_task(world.heal()), dict[tuple[int, str], int](), 0
+    healing = asyncio.create_task(world.heal(LOOKS_MAX / LOOKS * world.patience))
+    before, quiet = dict[tuple[int, str], int](), 0
     try:
         for _ in range(LOOKS_MAX):
             await asyncio.wait([healing], timeout=world.patience / LOOKS)

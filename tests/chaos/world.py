@@ -203,10 +203,10 @@ class World:
 
     # -- health
 
-    async def heal(self) -> None:
+    async def heal(self, seconds: float) -> None:
         """Every daemon runs, and every partition is open with all its replicas."""
         self.look_for_deaths()
-        await self.cluster.heal()
+        await self.cluster.heal(seconds)
 
     async def upgrade(self) -> None:
         """The cluster goes over to format 1, while clients race."""

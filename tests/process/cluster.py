@@ -71,13 +71,13 @@ class Cluster:
             self.resume(name)
         self.local.kill()
 
-    async def heal(self) -> None:
+    async def heal(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Every daemon runs, and every partition is open with all its replicas."""
         for name in list(self._paused):
             self.resume(name)
         for name in [ZOOKEEPER, *self.storage_names, *self.server_names]:
             self.spawn(name)
-        await self.settled()
+        await self.settled(seconds)
 
     def send(self, name: str, number: signal.Signals) -> None:
         assert self.local.daemons[name].send(number), f"{name} does not run"
@@ -101,11 +101,11 @@ class Cluster:
 
     # -- what a test waits for
 
-    async def until(self, what: str, true: Callable[[ClusterSnapshot], Any]) -> Any:
+    async def until(self, what: str, true: Callable[[ClusterSnapshot], Any], seconds: float = PATIENCE_SECONDS) -> Any:
         found: ClusterSnapshot | None = None
         error: WaltzError | None = None
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(seconds):
                 while True:
                     try:
                         found = await self.local.snapshot()
@@ -115,15 +115,15 @@ class Cluster:
                         error = failed
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise AssertionError(f"{what}: not within {PATIENCE_SECONDS} seconds; {error}; {found}") from None
+            raise AssertionError(f"{what}: not within {seconds:g} seconds; {error}; {found}") from None
 
-    async def settled(self) -> None:
+    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Every server and every storage is there, and every partition is open with all its replicas."""
 
         def is_settled(found: ClusterSnapshot) -> bool:
             return found.is_healthy and len(found.servers) == len(self.server_names)
 
-        await self.until("the cluster settles", is_settled)
+        await self.until("the cluster settles", is_settled, seconds)
 
     async def owner(self, partition: int) -> str:
         """Who serves it at this moment."""
