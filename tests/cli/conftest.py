@@ -14,6 +14,7 @@ import pytest
 from waltzctl.health import rules, troubles
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import run
+from waltzctl.shell import progress
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(troubles, "SLOW_MS", math.inf)
     monkeypatch.setattr(rules, "FLUSH_FAIL_MS", math.inf)
     monkeypatch.setattr(rules, "COORDINATOR_FAIL_MS", math.inf)
+    monkeypatch.setattr(progress, "MOMENT_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ async def served(room: Room, auditor: Auditor = NO_AUDIT) -> AsyncIterator[str]:
     try:
         yield address
     finally:
+        _streams.pop(address, None)  # the next room may get the same port
         await streams.stop(0)
         await server.stop(0)
     assert failed == []
