@@ -40,9 +40,9 @@ def collect_seldom() -> None:
     """Look for reference cycles less often, and not among the objects that were imported. Call it after the imports.
 
     With CPython's own thresholds an owner of 512 partitions stopped five times in a fail-over to look through all its
-    objects, for up to 0.3 seconds, and found next to nothing. Here a full collection follows two million new objects."""
+    objects, for up to 0.3 seconds, and found next to nothing. Here a full collection follows half a million new objects."""
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(5_000, 10, 10)
 
 
 WANTED = 65536
