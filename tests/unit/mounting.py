@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
+from tests.unit import timeless
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import NotOwner
@@ -557,4 +558,4 @@ def in_room(
             finally:
                 await room.close()
 
-    asyncio.run(run())
+    timeless.run(run())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.fake_server import FakeCluster
-from tests.unit.timeless import run
+from tests.unit.timeless import run, run_cluster
 from tests.unit.waltzd.client.test_client import until
 from waltzd.client import consumer_groups
 from waltzd.client.blocking import BlockingDelivery
@@ -33,7 +33,7 @@ def with_cluster(
         async with asyncio.timeout(SECONDS), cluster.client(**settings) as client:
             await test(cluster, client)
 
-    LocalCluster(partitions=partitions).run(story)
+    run_cluster(LocalCluster(partitions=partitions), story)
 
 
 async def fill(client: Client, count: int, partition: int = 0) -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit import timeless
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
@@ -104,7 +105,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(work: Coroutine[None, None, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    timeless.run(asyncio.wait_for(work, 30))
 
 
 async def settle() -> None:

@@ -18,6 +18,7 @@ from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
 from tests.examples import bank, counter
 from tests.examples.counter import CounterView
+from tests.unit import timeless
 from tests.unit.told import told
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, View
@@ -58,15 +59,7 @@ class Plus(Command):
 
 
 def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **size: Any) -> None:
-    """Runs the story; whatever it leaves behind when the cluster is closed is found."""
-
-    async def whole() -> None:
-        async with LocalCluster(**size) as cluster:
-            await story(cluster)
-        left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert left == []
-
-    asyncio.run(whole())
+    timeless.run_cluster(LocalCluster(**size), story)
 
 
 # -- as it is ----------------------------------------------------------------------------------------------------------
@@ -434,7 +427,7 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
             with pytest.raises(BadArgument):
                 cluster.set_policy(cast(Any, wrong))
 
-    LocalCluster(partitions=2).run(story)
+    with_cluster(story, partitions=2)
 
 
 def test_the_end_names_a_lock_that_was_written_in_two_partitions() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit import timeless
 from waltzd.client.client import Client
 from waltzd.client.group_log import GroupLogClient
 from waltzd.client.view import Transaction
@@ -31,7 +32,7 @@ def told(**size: Any) -> Callable[[Callable[[LocalCluster], Coroutine[Any, Any, 
     """A test that tells a story of such a cluster."""
 
     def of(story: Callable[[LocalCluster], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-        return lambda: LocalCluster(**size).run(story)
+        return lambda: timeless.run_cluster(LocalCluster(**size), story)
 
     return of
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit import timeless
 from waltzd import Client, History, Lock, append_lock, read_lock, write_lock
 from waltzd.errors import ArchiveAway, BadArgument, NeedsBatches, NotGranted
 from waltzd.format.key_index import LockMarks, LockQuery
@@ -27,7 +28,7 @@ def with_cluster(story: Callable[[LocalCluster, Client], Coroutine[Any, Any, Non
         async with LocalCluster(**size) as cluster, cluster.client() as client:
             await story(cluster, client)
 
-    asyncio.run(whole())
+    timeless.run(whole())
 
 
 @asynccontextmanager

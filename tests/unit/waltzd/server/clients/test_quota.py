@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 
 import pytest
 
+from tests.unit import timeless
 from tests.unit.mounting import KEY, Room, batch_of, in_room
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import TooManyCallers
@@ -97,7 +97,7 @@ def test_a_name_that_is_in_debt_waits_and_its_rate_is_kept() -> None:
         await usage.pay(1)
         assert now == before
 
-    asyncio.run(test())
+    timeless.run(test())
 
 
 def test_client_ids_are_not_taken_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

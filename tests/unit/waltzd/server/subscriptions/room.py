@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.unit.timeless import run_cluster
 from waltzd.client.client import Client
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import NotReady, WaltzError
@@ -209,7 +210,7 @@ class Room:
             async with cluster.client() as client:
                 await story(Room(cluster, client))
 
-        LocalCluster(**{"partitions": 1, "groups": True, **settings}).run(play)
+        run_cluster(LocalCluster(**{"partitions": 1, "groups": True, **settings}), play)
 
     def coordinator(self, partition: int = 0) -> GroupCoordinator:
         coordinator = self.cluster._running(self.cluster.owner(partition)).groups

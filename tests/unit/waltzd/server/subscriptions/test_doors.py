@@ -62,7 +62,7 @@ def test_a_member_that_asks_for_more_time_without_end_waits(monkeypatch: pytest.
             await a.take(100)
             monkeypatch.setattr(consumer_stream, "asyncio", Recorded())
             assert (await a.acknowledge(*range(50))).taken == 50
-            assert slept == [], "what it acknowledges was paid for"
+            assert sum(slept) < 1e-6, "what it acknowledges was paid for"
             for _ in range(5):
                 assert (await a.say(AckKind.EXTEND, *range(50, 100))).taken == 50
             await room.until(lambda: len(slept) >= 3)
