@@ -28,7 +28,7 @@ from waltzd.cluster.documents import PolicyDocument, whole_grant
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSuchChannel
 from waltzd.protocol.channels import Channels, named_in, numbers_of
-from waltzd.protocol.document import SCHEMA, Name, decode, with_defaults
+from waltzd.protocol.document import NESTING_MAX, SCHEMA, Name, decode, with_defaults
 from waltzd.protocol.policy import Grant, Policy, Rights, Verb, everything
 
 FILE_BYTES_MAX = 1 << 20
@@ -79,10 +79,22 @@ class PolicyFile(PolicyDocument):
 
 
 class _Loader(yaml.SafeLoader):
+    depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise BadArgument("it has a YAML alias, which is not accepted", next_step="quote names that begin with *")
-        return super().compose_node(parent, index)
+        if self.depth > NESTING_MAX:
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"values are nested more than {NESTING_MAX} levels deep",
+                self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -110,7 +122,7 @@ def parse(raw: bytes, path: str) -> PolicyFile:
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         raise BadArgument(f"{path}{where}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise BadArgument(f"{path} is neither YAML nor JSON: {str(error).splitlines()[0]}") from error
     return decode(PolicyFile, text.encode(), path, BadArgument)
 

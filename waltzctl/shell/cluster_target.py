@@ -195,7 +195,7 @@ def load_contexts() -> Contexts:
         found = yaml.safe_load(text) or {}
         named = {str(name): _context(path, str(name), given) for name, given in (found.get("contexts") or {}).items()}
         current = found.get("current")
-    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:  # ValueError: an invalid date
+    except (yaml.YAMLError, AttributeError, ValueError, OverflowError, RecursionError) as error:  # dates, escapes
         raise NotesDamaged(f"{path} is not valid: {error}") from error
     return Contexts(current=None if current is None else str(current), named=named)
 

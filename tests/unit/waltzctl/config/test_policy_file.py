@@ -69,6 +69,8 @@ def test_what_is_expected_and_is_not_so() -> None:
         ("billing-*, audit", "on", r"grants\[0\].names\[0\] must be a name"),
         ('["*"]', "[*]", "policy.yml"),
         ('["*"]', "[*a]", "a YAML alias"),
+        ('["*"]', "[" * 3000, "nested more than 8 levels"),
+        ('["*"]', r'["\UFFFFFFFF"]', "neither YAML nor JSON"),
         ('["*"]', "!!python/name:os.system x", "policy.yml, line 8"),
         ("    partitions: 0-3,7\n", "    partitions: 0\n    partitions: 1\n", "'partitions' comes twice"),
         ("may_not: read", "may_not: read, may: read", r"expect\[1\] must say either may or may_not"),

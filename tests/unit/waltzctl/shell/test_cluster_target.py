@@ -210,6 +210,7 @@ def test_names_that_are_none(name: str) -> None:
         (b"contexts: !!python/object:os.system {}", "is not valid"),
         (b"[" * 20_000, "is not valid"),
         (b"a: \0", "is not valid"),
+        (rb'"\UFFFFFFFF"', "is not valid"),
     ],
     ids=lambda value: value[:40].decode("ascii", "replace") if isinstance(value, bytes) else "",
 )
