@@ -114,11 +114,14 @@ class Trimmer:
 
     async def _older(self, keep: Keep) -> int:
         """Return the id up to which everything is older than the policy keeps. A record without a time is at least as old
-        as the first one with a time."""
+        as the first one with a time. The clocks of the storages bound the time of this owner: what a wrong clock would
+        remove does not come back."""
         if keep.seconds is None:
             return EMPTY
+        log = self._log
         untimed = await self._before(1)
-        older = await self._before(self._log.settings.wall() - keep.seconds * 1_000_000)
+        now = log.storage_clocks.bounded(log.settings.wall(), asyncio.get_running_loop().time())
+        older = await self._before(now - keep.seconds * 1_000_000)
         return older if older > untimed else EMPTY
 
     async def _before(self, time: int) -> int:
