@@ -164,9 +164,8 @@ class AuditLog:
 
     def note(self, deed: AuditRecord) -> None:
         with self._changed:
-            now_ms = _now_ms()
-            for one in self._refusals.record(deed, now_ms) if deed.code is not None else (deed,):
-                self._put(one, now_ms)
+            for one in self._refusals.record(deed, _steady_ms()) if deed.code is not None else (deed,):
+                self._put(one, _now_ms())
 
     def _put(self, deed: AuditRecord, now_ms: int) -> None:
         is_of_people = deed.what.startswith(_PEOPLE) or _OPERATOR in deed.who or _is_denied(deed)
@@ -181,9 +180,8 @@ class AuditLog:
             log.log(_level(deed), "%s", sentence(deed), extra={"code": deed.code})
 
     def _count_refusals(self, *, is_end: bool = False) -> None:
-        now_ms = _now_ms()
-        for one in self._refusals.expired(now_ms, is_end=is_end):
-            self._put(one, now_ms)
+        for one in self._refusals.expired(_steady_ms(), is_end=is_end):
+            self._put(one, _now_ms())
 
     def close(self) -> None:
         """Record the end of the process, and wait at most `FLUSH_SECONDS` for the disk."""
@@ -257,6 +255,12 @@ def _level(line: AuditRecord) -> int:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _steady_ms() -> int:
+    """Return milliseconds of the clock by which refusals are counted: the time of day may jump back by hours, and none
+    would be written for that long."""
+    return time.monotonic_ns() // 1_000_000
 
 
 def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:

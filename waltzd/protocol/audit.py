@@ -117,7 +117,8 @@ class RefusalCounter:
         """For each kind: the end of its minute, the newest refusal, and the number that are not recorded yet."""
 
     def record(self, deed: AuditRecord, now_ms: int) -> list[AuditRecord]:
-        """Count a refusal; return the records that are to be written now."""
+        """Count a refusal; return the records that are to be written now. `now_ms`: milliseconds of a clock that never goes
+        back."""
         found = self.expired(now_ms)
         key = deed.who, deed.what, deed.code
         if key not in self._counted and len(self._counted) >= NAMES_MAX:

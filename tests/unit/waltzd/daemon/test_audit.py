@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -289,3 +290,17 @@ def test_what_applications_do_without_end_pushes_no_line_of_a_person_out(tmp_pat
 def test_the_second_file_stands_beside_the_first() -> None:
     assert audit._traffic_beside("/var/log/waltz/audit.log") == "/var/log/waltz/audit-traffic.log"
     assert audit._traffic_beside("a/trail") == "a/trail-traffic"
+
+
+def test_a_clock_that_jumps_back_hides_no_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, steady, path = 1_800_000_000.0, 50.0, tmp_path / "audit.log"
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * now))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(1e9 * steady))
+    with running(path) as log:
+        log.note(EVE)
+        log.note(EVE)
+        now, steady = now - 6 * 3600, steady + 61
+        log.note(EVE)
+        log.flush()
+        found = [one for one in lines(path) if one["code"] is not None]
+    assert [(one["times"], one["time_ms"] // 1000) for one in found] == [(1, 1_800_000_000), (1, int(now)), (1, int(now))]
