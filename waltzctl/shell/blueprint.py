@@ -9,14 +9,13 @@ import os
 import socket
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 from uuid import UUID
 
-from waltzd.disk.real import translate
-from waltzd.errors import BadArgument
+from waltzd.disk.real import RealDisk, translate
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.operations import AlreadyThere, NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.document import Document, Name, decode, encode, whole
@@ -211,28 +210,40 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
             path.write_bytes(data)
             return
         beside = path.with_name(path.name + ".new")
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_flushed(beside, data, os.O_TRUNC, mode)
         beside.replace(path)
     except OSError as error:
-        raise translate(error, f"writing {path}") from error
+        raise _unwritten(error, path, "nothing was written") from error
+    RealDisk().flush_directory(str(path.parent))
 
 
 def write_new(path: Path, data: bytes, *, not_done: str = "nothing was written") -> None:
-    """Write and flush a new file that only its owner may read. Raise `AlreadyThere` if the file exists."""
+    """Write a new file durably, which only its owner may read. Raise `AlreadyThere` if the file exists."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_flushed(path, data, os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise AlreadyThere(f"{path} exists already", not_done=not_done) from error
     except OSError as error:
-        with suppress(OSError):
+        raise _unwritten(error, path, not_done) from error
+    RealDisk().flush_directory(str(path.parent))
+
+
+def _write_flushed(path: Path, data: bytes, flag: int, mode: int) -> None:
+    """Write and flush a file that is made or emptied; remove it if that fails."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, mode), "wb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
             path.unlink(missing_ok=True)
-        raise translate(error, f"writing {path}") from error
+            raise
+
+
+def _unwritten(error: OSError, path: Path, not_done: str) -> WaltzError:
+    found = translate(error, f"writing {path}")
+    next_step = "free space there, check that you may write there, or name a file in another directory"
+    return type(found)(found.message, not_done=not_done, next_step=next_step, **found.facts)
 
 
 def _read(path: Path, kind: type[D]) -> D | None:

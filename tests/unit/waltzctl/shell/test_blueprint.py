@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from waltzctl.shell.blueprint import write_whole
+from waltzctl.shell.blueprint import write_new, write_whole
 from waltzd.errors import WaltzError
+from waltzd.errors.operations import DiskFull
 
 
 def test_a_directory_is_no_place_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +41,39 @@ def test_a_file_is_replaced_and_what_is_no_file_is_written_to(tmp_path: Path) ->
     finally:
         os.close(reader)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+WRITES: list[Callable[[Path, bytes], None]] = [write_whole, write_new]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_name_is_flushed_behind_its_content(
+    write: Callable[[Path, bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents are deleted when the file that has them is written: its name must survive a power cut as well."""
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(_what(fd, tmp_path / "file")))
+    write(tmp_path / "file", b"x")
+    assert flushed == ["content", "directory of the file"]
+
+
+def _what(fd: int, path: Path) -> str:
+    if not stat.S_ISDIR(os.fstat(fd).st_mode):
+        return "content"
+    return "directory of the file" if path.exists() else "directory without the file"
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_full_disk_is_told_in_the_words_of_the_operator_and_leaves_nothing(
+    write: Callable[[Path, bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(DiskFull) as caught:
+        write(tmp_path / "file", b"x")
+    assert (caught.value.detail_not_done, "name a file in another directory" in caught.value.detail_next_step) == (
+        "nothing was written", True,
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
