@@ -34,13 +34,19 @@ class Hands(Daemons):
         self.cell = c
         self.between: Any = None
         """Called once, when the first replica is fenced."""
+        self.sees_owner = False
 
     async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
         sets, _ = await self.cell.cluster.replicas()
         return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
             storages=tuple([await self._view(name) for name in self.cell.storages]),
-            partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], reported=None),),
+            partitions=(
+                PartitionView(
+                    partition=0, owner="a", generation=1, replicas=sets.partitions[0],
+                    reported=self.cell.owned_logs[-1].describe() if self.sees_owner else None,
+                ),
+            ),
         )  # fmt: skip
 
     async def _view(self, name: str) -> StorageView:
@@ -216,6 +222,29 @@ async def test_a_copy_that_went_away_since_it_was_agreed_to_ends_it() -> None:
         with pytest.raises(ChangedMeanwhile, match="s0 does not answer any more"):
             await carry_out(c.cluster, hands, scene)
         assert await c.cluster.coordinator.get(partition_path(0)) == before
+
+
+@pytest.mark.parametrize("is_rescued", [True, False])
+@story
+async def test_a_partition_that_was_opened_since_it_was_agreed_to_is_left_alone(is_rescued: bool) -> None:
+    """By another operator, or by its majority that came back: its owner would be ended, and its log forked, for nothing."""
+    async with cell() as c:
+        await undecided(c)
+        hands, owned = Hands(c), c.owned_logs[0]
+        scene, session = await hands.scene(), 0
+        hands.sees_owner = True
+        if is_rescued:
+            session = (await hands.carry_out(scene)).session
+        else:
+            for name in ("s1", "s2"):
+                await c.storages[name].start()
+        pipeline = await c.opened(owned, above=session)
+        await pipeline.committed(pipeline.append(10))
+        before = await c.cluster.partition(0)
+        with pytest.raises(ChangedMeanwhile, match="the partition is open now"):
+            await hands.carry_out(scene)
+        await pipeline.committed(pipeline.append(10))
+        assert await c.cluster.partition(0) == before
 
 
 @story

@@ -156,13 +156,16 @@ async def carry_out(
     *,
     new_identity: Callable[[], UUID] = uuid4,
 ) -> Scene:
-    """Fence the storages and save the decision, which keeps at least as much as the confirmed plan."""
+    """Fence the storages and save the decision, which keeps at least as much as the confirmed plan. Raise
+    `ChangedMeanwhile` if the partition was opened since: its majority came back, or another operator rescued it."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
         found = await daemons.take_snapshot(cluster)
         roles, roles_version = await cluster.replica_set(number)
         scene, version = await read_scene(cluster, found, number)
         _check(agreed, scene)
+        if found.partitions[number].is_open:
+            raise ChangedMeanwhile(f"{VERB} {number}: the partition is open now, so there is nothing to rescue")
         key, names = found.meta.key, sorted(scene.statuses)
         answers = await asyncio.gather(
             *(daemons.fence(key, found.storage(name).meta, number, scene.session) for name in names)
