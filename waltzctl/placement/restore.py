@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4, uuid5
@@ -86,6 +86,10 @@ HALF = (
 NOT_OF_THE_LOG = (ROOT, ASSIGNMENT, CLIENT_IDS, MOVES, PREFERRED)
 FOLDERS_NOT_OF_THE_LOG = (PARTITIONS, REPLICAS, STORAGES, EXPECTED, ARCHIVES)
 """Folders of documents that describe where things were; a restored cluster has its own."""
+ENDS_ELSEWHERE = (
+    "the archive has grown since the interrupted run: end where that run did, with --through and the time in its plan (or "
+    "--through-marks); or use storages with empty directories"
+)
 HALF_DONE = "the cluster is incomplete, and no server takes part"
 
 
@@ -142,7 +146,7 @@ def restore(
             _check_gone(spec, living)
         target = await read_target(cluster, spec.meta)
         _check_target(target, spec)
-        _check_room(spec, descriptions)
+        _check_room(spec, descriptions, is_resumed=target.begun is not None)
         return _change(spec, descriptions, living, target, end.words, current_user(tls), tls)
 
     return command.perform(prepare)
@@ -163,13 +167,11 @@ class RestoreSpec:
     storages: Mapping[str, StorageMeta]
     planned: Mapping[int, tuple[str, ...]]
     """Partition → storages."""
+    sessions: Mapping[int, int] = field(default_factory=dict)
+    """Partition → session of the replicas that are there: an interrupted run made them, or they are refused."""
     began: str = ""
     """Time at which the command began, as the root document has it: a repeated command continues what it began."""
     who: str | None = None
-
-    @property
-    def is_same_key(self) -> bool:
-        return self.meta.key == self.source.label.cluster
 
     def session(self, partition: int) -> int:
         """Return a session above every known one."""
@@ -177,7 +179,9 @@ class RestoreSpec:
         known = self.source.logs[partition].session if partition in self.source.logs else 0
         later = self.source.lineage(partition).later
         ended = later[-1].session if later else 0
-        return max(known, ended, 0 if saved is None else saved.session) + SESSIONS_AHEAD
+        highest = max(known, ended, 0 if saved is None else saved.session)
+        made = self.sessions.get(partition, 0)
+        return made if made > highest else highest + SESSIONS_AHEAD
 
     def lineage(self, partition: int) -> Lineage:
         """Return the timelines of the restored log, the last of which begins at the cut. Its identity is equal in each
@@ -218,7 +222,7 @@ class RestoreSpec:
     @property
     def goes_on_archiving(self) -> bool:
         """Check that the archive belongs to this cluster: each log continues there under its new timeline."""
-        return self.is_same_key
+        return self.meta.key == self.source.label.cluster
 
 
 def _spec_for(
@@ -251,7 +255,10 @@ def _spec_for(
     else:
         meta = replace(saved.meta, name=name, key=key, format=max(saved.meta.format, written))
     planned = assign_replicas(len(source.logs), {one.name: one.group for one in storages.values()}, replicas)
-    return RestoreSpec(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
+    return RestoreSpec(
+        source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned,
+        sessions={one.partition: one.status.session for it in descriptions.values() for one in it.assigned if one.status},
+    )  # fmt: skip
 
 
 def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
@@ -328,10 +335,13 @@ def _check_gone(spec: RestoreSpec, living: Mapping[str, str]) -> None:
 
 def _check_target(target: Target, spec: RestoreSpec) -> None:
     if target.meta is not None:
-        raise TargetNotEmpty(f"the coordinator holds the cluster {target.meta.name} at this root, which is complete")
+        raise TargetNotEmpty(
+            f"the coordinator holds the cluster {target.meta.name} at this root, which is complete",
+            next_step="if an interrupted run of this command made it, that run is done: see `waltzctl history`",
+        )
 
 
-def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription]) -> None:
+def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], *, is_resumed: bool) -> None:
     for name, reported in descriptions.items():
         here = {one.partition: one for one in reported.assigned}
         needed = spec.bytes_for(name)
@@ -340,7 +350,8 @@ def _check_room(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription
             if order is None or name not in spec.planned[number] or not _is_made(one.status, order):
                 raise TargetNotEmpty(
                     f"{name} has a replica of partition {number} already"
-                    + ("" if one.status is None else f", up to id {one.status.last_id}")
+                    + ("" if one.status is None else f", up to id {one.status.last_id}"),
+                    next_step=ENDS_ELSEWHERE if is_resumed else "",
                 )
             needed -= spec._bytes(number)
         if needed > reported.free_bytes - reported.free_bytes_min:
@@ -553,6 +564,6 @@ def _counter(spec: RestoreSpec) -> Counter:
     newest = spec.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
     known = saved.next if isinstance(saved, Counter) else 1
-    is_known = isinstance(saved, Counter) and spec.is_same_key and saved.secret != NO_SECRET
+    is_known = isinstance(saved, Counter) and spec.goes_on_archiving and saved.secret != NO_SECRET
     secret = saved.secret if is_known and isinstance(saved, Counter) else uuid4()
     return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)

@@ -95,6 +95,15 @@ def test_sessions_are_above_every_one_that_is_known_of() -> None:
     assert spec(session=2).session(0) == 4 + SESSIONS_AHEAD
 
 
+def test_a_run_that_resumes_keeps_the_sessions_of_the_replicas_that_are_made() -> None:
+    """The cluster in the store may go on meanwhile, and its archive tell of a later session."""
+    first = spec(session=40)
+    later = replace(spec(session=43), sessions={0: first.session(0), 1: first.session(1)}, began=first.began)
+    assert [later.order(number) for number in (0, 1)] == [first.order(number) for number in (0, 1)]
+    ahead = replace(spec(session=2000), sessions={0: first.session(0)})
+    assert ahead.session(0) == 2000 + SESSIONS_AHEAD, "no owner of the old cluster may be above the new one"
+
+
 def test_what_says_where_things_were_is_left_out_and_the_rest_goes_on() -> None:
     wanted = spec()
     found = restoration(wanted, {number: statuses(wanted, number) for number in (0, 1)})
