@@ -7,6 +7,7 @@ then and nothing that was begun later, and no second leg stands without its firs
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -35,6 +36,7 @@ from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.backup import source_at
+from waltzctl.records import backup
 from waltzd import BlockingClient
 from waltzd.archive.cut_point import common_moment
 from waltzd.errors import WaltzError
@@ -319,7 +321,9 @@ def test_a_cluster_goes_on_from_a_moment_under_its_own_key(lost: Lost, waltzctl:
             check(client, lost, [row["last_id"] for row in rows], lost.moment)
 
 
-def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
+def test_a_drill_restores_all_of_it_and_leaves_nothing(
+    lost: Lost, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     latest, _ = examples(waltzctl, ["backup", "drill"])
     words = ["backup", "drill", str(lost.store), "--directory", str(tmp_path)]
     assert latest[:2] == words[:2]
@@ -332,6 +336,12 @@ def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Too
         refused(waltzctl(*words, "--latest"), 8, "W2264", "partition-0/segment/")
     assert list(tmp_path.iterdir()) == []
     refused(waltzctl(*words[:-1], str(tmp_path / "gone"), "--latest"), 2, "is not a directory")
+    monkeypatch.setattr(backup, "mkdtemp", read_only)
+    refused(waltzctl(*words, "--latest"), 1, "W1005", f"writing {tmp_path}", "name a file in another directory")
+
+
+def read_only(**_options: object) -> str:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:

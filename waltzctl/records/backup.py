@@ -19,6 +19,7 @@ from uuid import uuid4
 from typer import Argument, Option
 
 from waltzctl.placement.backup import Ending, bytes_up_to, cut_rows, moment_of, source_at
+from waltzctl.shell.blueprint import unwritten
 from waltzctl.shell.cluster_target import ClusterOptions, ClusterTarget
 from waltzctl.shell.moment import shown
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
@@ -299,7 +300,10 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
             not_done="nothing was restored",
             next_step="name a directory with more space with --directory",
         )
-    home = mkdtemp(prefix="waltz-drill-", dir=scratch)
+    try:
+        home = mkdtemp(prefix="waltz-drill-", dir=scratch)
+    except OSError as error:
+        raise unwritten(error, scratch, "nothing was restored") from error
     try:
         started = time.monotonic()
         asyncio.run(_restored(home, source.logs, cut, lambda done: on_progress(done, total)))

@@ -213,7 +213,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
         _write_flushed(beside, data, os.O_TRUNC, mode)
         beside.replace(path)
     except OSError as error:
-        raise _unwritten(error, path, "nothing was written") from error
+        raise unwritten(error, path, "nothing was written") from error
     RealDisk().flush_directory(str(path.parent))
 
 
@@ -224,7 +224,7 @@ def write_new(path: Path, data: bytes, *, not_done: str = "nothing was written")
     except FileExistsError as error:
         raise AlreadyThere(f"{path} exists already", not_done=not_done) from error
     except OSError as error:
-        raise _unwritten(error, path, not_done) from error
+        raise unwritten(error, path, not_done) from error
     RealDisk().flush_directory(str(path.parent))
 
 
@@ -240,7 +240,8 @@ def _write_flushed(path: Path, data: bytes, flag: int, mode: int) -> None:
             raise
 
 
-def _unwritten(error: OSError, path: Path, not_done: str) -> WaltzError:
+def unwritten(error: OSError, path: Path, not_done: str) -> WaltzError:
+    """Return the error of an operator's file or directory that cannot be written."""
     found = translate(error, f"writing {path}")
     next_step = "free space there, check that you may write there, or name a file in another directory"
     return type(found)(found.message, not_done=not_done, next_step=next_step, **found.facts)
