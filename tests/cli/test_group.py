@@ -13,7 +13,7 @@ from tests.cli.example import examples
 from tests.cli.group_servers import Servers, member, place, running
 from tests.cli.outcome import as_json, refused
 from waltzd.cluster.groups import GroupStart
-from waltzd.errors import BadArgument, NotReady
+from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotReady
 from waltzd.errors.operations import NotOwner
 from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 
@@ -99,6 +99,15 @@ def test_a_group_that_was_made_again_is_another_one(servers: Servers, waltzctl: 
     )
     found = as_json(waltzctl("group", "describe", "mailer", *WHERE, "-o", "json"))
     assert (found["made_at"], found["lag"]) == (8, 100)
+
+
+def test_a_group_whose_deletion_was_answered_by_nobody_is_deleted(servers: Servers, waltzctl: Tool) -> None:
+    """The server that deleted it was killed before its answer; the next one has no such group."""
+    servers.put(3, partitions="0")
+    servers.refusals = [CannotConnect("it ended"), NoSuchGroup("there is no group mailer")]
+    told = waltzctl("group", "remove", "mailer", "--confirm", "mailer", *WHERE)
+    assert (told.code, servers.refusals) == (0, []), told
+    assert "done: group remove mailer" in told.out
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ from waltzd.cluster import group_log
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, NoSuchGroup
 from waltzd.errors.operations import NameInUse
 from waltzd.protocol.channels import Parts, is_parts, numbers_of
 from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
@@ -262,11 +263,15 @@ def remove(*, name: GroupName, command: ChangeCommand) -> int:
     """
 
     async def prepare(cluster: Cluster) -> Change:
-        _, group = await one_of(cluster, command.target.tls, name)
+        tls = command.target.tls
+        _, group = await one_of(cluster, tls, name)
         plan = Plan(verb="group remove", subject=name, steps=tuple(_lost(group)), danger=Danger.TYPED)
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            await call_server(cluster, command.target.tls, report, lambda admin: admin.remove_group(name, group.made_at))
+            with suppress(NoSuchGroup):  # deleted since the plan: by a call whose answer was lost, or by another operator
+                await call_server(
+                    cluster, command.target.tls, report, lambda admin: admin.remove_group(name, group.made_at)
+                )
             return {"name": name, "made_at": group.made_at}
 
         return Change(plan=plan, do=do)

@@ -355,11 +355,15 @@ class GroupCoordinator:
         raise self._not_written(meta.name)
 
     async def remove(self, name: str, made_at: int) -> None:
+        """Delete a group, durable on a majority. Raise `NoSuchGroup` if there is none when this is called."""
+        await self.level()
+        self._group(name, made_at)
         for _ in range(ATTEMPTS):
-            await self.level()
-            self._group(name, made_at)
             if await self._written(deletion_entry(name, made_at), lock_of(name)) is not None:
                 return
+            await self.level()
+            if self.state_log.groups.get(name, (None, None))[1] != made_at:
+                return  # by an entry of this call whose outcome was unknown, or by another server
         raise self._not_written(name)
 
     async def _written(self, data: bytes, lock: Lock) -> int | None:

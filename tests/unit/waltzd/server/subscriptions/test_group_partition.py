@@ -31,7 +31,7 @@ from waltzd.errors.operations import BadFrame, GroupStateDamaged, SessionEnded
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
-from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Unknown, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.protocol.positions import Position
 from waltzd.server.clients.registry import QuotaUsage, principal_of
@@ -360,6 +360,22 @@ def test_a_group_is_made_once_changed_and_removed_while_members_work() -> None:
         assert again.made_at > first.made_at
         async with room.member("mailer", "a") as a:
             assert [one.id for one in await a.take(1)] == [1]
+
+    Room.run(story)
+
+
+def test_a_deletion_that_is_committed_with_an_unknown_outcome_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(room: Room) -> None:
+        made, coordinator = await room.make("mailer"), room.coordinator()
+        append = coordinator.group_log.append
+
+        async def lose_outcome(data: bytes, lock: Lock, position: Position) -> AppendOutcome:
+            assert isinstance(await append(data, lock, position), Committed)
+            return Unknown()
+
+        monkeypatch.setattr(coordinator.group_log, "append", lose_outcome)
+        await coordinator.remove("mailer", made.made_at)
+        assert "mailer" not in coordinator.state_log.groups
 
     Room.run(story)
 
