@@ -82,26 +82,41 @@ are not at its turn."""
 @pytest.hookimpl(trylast=True)  # when it is known which of them are run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker is given a part of what was collected, and takes from the end of another's part when it is done with its
-    own. What shares something, and then long files, are the first of each part, so that what is done last is short."""
+    own. What shares something, and then long files, are the first of each part, so that what is done last is short. The
+    last worker begins with unit tests, which use a processor while the others wait, and all end with them."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    unit = [item for item in items if item.nodeid.startswith("tests/unit/")]
+    others = [item for item in items if not item.nodeid.startswith("tests/unit/")]
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    if others:
+        _fill(parts[: max(1, workers - 1)], _begin(parts[: max(1, workers - 1)], others))
+    _fill(parts, unit)
+    items[:] = [item for part in parts for item in part]
+
+
+def _begin(parts: list[list[pytest.Item]], items: list[pytest.Item]) -> list[pytest.Item]:
+    """Begin each part with files that share something and long files. Return all other items."""
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
     for number, fixture in enumerate(SHARED):
         for name in [
             name for name, some in files.items() if any(fixture in getattr(one, "fixturenames", ()) for one in some)
         ]:
-            parts[number % workers] += files.pop(name)
+            parts[number % len(parts)] += files.pop(name)
     for number, name in enumerate(HEAVY):
-        parts[number % workers] += files.pop(f"tests/{name}", [])
-    rest = [item for some in files.values() for item in some]
+        parts[number % len(parts)] += files.pop(f"tests/{name}", [])
+    return [item for some in files.values() for item in some]
+
+
+def _fill(parts: list[list[pytest.Item]], items: list[pytest.Item]) -> None:
+    """Deal items out in their order, so that all parts are equally long."""
+    left = list(items)
     for number, part in enumerate(parts):
-        left = workers - number
-        room = max(0, (sum(map(len, parts[number:])) + len(rest)) // left - len(part))
-        part += rest[:room]
-        del rest[:room]
-    items[:] = [item for part in parts for item in part] + rest
+        room = max(0, (sum(map(len, parts[number:])) + len(left)) // (len(parts) - number) - len(part))
+        part += left[:room]
+        del left[:room]
+    parts[-1] += left
 
 
 def pytest_report_header() -> str:

@@ -63,7 +63,7 @@ CHECKS = (
     Check(
         "tests",
         "all tests, also the long ones: mixed versions, release artefacts, tutorial",
-        (*_PYTEST, "-n", "4", "--dist", "worksteal"),
+        (*_PYTEST, "-n", "5", "--dist", "worksteal"),
         "unit tests that are not slow, and mixed versions with real wheels",
         (
             *_PYTEST,
