@@ -47,11 +47,6 @@ class Place:
     def tool(self, *words: str) -> Any:
         return self.bare(*bounded(words), "--directory", self.directory)
 
-    def again(self, *words: str) -> Any:
-        """Run a command that was ended before, and once more if a replica that it had moved arrives behind its plan."""
-        done = self.tool(*words)
-        return self.tool(*words) if "were moved by another operator since" in done.err else done
-
     def json(self, *words: str) -> Any:
         done = self.tool(*words, "-o", "json")
         found = json.loads(done.out)
@@ -354,7 +349,7 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
     left = [row["partition"] for row in place.json("partition", "list")["partitions"] if row["moves_to"]]
     assert left[:1] == [1]
 
-    done = place.again(*words, "--progress", "json")
+    done = place.tool(*words, "--progress", "json")
     assert done.code == 0, done
     begun = [line for line in rest.splitlines() if line.startswith("{")]
     events += [json.loads(line) for line in [*begun, *done.err.splitlines()]]
@@ -382,7 +377,7 @@ def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> No
                 time.sleep(draw.uniform(0.5, 3.5))  # when it dies is drawn: nothing depends on it
                 process.kill()
                 process.communicate()
-            done = place.again(*words)
+            done = place.tool(*words)
             # Killed between its last change and the word that it is done, nobody knows who has taken a storage out.
             gone = done.code == 3 and subject.split()[0] not in place.names() and words[1] != "add"
             assert done.code == 0 or gone, done

@@ -19,7 +19,7 @@ from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.placement.cluster import finalize_plan, format_plan, unchanged
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import MoveOptions, carry_out, placement_state, take_out
-from waltzctl.placement.replica_moves import MovePlan
+from waltzctl.placement.replica_moves import MovePlan, PlacementState
 from waltzctl.placement.rescue import carry_out as finish_rescue
 from waltzctl.placement.rescue import read_scene, with_archive
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
@@ -180,10 +180,11 @@ class _Tool(Daemons):
             await self.carry_out(dict(moves.partitions), False)
 
     async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
-        now = await placement_state(self._cluster, self)
-        move_plan = MovePlan(now=now, verb="partition assign", subject="", goals=goals)
-        options = MoveOptions(timeout=TRIES_SECONDS)
-        cleared = await carry_out(self._cluster, self, move_plan, options, lambda *reported: None)
+        def wish(now: PlacementState) -> MovePlan:
+            return MovePlan(now=now, verb="partition assign", subject="", goals=goals)
+
+        agreed, options = wish(await placement_state(self._cluster, self)), MoveOptions(timeout=TRIES_SECONDS)
+        cleared = await carry_out(self._cluster, self, wish, agreed, options, lambda *reported: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))
 
     async def _take_out(self) -> None:

@@ -58,7 +58,7 @@ def relocate(aim: Callable[[PlacementState], MovePlan], gone: Gone | None = None
         plan = move_plan.plan()
         if _agree(plan):
             async with tool.recorded(plan):
-                await carry_out(tool.cluster, tool, move_plan, MoveOptions(), lambda *_: None)
+                await carry_out(tool.cluster, tool, aim, move_plan, MoveOptions(), lambda *_: None)
         return plan
 
     return act
@@ -79,11 +79,7 @@ def remove(name: str, *, fewer_replicas: bool) -> Act:
 
 
 def substitute(old: str, new: StorageMeta) -> Act:
-    def aim(now: PlacementState) -> MovePlan:
-        now.storage(old)
-        return replacement(now, old, new, None)
-
-    return relocate(aim, Gone(old, f"{old} {new.name}"))
+    return relocate(lambda now: replacement(now, old, new, None), Gone(old, f"{old} {new.name}"))
 
 
 def assign(number: int, name: str) -> Act:

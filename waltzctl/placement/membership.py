@@ -15,9 +15,9 @@ from typer import Argument, Option
 
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
 from waltzctl.placement.daemons import Daemons
-from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
+from waltzctl.placement.mover import MoveOptions, Moving, Wish, perform_moves, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
-from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
+from waltzctl.shell.change import Change, ChangeCommand
 from waltzctl.shell.cluster_target import StorageName, known_storages, option
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Report
@@ -54,14 +54,13 @@ def add(
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481 --dry-run
       waltzctl storage add storage-4=127.0.0.1:55480,127.0.0.1:55481,rack-2 --auto-assign --dry-run
     """
-    storage, tls = storage_of(given), command.target.tls
+    storage = storage_of(given)
 
-    async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, Daemons(tls))
-        reported = await _newcomer(now, storage, tls)
-        return change_of(addition(now, storage, reported, spreads=auto_assign), options, tls)
+    async def find_wish(_cluster: Cluster, now: PlacementState) -> Wish:
+        reported = await _newcomer(now, storage, command.target.tls)
+        return lambda now: addition(now, storage, reported, spreads=auto_assign)
 
-    return command.perform(prepare)
+    return perform_moves(command, options, find_wish)
 
 
 def addition(now: PlacementState, storage: StorageMeta, reported: StorageDescription | None, *, spreads: bool) -> MovePlan:
@@ -170,14 +169,12 @@ def remove(
             raise Misused("--fewer-replicas does not go with --replacement, which keeps the number of replicas.")
         return _replace(name, new, options, command, deletes_files=delete_files)
 
-    async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, Daemons(command.target.tls))
+    async def find_wish(cluster: Cluster, now: PlacementState) -> Wish:
         if name not in now.storages and await was_taken_out(cluster, name):
-            return nothing_to_do("storage remove", name)
-        found = removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
-        return change_of(found, options, command.target.tls)
+            return lambda now: MovePlan(now=now, verb="storage remove", subject=name)
+        return lambda now: removal(now, name, fewer_replicas=fewer_replicas, deletes_files=delete_files)
 
-    return command.perform(prepare)
+    return perform_moves(command, options, find_wish)
 
 
 def removal(now: PlacementState, name: str, *, fewer_replicas: bool, deletes_files: bool = False) -> MovePlan:
@@ -215,25 +212,23 @@ def _replace(old: str, new: str, options: MoveOptions, command: ChangeCommand, *
     given, tls = storage_of(new) if "=" in new else None, command.target.tls
     subject = f"{old} {new.partition('=')[0]}"
 
-    async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, Daemons(tls))
+    async def find_wish(cluster: Cluster, now: PlacementState) -> Wish:
         if old not in now.storages and await was_taken_out(cluster, old, replaced_as=subject):
-            return nothing_to_do(REPLACED, subject)
+            return lambda now: MovePlan(now=now, verb=REPLACED, subject=subject)
         group = now.storage(old).group
         if given is None:
-            found = replacement(now, old, now.storage(new), None, deletes_files=deletes_files)
-        else:
-            storage = replace(given, group=group) if given.group == given.name and new.count(",") == 1 else given
-            reported = await _newcomer(now, storage, tls)
-            found = replacement(now, old, storage, reported, deletes_files=deletes_files)
-        return change_of(found, options, tls)
+            return lambda now: replacement(now, old, now.storage(new), None, deletes_files=deletes_files)
+        storage = replace(given, group=group) if given.group == given.name and new.count(",") == 1 else given
+        reported = await _newcomer(now, storage, tls)
+        return lambda now: replacement(now, old, storage, reported, deletes_files=deletes_files)
 
-    return command.perform(prepare)
+    return perform_moves(command, options, find_wish)
 
 
 def replacement(
     now: PlacementState, old: str, storage: StorageMeta, reported: StorageDescription | None, *, deletes_files: bool = False
 ) -> MovePlan:
+    now.storage(old)
     new = storage.name
     if old == new:
         raise BadArgument(f"{old} cannot replace itself; `waltzctl storage recover {old}` recovers its replicas")

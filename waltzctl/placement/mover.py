@@ -10,14 +10,14 @@ command if no move is saved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from waltzctl.placement import replica_moves
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
-from waltzctl.shell.change import Change, change_option, current_user
+from waltzctl.shell.change import Change, ChangeCommand, change_option, current_user
 from waltzctl.shell.numbers import NAMED_MAX, first_few
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Report
@@ -27,8 +27,7 @@ from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets
 from waltzd.daemon.settings import parse_size
 from waltzd.errors import BadArgument
-from waltzd.errors.operations import ChangedMeanwhile, Unfinished
-from waltzd.wire.tls import Tls
+from waltzd.errors.operations import ChangedMeanwhile, NoSuchName, Unfinished, Unsafe
 
 CHANGED = "its documents were changed meanwhile"
 
@@ -90,29 +89,39 @@ async def placement_state(cluster: Cluster, daemons: Daemons) -> PlacementState:
 # -- from end to end ---------------------------------------------------------------------------------------------------
 
 
-def change_of(move_plan: MovePlan, options: MoveOptions, tls: Tls | None) -> Change:
-    async def do(cluster: Cluster, report: Report) -> Mapping[str, dict[str, list[int]]]:
-        return {"cleared": await carry_out(cluster, Daemons(tls), move_plan, options, report)}
+Wish = Callable[[PlacementState], MovePlan]
+"""What an operator wants, as a pure function from a state to the plan in it; raises if it is impossible there."""
 
-    return Change(plan=move_plan.plan(options.bytes_per_second), do=do, interrupted=move_plan.interrupted)
+
+def perform_moves(
+    command: ChangeCommand, options: MoveOptions, find_wish: Callable[[Cluster, PlacementState], Awaitable[Wish]]
+) -> int:
+    """Run a command that moves replicas; return the exit code. `find_wish` may ask daemons, and raises if the command
+    cannot be meant."""
+    daemons = Daemons(command.target.tls)
+
+    async def prepare(cluster: Cluster) -> Change:
+        now = await placement_state(cluster, daemons)
+        wish = await find_wish(cluster, now)
+        agreed = wish(now)
+
+        async def do(cluster: Cluster, report: Report) -> Mapping[str, dict[str, list[int]]]:
+            return {"cleared": await carry_out(cluster, daemons, wish, agreed, options, report)}
+
+        return Change(plan=agreed.plan(options.bytes_per_second), do=do, interrupted=agreed.interrupted)
+
+    return command.perform(prepare)
 
 
 async def carry_out(
-    cluster: Cluster, daemons: Daemons, move_plan: MovePlan, options: MoveOptions, report: Report
+    cluster: Cluster, daemons: Daemons, wish: Wish, agreed: MovePlan, options: MoveOptions, report: Report
 ) -> dict[str, list[int]]:
     """Move replicas, then remove what is left behind; return storage → partitions whose files were removed from it."""
-    now, changed = move_plan.now, move_plan.changed
     throttle = Throttle(cluster, options.bytes_per_second, lasts=True)
     mover = Mover(cluster, daemons, report, throttle)
-    if move_plan.first is not None:
-        await cluster.add_storage(move_plan.first)
-    if changed:
-        is_unbound = options.bytes_per_second is None and not move_plan.keeps_rate
-        if is_unbound and now.found.moves.keys() <= changed.keys():
-            await throttle.lift()  # it was set by a command that was interrupted, for these very moves
-        # Still from what the plan was made of: if that has changed meanwhile, nothing moves.
-        await mover.aim(changed, sets=now.sets, versions=now.versions, moves_version=now.moves_version)
-        await mover.arrive(changed, seconds=options.timeout)
+    move_plan = await mover.aim(wish, agreed)
+    if move_plan.changed:
+        await mover.arrive(move_plan.changed, seconds=options.timeout)
         if not (await cluster.moves())[0].partitions:
             await throttle.lift()
     cleared: dict[str, list[int]] = {}
@@ -157,6 +166,10 @@ class Throttle:
         self._lasts = lasts
         self._last_rate: tuple[int, int] | None = None
 
+    @property
+    def is_unbound(self) -> bool:
+        return self._bytes_per_second is None
+
     async def share(self, copies: int) -> None:
         """Share the limit among the replicas that copy now. A new ZooKeeper session gets it again."""
         if self._bytes_per_second is None or copies == 0:
@@ -183,30 +196,52 @@ class Mover:
         self._copied: dict[tuple[int, str], tuple[int, int]] = {}
         """Replica that copies or did → bytes that it has, and the total, both estimated."""
 
-    async def aim(self, goals: Goals, *, sets: ReplicaSets, versions: Mapping[int, int], moves_version: int) -> None:
-        """Save the goals. Raise if another operator has moved replicas since the plan; an owner that has promoted a
-        learner has moved nothing."""
+    async def aim(self, wish: Wish, agreed: MovePlan) -> MovePlan:
+        """Save the goals of the confirmed plan, and return it. If replicas moved since it was made, plan again: a new plan
+        that contains nothing unconfirmed replaces it. An owner makes such a change: it makes members of learners, and
+        removes the members that they replace. Any other new plan is refused."""
+        move_plan = agreed
+        while True:
+            if move_plan.first is not None:
+                await self._cluster.add_storage(move_plan.first)
+            if not move_plan.changed:
+                return move_plan
+            are_ours = move_plan.now.found.moves.keys() <= move_plan.changed.keys()
+            if self._throttle.is_unbound and are_ours and not move_plan.keeps_rate:
+                await self._throttle.lift()  # it was set by a command that was interrupted, for these very moves
+            try:
+                await self._save_goals(move_plan)
+                return move_plan
+            except ChangedMeanwhile as error:
+                again = await self._plan_again(wish, agreed)
+                if again is None or again.now.versions_read == move_plan.now.versions_read:
+                    raise ChangedMeanwhile(
+                        f"replicas were moved by another operator since this was planned: {error.message}",
+                        not_done="nothing was moved",
+                        next_step="look with `waltzctl history`, then run this again if it is still meant",
+                    ) from error
+                move_plan = again
+
+    async def _plan_again(self, wish: Wish, agreed: MovePlan) -> MovePlan | None:
+        """Return the plan in the present state; None if it is impossible, or has something that was not confirmed."""
+        now = await placement_state(self._cluster, self._daemons)
+        try:
+            again = wish(now)
+            return again if again.is_within(agreed) else None
+        except (BadArgument, NoSuchName, Unsafe):
+            return None
+
+    async def _save_goals(self, move_plan: MovePlan) -> None:
+        """Save the goals, if nothing moved since the plan was made and each storage of them is in the cluster."""
+        now, goals = move_plan.now, move_plan.changed
         found, _ = await self._cluster.moves()
         wanted = {**found.partitions, **{number: tuple(sorted(names)) for number, names in goals.items()}}
-        versions = {number: version for number, version in versions.items() if number in goals}
-        there = [f"{STORAGES}/{name}" for name in sorted({name for names in goals.values() for name in names})]
-        while True:
-            try:
-                await self._cluster.save_moves(
-                    Moves(partitions=dict(sorted(wanted.items()))), moves_version, replicas=versions, there=there
-                )
-            except ChangedMeanwhile as error:
-                now, found_versions = await self._cluster.replicas()
-                current = {number: version for number, version in found_versions.items() if number in goals}
-                if current != versions and _places(now, goals) == _places(sets, goals):
-                    versions = current
-                    continue
-                raise ChangedMeanwhile(
-                    f"replicas were moved by another operator since this was planned: {error.message}",
-                    not_done="nothing was moved",
-                    next_step="look with `waltzctl history`, then run this again if it is still meant",
-                ) from error
-            return
+        await self._cluster.save_moves(
+            Moves(partitions=dict(sorted(wanted.items()))),
+            now.moves_version,
+            replicas={number: version for number, version in now.versions.items() if number in goals},
+            there=[f"{STORAGES}/{name}" for name in sorted({name for names in goals.values() for name in names})],
+        )
 
     async def arrive(self, goals: Goals, *, seconds: float | None) -> None:
         """Wait until these partitions have reached their goals. Raise `ChangedMeanwhile` if another operator gives them
@@ -346,11 +381,6 @@ def _copies(moving: Goals, sets: ReplicaSets) -> int:
     """Return the replicas that copy or may have to: those that are not members yet."""
     roles = {number: sets.partitions.get(number, {}) for number in moving}
     return sum(roles[number].get(name) is not Membership.MEMBER for number, goal in moving.items() for name in goal)
-
-
-def _places(sets: ReplicaSets, numbers: Iterable[int]) -> dict[int, frozenset[str]]:
-    """Return the storages that have a replica, members and learners."""
-    return {number: frozenset(sets.partitions.get(number, {})) for number in numbers}
 
 
 def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.placement.daemons import Daemons
-from waltzctl.placement.mover import MoveOptions, Moving, change_of, placement_state
+from waltzctl.placement.mover import MoveOptions, Moving, Wish, perform_moves, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
-from waltzctl.shell.change import Change, ChangeCommand
+from waltzctl.shell.change import ChangeCommand
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused
@@ -154,12 +154,13 @@ def _relocate(
 ) -> int:
     typed = chosen(command.target, numbers) if numbers is not None else None
 
-    async def prepare(cluster: Cluster) -> Change:
-        now = await placement_state(cluster, Daemons(command.target.tls))
+    def wish(now: PlacementState) -> MovePlan:
         wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
-        made = MovePlan(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
-        return change_of(made, options, command.target.tls)
+        return MovePlan(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
 
-    return command.perform(prepare)
+    async def find_wish(_cluster: Cluster, _now: PlacementState) -> Wish:
+        return wish
+
+    return perform_moves(command, options, find_wish)

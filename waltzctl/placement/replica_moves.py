@@ -13,7 +13,7 @@ session without that member; until it is recorded the member may still have a vo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from waltzctl.placement.replica_assignment import crowded, reassign_replicas
@@ -41,6 +41,11 @@ class PlacementState:
     versions: Mapping[int, int]
     """Partition → version of its replica document."""
     moves_version: int
+
+    @property
+    def versions_read(self) -> tuple[int, Mapping[int, int], Collection[str]]:
+        """Return the versions of its documents and the names of the storages, to detect that one of them changed."""
+        return self.moves_version, self.versions, self.storages.keys()
 
     @property
     def storages(self) -> dict[str, StorageMeta]:
@@ -117,6 +122,20 @@ class MovePlan:
     def first(self) -> StorageMeta | None:
         """Return the storage that has to be added first; None if it is there already."""
         return None if self.newcomer is None or self.newcomer.name in self.now.storages else self.newcomer
+
+    def is_within(self, agreed: MovePlan) -> bool:
+        """Return whether the confirmed plan contains this one: its goals, copies, removals, danger and objections."""
+        plan, before = self.plan(), agreed.plan()
+        return (
+            all(
+                set(names) == set(agreed.goals.get(number, ()))
+                and set(self.now.new(number, names)) <= set(agreed.now.new(number, names))
+                and self.now.roles(number).keys() - names <= agreed.now.roles(number).keys() - names
+                for number, names in self.changed.items()
+            )
+            and plan.danger <= before.danger
+            and set(plan.refusals) <= set(before.refusals)
+        )
 
     def plan(self, bytes_per_second: int | None = None) -> Plan:
         now, changed = self.now, self.changed

@@ -26,7 +26,7 @@ def test_operators_at_any_moment(sequences: int) -> None:
         assert ends[f"{verb}: done"] > 10, ends
         assert ends[f"{verb}: killed"] > 3, ends
     assert ends["unassign: W2100"] > 10, "what is unsafe was asked for, too"
-    assert sum(count for end, count in ends.items() if end.endswith("W2025")) > 1, "tools were in each other's way"
+    assert sum(count for end, count in ends.items() if end.endswith("W2025")) > 0, "tools were in each other's way"
 
 
 def everybody_is_level(view: replica_moves.PartitionMove) -> replica_moves.Step:

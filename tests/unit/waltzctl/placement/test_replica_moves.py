@@ -14,12 +14,25 @@ import pytest
 
 from tests.unit.snapshots import KEY, held, owned, partition, placement_state, replica, silent, storage, well
 from waltzctl.placement.daemons import Daemons
-from waltzctl.placement.mover import Mover, Throttle, take_out
-from waltzctl.placement.replica_moves import Add, Done, Drop, PartitionMove, Step, Wait, applied, next_step, partition_move
+from waltzctl.placement.mover import Mover, Throttle, Wish, take_out
+from waltzctl.placement.mover import placement_state as mover_state
+from waltzctl.placement.replica_moves import (
+    Add,
+    Done,
+    Drop,
+    MovePlan,
+    PartitionMove,
+    PlacementState,
+    Step,
+    Wait,
+    applied,
+    next_step,
+    partition_move,
+)
 from waltzctl.shell.progress import unreported
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
-from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Decision, Membership, Moves, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect
 from waltzd.errors.operations import ChangedMeanwhile, PartitionDamaged
@@ -194,27 +207,77 @@ def test_goals() -> None:
 # -- when it is written down -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("now", "is_moved"), [("abcd", False), ("abcD", False), ("abcDE", True), ("abd", True)])
-def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, is_moved: bool) -> None:
-    """It may do so between the plan and the moment in which the plan is written down."""
-    nobody: Any = None
+async def cluster_of(text: str, names: str) -> tuple[Cluster, MemoryTree]:
+    """One partition, and these storages."""
+    meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
+    storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in names]
+    tree = MemoryTree()
+    sets = ReplicaSets(partitions={0: roles(text)})
+    return await Cluster.create(tree.connect(), meta, storages=storages, replicas=sets), tree
+
+
+class Open(Daemons):
+    """All that is assigned is level, and nothing is waited for."""
+
+    async def take_snapshot(self, cluster: Cluster) -> ClusterSnapshot:
+        sets, _ = await cluster.replicas()
+        there = sets.partitions[0]
+        owner = said({name: ("LIVE", 9, role is Membership.MEMBER) for name, role in there.items()})
+        storages = tuple(storage(name, assigned=(held(0),)) for name in await cluster.storages())
+        found = snapshot(owner, *storages, moves=(await cluster.moves())[0].partitions)
+        view = replace(found.partitions[0], replicas=there)
+        return replace(found, meta=await cluster.meta(), partitions=(view,))
+
+
+def wish_for(goal: str) -> Wish:
+    def wish(now: PlacementState) -> MovePlan:
+        for name in goal:
+            now.storage(name)
+        return MovePlan(now=now, verb="partition assign", subject="0", goals={0: tuple(goal)})
+
+    return wish
+
+
+@pytest.mark.parametrize(
+    ("now", "is_said"), [("abcd", True), ("abd", True), ("abcD", True), ("abc", True), ("abcDE", False), ("bceD", False)]
+)
+def test_a_plan_is_made_again_and_goes_on_if_it_says_the_same(now: str, is_said: bool) -> None:
+    """An owner makes members of learners, and takes their predecessors away, also between a plan and the answer to it."""
 
     async def aim() -> None:
-        meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
-        sets = ReplicaSets(partitions={0: roles("abcD")})
-        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcde"]
-        cluster = await Cluster.create(MemoryTree().connect(), meta, storages=storages, replicas=sets)
+        cluster, _ = await cluster_of("abcD", "abcde")
+        mover, wish = Mover(cluster, Open(None), unreported, Throttle(cluster, None)), wish_for("abd")
+        agreed = wish(await mover_state(cluster, Open(None)))
         _, versions = await cluster.replicas()
-        _, moves_version = await cluster.moves()
         await cluster.save_replica_set(0, roles(now), versions[0])
-        mover = Mover(cluster, nobody, nobody, Throttle(cluster, None))
-        goal = {0: ("a", "b", "d")}
-        if is_moved:
+        if not is_said:
             with pytest.raises(ChangedMeanwhile, match="moved by another operator"):
-                await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
-        else:
-            await mover.aim(goal, sets=sets, versions=versions, moves_version=moves_version)
-        assert (await cluster.moves())[0].partitions == ({} if is_moved else goal)
+                await mover.aim(wish, agreed)
+            assert (await cluster.moves())[0].partitions == {}
+            return
+        done = await mover.aim(wish, agreed)
+        assert done.changed == ({} if now == "abd" else {0: ("a", "b", "d")})
+        assert (await cluster.moves())[0].partitions == done.changed
+
+    asyncio.run(aim())
+
+
+def test_a_plan_that_says_something_else_is_refused() -> None:
+    """Another operator has moved the partition elsewhere, and what this one asks for is relative to where it is."""
+
+    def wish(now: PlacementState) -> MovePlan:
+        goal = tuple(sorted({*now.goals[0], "d"}))
+        return MovePlan(now=now, verb="partition assign", subject="0", goals={0: goal})
+
+    async def aim() -> None:
+        cluster, _ = await cluster_of("abc", "abcde")
+        mover = Mover(cluster, Open(None), unreported, Throttle(cluster, None))
+        agreed = wish(await mover_state(cluster, Open(None)))
+        moves = Moves(partitions={0: ("a", "b", "e")})
+        await cluster.save_moves(moves, agreed.now.moves_version, replicas={}, there=[])
+        with pytest.raises(ChangedMeanwhile, match="moved by another operator"):
+            await mover.aim(wish, agreed)
+        assert (await cluster.moves())[0] == moves
 
     asyncio.run(aim())
 
@@ -222,18 +285,12 @@ def test_an_owner_that_makes_a_member_of_a_learner_has_moved_nothing(now: str, i
 @pytest.mark.parametrize("is_first", [True, False], ids=["a move is decided first", "the storage goes first"])
 def test_no_move_is_left_to_a_storage_that_goes_at_the_same_time(is_first: bool) -> None:
     """Both have looked before either of them does anything."""
-    nobody: Any = None
 
     async def race() -> None:
-        meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
-        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abcd"]
-        sets, tree = ReplicaSets(partitions={0: roles("abc")}), MemoryTree()
-        cluster = await Cluster.create(tree.connect(), meta, storages=storages, replicas=sets)
-        other = Cluster(tree.connect())
-        versions = (await cluster.replicas())[1]
-        move = Mover(other, nobody, nobody, Throttle(other, None)).aim(
-            {0: ("a", "b", "d")}, sets=sets, versions=versions, moves_version=(await other.moves())[1]
-        )
+        cluster, tree = await cluster_of("abc", "abcd")
+        other, wish = Cluster(tree.connect()), wish_for("abd")
+        agreed = wish(await mover_state(other, Open(None)))
+        move = Mover(other, Open(None), unreported, Throttle(other, None)).aim(wish, agreed)
         remove, steps = cluster.remove_storage, [move]
 
         async def late(name: str, **how: Any) -> None:
@@ -278,10 +335,7 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
             yield SimpleNamespace(remove_partitions=remove_partitions)
 
     async def clear() -> None:
-        cluster_meta = ClusterMeta(name="trial", key=KEY, partitions=1, created="2026-01-01")
-        storages = [StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "ab"]
-        sets = ReplicaSets(partitions={0: roles("b")})
-        cluster = await Cluster.create(MemoryTree().connect(), cluster_meta, storages=storages, replicas=sets)
+        cluster, _ = await cluster_of("b", "ab")
         if meta is not None:
             await cluster.save_partition(0, meta, NO_VERSION)
         await Mover(cluster, Calm(None), unreported, Throttle(cluster, None)).clear({0: ("b",)}, delete_files=False)
