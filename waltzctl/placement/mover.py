@@ -282,37 +282,31 @@ class Mover:
         steps = {number: replica_moves.next_step(view) for number, view in views.items()}
         self._note(views, {number: _bytes_of(found, number) for number in views})
         await self._throttle.share(_copies(moving, sets))
-        after = replica_moves.applied(sets, steps)
-        try:
-            done = [number for number, step in steps.items() if isinstance(step, replica_moves.Done)]
-            if done:
-                rest = {number: goal for number, goal in found_moves.partitions.items() if number not in done}
+        done = [number for number, step in steps.items() if not step.why]
+        if done:
+            rest = {number: goal for number, goal in found_moves.partitions.items() if number not in done}
+            try:
                 await cluster.save_moves(replace(found_moves, partitions=rest), moves_version)
-                for number in done:
-                    del left[number]
-        except ChangedMeanwhile:  # another tool takes the same steps
-            return dict.fromkeys(moving, CHANGED)
-        late = await self._save(sets, after, versions)
-        return {
-            number: CHANGED if number in late else _why(step)
-            for number, step in steps.items()
-            if not isinstance(step, replica_moves.Done)
-        }
+            except ChangedMeanwhile:  # another tool takes the same steps
+                return dict.fromkeys(moving, CHANGED)
+            for number in done:
+                del left[number]
+        changed = {number: step.roles for number, step in steps.items() if step.roles != sets.partitions.get(number, {})}
+        late = await self._save(changed, versions)
+        return {number: CHANGED if number in late else step.why for number, step in steps.items() if step.why}
 
-    async def _save(self, before: ReplicaSets, after: ReplicaSets, versions: Mapping[int, int]) -> set[int]:
-        """Save the replica set of each partition by itself; skip those that their owner or another tool has changed
+    async def _save(self, changed: Mapping[int, Mapping[str, Membership]], versions: Mapping[int, int]) -> set[int]:
+        """Save the replica set of each partition by itself; return those that their owner or another tool has changed
         since they were read."""
         late = set[int]()
 
         async def save(number: int) -> None:
             try:
-                await self._cluster.save_replica_set(number, after.partitions[number], versions.get(number, NO_VERSION))
+                await self._cluster.save_replica_set(number, changed[number], versions.get(number, NO_VERSION))
             except ChangedMeanwhile:
                 late.add(number)
 
-        await self._cluster.each(
-            [number for number, roles in after.partitions.items() if roles != before.partitions.get(number)], save
-        )
+        await self._cluster.each(list(changed), save)
         return late
 
     def _note(self, views: Mapping[int, replica_moves.PartitionMove], bytes_: Mapping[int, int]) -> None:
@@ -405,18 +399,6 @@ def _check_storages(moving: Goals, found: ClusterSnapshot) -> None:
             not_done="what was moved until now stays; other partitions may be on their way",
             next_step="run `waltzctl partition auto-assign`, which leaves it out, or add the storage again",
         )
-
-
-def _why(step: replica_moves.Step) -> str:
-    match step:
-        case replica_moves.Add(names):
-            return f"start copying to {', '.join(names)}"
-        case replica_moves.Drop(name):
-            return f"remove the replica on {name}"
-        case replica_moves.Wait(why):
-            return why
-        case _:
-            return ""
 
 
 def _format_reasons(waiting: Mapping[int, str], most: int = NAMED_MAX) -> str:

@@ -14,7 +14,7 @@ session without that member; until it is recorded the member may still have a vo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from waltzctl.placement.replica_assignment import crowded, reassign_replicas
 from waltzctl.shell.cluster_target import unknown
@@ -344,53 +344,44 @@ class PartitionMove:
 
 
 @dataclass(frozen=True)
-class Add:
-    names: tuple[str, ...]
-    role: Membership
+class Step:
+    """Next step of one partition."""
 
-
-@dataclass(frozen=True)
-class Drop:
-    name: str
-
-
-@dataclass(frozen=True)
-class Wait:
     why: str
-
-
-@dataclass(frozen=True)
-class Done:
-    pass
-
-
-Step = Add | Drop | Wait | Done
+    """What the step does, or what it waits for; empty if the goal is reached."""
+    roles: Mapping[str, Membership]
+    """Replica set after the step; unchanged while it waits."""
 
 
 def next_step(view: PartitionMove) -> Step:
     if view.is_done:
-        return Done()
+        return Step("", view.roles)
     if view.missing:
         # Before the first session nothing can be lost, and no owner is there to make a member of a learner.
-        return Add(tuple(view.missing), Membership.LEARNER if view.was_opened else Membership.MEMBER)
+        role = Membership.LEARNER if view.was_opened else Membership.MEMBER
+        return Step(f"start copying to {', '.join(view.missing)}", {**view.roles, **dict.fromkeys(view.missing, role)})
     if not view.was_opened:
-        return Drop(view.surplus[0])
+        return _drop(view, view.surplus[0])
     learners = [name for name in view.surplus if view.roles[name] is Membership.LEARNER]
     if learners:
-        return Drop(learners[0])  # it has no vote
+        return _drop(view, learners[0])  # it has no vote
     if view.waiting:
-        return Wait(view.waiting)
+        return Step(view.waiting, view.roles)
     behind = [name for name in view.goal if view.roles[name] is not Membership.MEMBER or name not in view.level]
     if any(view.roles[name] is not Membership.MEMBER for name in behind) or (behind and not view.surplus):
-        return Wait(_catching_up(view, behind[0]))
+        return Step(_catching_up(view, behind[0]), view.roles)
     left = sorted(view.voting - set(view.roles))
     if left:
-        return Wait(f"the session without {', '.join(left)} is not recorded yet")
+        return Step(f"the session without {', '.join(left)} is not recorded yet", view.roles)
     # Those that are not level go first: they are no help.
     for name in sorted(view.surplus, key=lambda name: (name in view.level, name)):
         if without(view.partition, view.roles, view.level, gone=[name]).after.spare >= 0:
-            return Drop(name)
-    return Wait(f"{', '.join(behind) or 'nobody'} must be level before another replica may go")
+            return _drop(view, name)
+    return Step(f"{', '.join(behind) or 'nobody'} must be level before another replica may go", view.roles)
+
+
+def _drop(view: PartitionMove, name: str) -> Step:
+    return Step(f"remove the replica on {name}", {other: role for other, role in view.roles.items() if other != name})
 
 
 def _catching_up(view: PartitionMove, name: str) -> str:
@@ -400,21 +391,6 @@ def _catching_up(view: PartitionMove, name: str) -> str:
     if view.roles[name] is Membership.LEARNER and held >= view.committed:
         return f"{name} is level and becomes a member with the next session"
     return f"{name} holds {held + 1:,} of {view.committed + 1:,} transactions{f'; {story}' if story else ''}"
-
-
-def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
-    """Return the replica sets after these steps."""
-    partitions = {number: dict(roles) for number, roles in sets.partitions.items()}
-    for number, step in steps.items():
-        roles = partitions.setdefault(number, {})
-        match step:
-            case Add(names, role):
-                roles.update({name: role for name in names if name not in roles})
-            case Drop(name):
-                roles.pop(name, None)
-            case _:
-                pass
-    return replace(sets, partitions=partitions)
 
 
 def partition_move(
