@@ -38,7 +38,7 @@ class Services:
         self.index = str(folder / "index.db")
         taken = {port for ports in self.cluster.local.blueprint.ports.values() for port in ports}
         seed = zlib.crc32(os.fsencode(folder))  # another run looks elsewhere, and takes no port whose instance is dead
-        self._ports = dict(zip((*BOOKING, *SHOP), free_ports(seed, taken), strict=False))
+        self._ports = dict(zip((*BOOKING, *SHOP), (port for port in free_ports(seed) if port not in taken), strict=False))
         self.processes = {name: self._process(name) for name in (*BOOKING, *SHOP, INDEXER)}
 
     def _process(self, name: str) -> Daemon:

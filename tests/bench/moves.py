@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.machine import use_of
+from tests.spare_storages import members
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run
@@ -133,11 +134,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fill", type=int, default=1 << 19, help="bytes in each partition before it begins")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
-        cluster = LocalCluster.make(Path(directory) / "c", partitions=options.partitions, storages=3)
+        cluster = LocalCluster.make(Path(directory) / "c", partitions=options.partitions, storages=5)
         try:
-            cluster.start()
-            cluster.grow(storages=5, servers=2)
-            cluster.start()
+            with members(3):
+                cluster.start()
             run(measure(cluster, options.partitions, options.rate, options.seconds, options.fill))
             print(renewals(cluster))
         finally:

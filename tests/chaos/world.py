@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
 from waltzctl.local_cluster.java import java_command, write_settings
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.shell.blueprint import Blueprint, grown
+from waltzctl.shell.blueprint import Blueprint, ports_for
 from waltzd.errors.operations import DaemonEnded
 from waltzd.protocol.address import Address
 from waltzd.wire.storages import AdminClient, ReplicaClient
@@ -123,9 +124,10 @@ class World:
 
     def _lay_out(self, directory: Path) -> LocalCluster:
         blueprint = Blueprint(
-            key=uuid4(), partitions=len(PARTITIONS), replication=3, storages=0, servers=0, ports={}, format=self.format
-        )
-        blueprint = grown(blueprint, directory, storages=len(STORAGES), servers=len(SERVERS))
+            key=uuid4(), partitions=len(PARTITIONS), replication=3, storages=len(STORAGES), servers=len(SERVERS), ports={},
+            format=self.format,
+        )  # fmt: skip
+        blueprint = replace(blueprint, ports=ports_for(blueprint.names, directory, None))
         anywhere: dict[str, object] = {}
         if self._network is not None:
             blueprint = placed(blueprint, {name: self._network.address(name) for name in DAEMONS})

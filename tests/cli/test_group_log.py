@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.moving_words import bounded
+from tests.spare_storages import members
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement import creation
 from waltzctl.placement.creation import make_group_log
@@ -27,17 +28,15 @@ GROUP_LOG = 1
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, servers=1)
+    local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, storages=4, servers=1)
 
     def without_group_log(logs: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
         return assign_replicas(logs - 1, storages, replication)
 
     try:
-        with pytest.MonkeyPatch.context() as older:
+        with pytest.MonkeyPatch.context() as older, members(3):
             older.setattr(creation, "assign_replicas", without_group_log)
             local.start()
-        local.grow(storages=4, servers=1)
-        local.start()
         yield local
     finally:
         local.kill()

@@ -22,6 +22,7 @@ from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
+from tests.spare_storages import members
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.cluster_target import resolve, using
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
@@ -115,11 +116,12 @@ class Place:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    local = LocalCluster.make(tmp_path_factory.mktemp("membership") / "cluster", partitions=2, settings=SMALL_TAIL)
+    local = LocalCluster.make(
+        tmp_path_factory.mktemp("membership") / "cluster", partitions=2, storages=5, settings=SMALL_TAIL
+    )
     try:
-        local.start()
-        local.grow(storages=5, servers=2)
-        local.start()
+        with members(3):
+            local.start()
         yield local
     finally:
         local.kill()

@@ -25,6 +25,7 @@ from uuid import UUID
 import pytest
 
 from tests.cli.example import examples
+from tests.spare_storages import members
 from waltzctl.local_cluster import daemon, directory, local, up
 from waltzctl.local_cluster import show as shown
 from waltzctl.local_cluster.daemon import Daemon, birth, command_of
@@ -472,9 +473,9 @@ def test_a_port_that_somebody_else_has(home: Path, waltzctl: Tool) -> None:
     assert waltzctl("down", "small").code == 0
 
     moved = free_base(cluster.blueprint.names)
-    again = waltzctl("up", "small", "--port", str(moved + 2), "--servers", "2", "--detach", "-o", "json")
+    again = waltzctl("up", "small", "--port", str(moved + 2), "--detach", "-o", "json")
     assert (again.code, again.err) == (0, ""), "the documents of its storages follow"
-    assert json.loads(again.out)["servers"] == [f"127.0.0.1:{moved + 2}", f"127.0.0.1:{moved + 4}"]
+    assert json.loads(again.out)["servers"] == [f"127.0.0.1:{moved + 2}"]
     assert "one" in waltzctl("txn", "get", "0", "0", "--directory", "small").out
 
 
@@ -613,6 +614,8 @@ def test_another_size_than_the_cluster_has(home: Path, waltzctl: Tool) -> None:
     make_small(home / "small")
     refused(waltzctl("up", "small", "--partitions", "3"), 2, "--partitions 3: the cluster in small has 2")
     refused(waltzctl("up", "small", "--replicas", "3"), 2, "--replicas 3: the cluster in small has 1")
+    refused(waltzctl("up", "small", "--storages", "2"), 2, "--storages 2: the cluster in small has 1")
+    refused(waltzctl("up", "small", "--servers", "2"), 2, "--servers 2: the cluster in small has 1")
     refused(waltzctl("up", "new", "--storages", "2", "--replicas", "3"), 2, "W1001")
     refused(waltzctl("up", "new", "--archive", "ftp://there"), 2, "ftp://there names no store")
     (home / "archive").mkdir()
@@ -633,44 +636,32 @@ def test_files_that_somebody_spoiled(home: Path, waltzctl: Tool, name: str, cont
         refused(waltzctl(word, "small"), 2, "W2093", f"small/{name}")
 
 
-# -- more daemons ------------------------------------------------------------------------------------------------------
+# -- storages of an operator -------------------------------------------------------------------------------------------
 
 
-def test_more_storages_and_servers_later(home: Path, waltzctl: Tool) -> None:
-    """A server takes part by itself, a storage waits; what the operator did with the storages is not undone."""
-    cluster = make_small(home / "small")
-    screen = Foreground(home, "up", "small")
-    screen.wait_for("Ctrl-C stops everything.")
-    before = cluster.blueprint
-
-    brought = waltzctl("up", "small", "--storages", "2", "--servers", "2", "--detach")
+def test_what_an_operator_did_with_the_storages_is_not_undone(home: Path, waltzctl: Tool) -> None:
+    """A storage that runs and does not belong to the cluster waits."""
+    cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=2, replication=1)
+    with members(1):
+        brought = waltzctl("up", "small", "--detach")
     assert (brought.code, brought.err) == (0, "")
-    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 1 storage")
-    again = LocalCluster.find(home / "small")
-    assert again.running == ["zookeeper", "storage-1", "storage-2", "server-1", "server-2"]
-    assert {name: again.blueprint.ports[name] for name in before.ports} == dict(before.ports)
-    address = ",".join(again.blueprint.addresses("storage-2"))
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 1 server and 1 storage")
+    address = ",".join(cluster.blueprint.addresses("storage-2"))
     assert "storage-2 runs, but is not in the cluster yet. To add it:" in brought.out
     assert f"  waltzctl storage add storage-2={address} --directory small\n" in brought.out
-    screen.wait_for("storage-2 runs\n")
-    screen.wait_for("server-2 runs\n")
 
-    loop.run(add_storage(again, "storage-2"))
+    loop.run(add_storage(cluster, "storage-2"))
     brought = waltzctl("up", "small", "--storages", "2", "--detach")
     assert brought.code == 0
     assert "not in the cluster" not in brought.out
-    assert waltzctl("down", "small").out.startswith("5 processes stopped")
-    assert screen.end() == 0
+    assert waltzctl("down", "small").out.startswith("4 processes stopped")
 
     brought = waltzctl("up", "small", "--detach")
-    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 2 storages")
-    loop.run(remove_storage(again, "storage-2"))
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 1 server and 2 storages")
+    loop.run(remove_storage(cluster, "storage-2"))
     brought = waltzctl("up", "small", "--detach")
-    assert brought.out.splitlines()[0].endswith("2 partitions open, on 2 servers and 1 storage")
+    assert brought.out.splitlines()[0].endswith("2 partitions open, on 1 server and 1 storage")
     assert "waltzctl storage add storage-2=" in brought.out
-
-    for option in ("--storages", "--servers"):
-        refused(waltzctl("up", "small", option, "1"), 2, f"{option} 1: the cluster in small has 2, and `up` removes none")
 
 
 async def add_storage(cluster: LocalCluster, name: str) -> None:
@@ -713,13 +704,12 @@ def test_a_founding_that_was_interrupted_is_finished(home: Path, monkeypatch: py
 
 
 def test_logs_are_followed_through_everything_that_happens(home: Path, waltzctl: Tool) -> None:
-    cluster = make_small(home / "small")
+    cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=2, replication=1)
     nothing = waltzctl("logs", "small")
     assert (nothing.code, nothing.out, nothing.err) == (0, "", "The daemons in small have written nothing yet.\n")
     screen = Foreground(home, "logs", "small", "--follow")
     cluster.start_one("storage-1")
     screen.wait_for("storage-1 | waltzd storage is ready: ")
-    cluster.grow(storages=2, servers=1)
     cluster.start_one("storage-2")
     screen.wait_for("storage-2 | waltzd storage is ready: ")
     log = cluster.daemons["storage-1"].log

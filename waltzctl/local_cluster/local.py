@@ -18,7 +18,7 @@ import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,11 +44,11 @@ from waltzctl.shell.blueprint import (
     coordinator_files,
     credentials_file,
     free_base,
-    grown,
     is_free,
     load_blueprint,
     load_lives,
     operator_files,
+    ports_for,
     ports_from,
     save_blueprint,
     save_lives,
@@ -76,7 +76,6 @@ from waltzd.errors.operations import (
     DiskFull,
     ForeignArchive,
     NodeMissing,
-    NoLocalCluster,
     PartitionsClosed,
     PortInUse,
     StoreRefused,
@@ -166,14 +165,14 @@ class LocalCluster:
                 key=uuid4(),
                 partitions=partitions,
                 replication=replication,
-                storages=0,
-                servers=0,
+                storages=storages,
+                servers=servers,
                 ports={},
                 format=format,
                 has_tls=has_tls,
                 archive=store,
             )
-            blueprint = grown(blueprint, directory, storages=storages, servers=servers, base=base)
+            blueprint = replace(blueprint, ports=ports_for(blueprint.names, directory, base))
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, report=report, settings=settings)
 
@@ -181,15 +180,6 @@ class LocalCluster:
     def find(cls, directory: Path, *, report: Report = unreported) -> LocalCluster:
         """Return the cluster that was made in this directory."""
         return cls(directory, load_blueprint(directory), report=report)
-
-    def grow(self, *, storages: int, servers: int, base: int | None = None) -> None:
-        """Add daemons for the next start. Servers take part at once; a storage waits until an operator adds it."""
-        with directory_lock(self.directory):
-            self.recall()
-            check_whole(self.directory)
-            more = {"storages": max(storages, self.blueprint.storages), "servers": max(servers, self.blueprint.servers)}
-            self._draw_anew(grown(self.blueprint, self.directory, **more, base=base))
-            save_blueprint(self.directory, self.blueprint)
 
     def move(self, base: int) -> None:
         """Change the ports for the next start to those from `base` on. No daemon may run on another port."""
@@ -204,14 +194,9 @@ class LocalCluster:
                     not_done=NOTHING_STARTED,
                     next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
                 )
-            self.daemons = {}
-            self._draw_anew(replace(self.blueprint, ports=ports, has_moved=True))
+            self.blueprint = replace(self.blueprint, ports=ports, has_moved=True)
+            self.daemons = {name: self._daemon(name) for name in self.blueprint.names}
             save_blueprint(self.directory, self.blueprint)
-
-    def _draw_anew(self, blueprint: Blueprint) -> None:
-        """Take over a changed blueprint, with daemons for its new names."""
-        self.blueprint = blueprint
-        self.daemons = {name: self.daemons.get(name) or self._daemon(name) for name in blueprint.names}
 
     # -- where things are
 
@@ -249,11 +234,7 @@ class LocalCluster:
         return [name for name, daemon in self.daemons.items() if daemon.is_running]
 
     def recall(self) -> None:
-        """Read the blueprint and the notes on processes, which other commands may have changed."""
-        with suppress(NoLocalCluster):  # the cluster is being removed
-            there = load_blueprint(self.directory)
-            if there.names != self.blueprint.names:
-                self._draw_anew(there)
+        """Read the notes on processes, which other commands may have changed."""
         for name, life in load_lives(self.directory).items():
             if name in self.daemons:
                 self.daemons[name].take_over(life)

@@ -57,11 +57,11 @@ def up(
     *,
     storages: Annotated[
         int | None,
-        Option("--storages", min=1, max=STORAGES_MAX, help="Number of storages; 3 in a new cluster. It can grow later."),
+        Option("--storages", min=1, max=STORAGES_MAX, help="Number of storages; 3 in a new cluster."),
     ] = None,
     servers: Annotated[
         int | None,
-        Option("--servers", min=1, max=SERVERS_MAX, help="Number of servers; 2 in a new cluster. It can grow later."),
+        Option("--servers", min=1, max=SERVERS_MAX, help="Number of servers; 2 in a new cluster."),
     ] = None,
     partitions: Annotated[
         int | None,
@@ -127,8 +127,6 @@ def up(
     Ctrl-C stops everything in order. All data stays: the same command continues with the same cluster, and
     starts every daemon that does not run. When a daemon of a cluster that was made before does not come up, or a
     partition does not open, the rest runs on, and the error says what is missing; a new cluster is stopped again then.
-    With more --servers than there are, new ones are started and take part; with more --storages, new ones are started,
-    and wait until `waltzctl storage add` takes them into the cluster.
 
     A cluster keeps its ports. When another program has taken one, `--port 25000` gives all daemons others: stop those that
     still run (`waltzctl down`), and say it once. An application then connects to 127.0.0.1:25000.
@@ -182,9 +180,7 @@ def _cluster(
         if archive is not None and (directory_of(archive) or archive) != there:
             made = "was made without an archive" if there is None else f"archives to {there}"
             raise _refused(f"--archive {archive}", cluster, made)
-        wanted = _wanted(cluster, asked)
-        if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
-            cluster.grow(storages=wanted[0], servers=wanted[1], base=base)
+        _check_same(cluster, asked)
         if base is not None:
             cluster.move(base)
         return cluster
@@ -208,8 +204,8 @@ def _cluster(
     )
 
 
-def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, int]:
-    """Return the numbers of storages and servers that the cluster shall have."""
+def _check_same(cluster: LocalCluster, asked: dict[str, int | None]) -> None:
+    """Raise `BadArgument` for a number that the cluster does not have."""
     blueprint = cluster.blueprint
     there = {
         "storages": blueprint.storages,
@@ -218,14 +214,10 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
         "replicas": blueprint.replication,
         "format": blueprint.format,
     }
-    may_grow = ("storages", "servers")
     for name, number in asked.items():
-        if number is None or number == there[name] or (name in may_grow and number > there[name]):
-            continue
-        what = "was made with" if name == "format" else "has"  # an operator may have raised the format
-        stays = ", and `up` removes none" if name in may_grow else ""
-        raise _refused(f"--{name} {number}", cluster, f"{what} {there[name]}{stays}")
-    return asked["storages"] or blueprint.storages, asked["servers"] or blueprint.servers
+        if number is not None and number != there[name]:
+            what = "was made with" if name == "format" else "has"  # an operator may have raised the format
+            raise _refused(f"--{name} {number}", cluster, f"{what} {there[name]}")
 
 
 def _refused(option: str, cluster: LocalCluster, why: str) -> BadArgument:
@@ -405,7 +397,7 @@ def logs(
             return EXIT_OK
         with ending_in_order():
             try:
-                _follow(cluster, names, tails, put)
+                _follow(cluster, tails, put)
             except KeyboardInterrupt:
                 return EXIT_OK
     _print(f"The cluster in {directory} was removed.")
@@ -420,7 +412,7 @@ def _tails(cluster: LocalCluster, names: Sequence[str]) -> list[Tail]:
     return tails
 
 
-def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put: Callable[[LogLine], None]) -> None:
+def _follow(cluster: LocalCluster, tails: Sequence[Tail], put: Callable[[LogLine], None]) -> None:
     """Follow until the cluster is removed; Ctrl-C or a closed output raises."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
@@ -431,11 +423,6 @@ def _follow(cluster: LocalCluster, names: Sequence[str], tails: list[Tail], put:
         if any(event & select.POLLERR for _, event in reader.poll(0)):
             raise BrokenPipeError
         time.sleep(FOLLOW_SECONDS)
-        known = len(cluster.daemons)
-        cluster.recall()
-        if len(cluster.daemons) != known:  # new daemons: show them from their first line
-            there = {tail.path for tail in tails}
-            tails += [tail for tail in _tails(cluster, names) if tail.path not in there]
 
 
 # -- reset -------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 from uuid import UUID
@@ -95,24 +95,16 @@ class Lives(Document):
     daemons: Mapping[Name, Life]
 
 
-def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int, base: int | None = None) -> Blueprint:
-    """Return the blueprint with more daemons, and ports for the new ones."""
-    larger = replace(blueprint, storages=storages, servers=servers)
+def ports_for(names: Sequence[str], directory: Path, base: int | None) -> dict[str, tuple[int, ...]]:
+    """Return the ports of the daemons of a new cluster: those from `base` on, or any free ones."""
     if base is not None:
-        return replace(larger, ports={**ports_from(base, larger.names), **blueprint.ports})
-    taken = {port for ports in blueprint.ports.values() for port in ports}
-    free = free_ports(zlib.crc32(os.fsencode(directory.resolve())), taken)
-    more = {
-        name: (next(free),) if name == ZOOKEEPER else (next(free), next(free))
-        for name in larger.names
-        if name not in blueprint.ports
-    }
-    return replace(larger, ports={**blueprint.ports, **more})
+        return ports_from(base, names)
+    free = free_ports(zlib.crc32(os.fsencode(directory.resolve())))
+    return {name: (next(free),) if name == ZOOKEEPER else (next(free), next(free)) for name in names}
 
 
 def ports_from(base: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the ports of daemons in the block that begins at `base`. Each name has fixed ports, so that a daemon added
-    later takes no port of another one; `server-1` has the first."""
+    """Return the ports of daemons in the block that begins at `base`. `server-1` has the first."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:
         kind, _, number = name.partition("-")
@@ -133,13 +125,13 @@ def free_base(names: Sequence[str]) -> int:
     return candidates.start
 
 
-def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:
+def free_ports(seed: int) -> Iterator[int]:
     """Yield free ports, from one that depends on the seed, so that two clusters created at the same time get different
-    ports. `taken` are ports of daemons that may be down now."""
+    ports."""
     candidates = candidate_ports()
     for step in range(len(candidates)):
         port = candidates[(seed + step) % len(candidates)]
-        if port not in taken and is_free(port):
+        if is_free(port):
             yield port
     raise PortInUse(f"no port from {candidates[0]} to {candidates[-1]} is free at {HOST}")
 
