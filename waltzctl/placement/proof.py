@@ -19,11 +19,12 @@ What is not proven is named, and left to an operator.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
+from waltzctl.snapshot.cluster_snapshot import StorageView
 from waltzd.cluster.document_check import contradiction
 from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import WaltzError
@@ -63,6 +64,22 @@ class Statement:
             if error is not None:
                 return error
         return None
+
+
+def statement(storages: Iterable[StorageView], number: int) -> Statement:
+    """Collect the reports of all storages about one partition."""
+    statuses, blank, silent = dict[str, ReplicaStatus](), set[str](), dict[str, str]()
+    for view in storages:
+        name, held = view.meta.name, view.replica(number)
+        if view.reported is None:
+            silent[name] = view.error.message if view.error is not None else "it does not answer"
+        elif held is None:
+            blank.add(name)
+        elif held.status is not None:
+            statuses[name] = held.status
+        else:
+            silent[name] = held.refused.message if held.refused is not None else held.story
+    return Statement(partition=number, statuses=statuses, blank=frozenset(blank), silent=silent)
 
 
 @dataclass(frozen=True, kw_only=True)

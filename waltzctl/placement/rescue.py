@@ -19,6 +19,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import placement_state
+from waltzctl.placement.proof import statement
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
@@ -30,7 +31,7 @@ from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
-from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder
+from waltzd.protocol.descriptions import RestoreOrder
 from waltzd.protocol.document import decode
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
@@ -131,19 +132,10 @@ async def read_scene(cluster: Cluster, found: ClusterSnapshot, number: int) -> t
             meta = decode(PartitionMeta, node.data, path)
         except BadMetadata:
             meta = None  # it is replaced by the reports of the storages
-    view = found.partitions[number]
-    statuses, blank = dict[str, ReplicaStatus](), set[str]()
-    for storage in found.storages:
-        if storage.reported is None:
-            continue
-        held = storage.replica(number)
-        if held is None:
-            blank.add(storage.meta.name)
-        elif held.status is not None:
-            statuses[storage.meta.name] = held.status
+    view, reported = found.partitions[number], statement(found.storages, number)
     scene = Scene(
-        partition=number, generation=view.generation, roles=view.replicas, meta=meta, statuses=statuses,
-        blank=frozenset(blank),
+        partition=number, generation=view.generation, roles=view.replicas, meta=meta, statuses=reported.statuses,
+        blank=reported.blank,
     )  # fmt: skip
     return scene, NO_VERSION if node is None else node.version
 

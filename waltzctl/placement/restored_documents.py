@@ -13,12 +13,12 @@ Storages are fenced before a decision is made from what they hold, as in a rescu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.daemons import Daemons
-from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
+from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, statement
 from waltzctl.shell.progress import Report
 from waltzctl.snapshot.cluster_snapshot import StorageView
 from waltzd.cluster.assignment import UNOWNED
@@ -53,7 +53,6 @@ from waltzd.cluster.documents import (
 from waltzd.cluster.metadata import kind_of
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe
-from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import Document, decode, encode
 
 CHANGES_MAX, CHANGES_BYTES_MAX = 500, 400_000
@@ -76,37 +75,13 @@ def clock_generation(now: float) -> int:
 # -- reports of storages ----------------------------------------------------------------------------------------------
 
 
-def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:
+def statements(storages: Collection[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:
     """Collect the reports of all storages by partition. The group log is included if the documents know it (`logs`) or
     a storage holds data of it; an empty replica is a remainder of an interrupted command."""
-    storages = list(storages)
     reported = (one for view in storages if view.reported is not None for one in view.reported.assigned)
     held = {one.partition for one in reported if not is_fresh(one)}
     partitions = max(logs, partitions + (partitions in held))
-    statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
-    silent: list[dict[str, str]] = [{} for _ in range(partitions)]
-    answering, absent = list[str](), dict[str, str]()
-    for view in storages:
-        if view.reported is None:
-            absent[view.meta.name] = view.error.message if view.error is not None else "it does not answer"
-            continue
-        answering.append(view.meta.name)
-        for one in view.reported.assigned:
-            if not 0 <= one.partition < partitions:
-                continue
-            if one.status is not None:
-                statuses[one.partition][view.meta.name] = one.status
-            else:
-                silent[one.partition][view.meta.name] = one.refused.message if one.refused is not None else one.story
-    return [
-        Statement(
-            partition=number,
-            statuses=statuses[number],
-            blank=frozenset(answering) - statuses[number].keys() - silent[number].keys(),
-            silent={**absent, **silent[number]},
-        )
-        for number in range(partitions)
-    ]
+    return [statement(storages, number) for number in range(partitions)]
 
 
 # -- what is there -----------------------------------------------------------------------------------------------------
