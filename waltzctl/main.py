@@ -174,16 +174,16 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "remove": ("waltzctl.placement.ownership:remove", "Remove a server that was stopped for good."),
     },
     "storage": {
-        "add": ("waltzctl.placement.membership:add", "Add a storage to the cluster."),
+        "add": ("waltzctl.placement.storage:add", "Add a storage to the cluster."),
         "availability": (
             "waltzctl.placement.storage:availability",
             "Take replicas of a storage offline, or back online.",
         ),
         "describe": ("waltzctl.placement.storage:describe", "Describe a storage, its replicas and counters."),
         "list": ("waltzctl.placement.storage:list_", "List storages."),
-        "recover": ("waltzctl.placement.recover:recover", "Rebuild replicas whose disk was lost or damaged."),
-        "remove": ("waltzctl.placement.membership:remove", "Move all replicas off a storage, and remove it."),
-        "set": ("waltzctl.placement.membership:set_", "Set the addresses or the group of a storage."),
+        "recover": ("waltzctl.placement.storage:recover", "Rebuild replicas whose disk was lost or damaged."),
+        "remove": ("waltzctl.placement.storage:remove", "Move all replicas off a storage, and remove it."),
+        "set": ("waltzctl.placement.storage:set_", "Set the addresses or the group of a storage."),
         "verify": ("waltzctl.placement.storage:verify", "Check the files of a running storage."),
     },
     "support": {

@@ -23,7 +23,7 @@ from tests.cli.example import examples
 from tests.cli.outcome import until
 from tests.unit import snapshots
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.placement.recover import GIVEN_UP, State, plan_for, replica_state
+from waltzctl.placement.storage import GIVEN_UP, State, plan_for, replica_state
 from waltzctl.shell.safety import Danger
 from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd import BlockingClient

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
-from waltzctl.placement.membership import addition, removal, replacement, was_taken_out
 from waltzctl.placement.mover import MoveOptions, carry_out, placement_state
 from waltzctl.placement.replica_moves import Goals, MovePlan, PlacementState
-from waltzctl.placement.storage import switching
+from waltzctl.placement.storage import addition, removal, replacement, switching, was_taken_out
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import BadArgument

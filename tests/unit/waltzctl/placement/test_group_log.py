@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.snapshots import SERVERS, STORAGES, held, partition, placement_state, server, silent, storage, well
 from waltzctl.placement.creation import plan_group_log
-from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
+from waltzctl.placement.storage import removal
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, NoSuchPartition
