@@ -23,7 +23,7 @@ from uuid import UUID
 import typer
 from typer import Argument, Option
 
-from waltzctl.shell.change import Change, ChangeCommand, Prepare, change_option
+from waltzctl.shell.change import Change, ChangeCommand, change_option
 from waltzctl.shell.cluster_target import (
     ClusterTarget,
     CommandTarget,
@@ -34,6 +34,7 @@ from waltzctl.shell.cluster_target import (
     using,
 )
 from waltzctl.shell.numbers import check_partitions, chosen
+from waltzctl.shell.options import option_group
 from waltzctl.shell.progress import Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
@@ -100,10 +101,25 @@ class Owners:
         return [f"the leader moves {part}" for part in moved(self.assignment, after)]
 
 
-Wait = Annotated[bool, change_option("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")]
-Patience = Annotated[
-    float, change_option("--timeout", min=0, metavar="SECONDS", help="How long to wait; what was done stays done.")
-]
+@option_group
+@dataclass(frozen=True, kw_only=True)
+class WaitOptions:
+    """Options of a command that waits until partitions are open at their new owners."""
+
+    wait: Annotated[
+        bool, change_option("--wait/--no-wait", help="Wait until the partitions are open at their new owners.")
+    ] = True
+    timeout: Annotated[
+        float, change_option("--timeout", min=0, metavar="SECONDS", help="How long to wait; what was done stays done.")
+    ] = TIMEOUT_SECONDS
+
+    async def follow(
+        self, cluster: Cluster, found: Owners, after: Assignment, wanted: Handover, tls: Tls | None, report: Report
+    ) -> dict[str, Any]:
+        """Wait for the handover, and return the result of the command."""
+        seconds = await arrival(cluster, wanted, found.meta.key, tls, self.timeout, report) if self.wait else None
+        moves = moves_json(found.assignment, after)
+        return {"moves": moves, "seconds": None if seconds is None else round(seconds, 3)}
 
 
 def moves_json(before: Assignment, after: Assignment) -> list[dict[str, Any]]:
@@ -140,8 +156,7 @@ def drain(
     server: ServerName,
     is_undo: Annotated[bool, Option("--undo", help="Let a server that drains take partitions again.")] = False,
     command: ChangeCommand,
-    wait: Wait = True,
-    timeout: Patience = TIMEOUT_SECONDS,
+    waiting: WaitOptions,
 ) -> int:
     """Move all partitions of a server to other servers and assign it no new ones, before it is stopped. The command
     ends when the server owns nothing and its partitions are open elsewhere. The server takes part again after --undo or
@@ -154,44 +169,29 @@ def drain(
       waltzctl server drain server-1 --undo
     """
     tls = command.target.tls
-    if is_undo:
-        return command.perform(_undo(server, tls, timeout, wait=wait))
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
-        numbers = await _to_give_away(found, server, tls)
-        made, after = drain_plan(found, server, numbers)
+        after: Assignment | None
+        if is_undo:
+            made, after = undrain_plan(found, server)
+            before = {move["partition"]: move["generation"] - 1 for move in moves_json(found.assignment, after)}
+            wanted = Handover(numbers=tuple(before), to={}, before=before)
+        else:
+            numbers = await _to_give_away(found, server, tls)
+            made, after = drain_plan(found, server, numbers)
+            wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            await _announce(found, server, tls, is_draining=True)
+            async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
+                await admin.drain(not is_undo)
             if after is None:
-                return _result([], None)
-            wanted = Handover(numbers=tuple(numbers), to={}, leaving=server)
-            seconds = await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None
-            return _result(moves_json(found.assignment, after), seconds)
+                return {"moves": [], "seconds": None}
+            return await waiting.follow(cluster, found, after, wanted, tls, report)
 
-        return Change(plan=made, do=do, is_planned_again=True)
+        return Change(plan=made, do=do, is_planned_again=not is_undo)
 
     return command.perform(prepare)
-
-
-def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepare:
-    """Wait until the partitions that the leader moves are open at their new owners."""
-
-    async def prepare(cluster: Cluster) -> Change:
-        found = await Owners.of(cluster)
-        made, after = undrain_plan(found, server)
-        moves = moves_json(found.assignment, after)
-
-        async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
-            await _announce(found, server, tls, is_draining=False)
-            before = {move["partition"]: found.assignment.owners[move["partition"]].generation for move in moves}
-            wanted = Handover(numbers=tuple(before), to={}, before=before)
-            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None)
-
-        return Change(plan=made, do=do)
-
-    return prepare
 
 
 def remove(*, server: ServerName, command: ChangeCommand) -> int:
@@ -232,15 +232,6 @@ async def _to_give_away(found: Owners, server: str, tls: Tls | None) -> list[int
     return sorted({*assigned, *(held.partition for held in reported.partitions)})
 
 
-async def _announce(found: Owners, server: str, tls: Tls | None, *, is_draining: bool) -> None:
-    async with found.admin(server, tls) as admin, first_contact(found.server(server).admin_listen, tls):
-        await admin.drain(is_draining)
-
-
-def _result(moves: list[dict[str, Any]], seconds: float | None) -> dict[str, Any]:
-    return {"moves": moves, "seconds": None if seconds is None else round(seconds, 3)}
-
-
 def drain_plan(found: Owners, server: str, numbers: Sequence[int]) -> tuple[Plan, Assignment | None]:
     """Plan the drain, with the assignment that the leader will make; None if no server could take the partitions."""
     before = found.server(server)
@@ -274,8 +265,7 @@ def transfer(
         str, Option("--to", metavar="SERVER", help="The server that is to own them.", autocompletion=known_servers)
     ],
     command: ChangeCommand,
-    wait: Wait = True,
-    timeout: Patience = TIMEOUT_SECONDS,
+    waiting: WaitOptions,
 ) -> int:
     """Move PARTITIONS (like 0-3,7) to another server once. The plan shows which partitions move back so that servers
     own equally many. A transfer is refused if the cluster would undo it at once, because a partition is preferred
@@ -291,14 +281,12 @@ def transfer(
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
         after = transfer_of(found, numbers, server)
-        moves = moves_json(found.assignment, after)
+        to = {move["partition"]: move["to"] for move in moves_json(found.assignment, after)}
 
         async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
             await save(cluster, found, after)
-            to = {move["partition"]: move["to"] for move in moves}
             wanted = Handover(numbers=tuple(to), to=to)
-            tls = command.target.tls
-            return _result(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, report) if wait else None)
+            return await waiting.follow(cluster, found, after, wanted, command.target.tls, report)
 
         return Change(plan=transfer_plan(found.assignment, after, numbers), do=do)
 
@@ -400,7 +388,13 @@ def preferred(
         after = found.planned(found.servers, wanted)
 
         async def do(cluster: Cluster, _report: Report) -> Mapping[str, Any]:
-            await _save_preferences(cluster, wanted, found.preferences_version)
+            try:
+                await cluster.save_preferences(wanted, found.preferences_version)
+            except ChangedMeanwhile as error:
+                raise ChangedMeanwhile(
+                    "another operator changed the preferences meanwhile",
+                    next_step="look at it with `waltzctl partition preferred`",
+                ) from error
             unmet = {
                 number: why
                 for number in numbers
@@ -413,16 +407,6 @@ def preferred(
         return Change(plan=preference_plan(found, wanted, after, numbers, server), do=do)
 
     return command.perform(prepare)
-
-
-async def _save_preferences(cluster: Cluster, wanted: Preferences, version: int) -> None:
-    try:
-        await cluster.save_preferences(wanted, version)
-    except ChangedMeanwhile as error:
-        raise ChangedMeanwhile(
-            "another operator changed the preferences meanwhile",
-            next_step="look at it with `waltzctl partition preferred`",
-        ) from error
 
 
 def preferences_after(before: Preferences, numbers: Collection[int], server: str | None) -> Preferences:
