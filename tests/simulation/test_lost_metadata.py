@@ -16,7 +16,7 @@ from tests.simulation.cell import Appender, Cell, cell, story
 from tests.simulation.lost_metadata import Hands, carry_out, load, next_generation, rebuild, ruin, saved_of, wipe
 from tests.tiers import in_turns
 from tests.unit.timeless import run
-from waltzctl.placement.restored_documents import GENERATIONS_AHEAD
+from waltzctl.placement.metadata import GENERATIONS_AHEAD
 from waltzd.cluster.cluster import CLIENT_IDS, CLIENT_IDS_AHEAD, Cluster, partition_path
 from waltzd.cluster.coordinator import Change, Set
 from waltzd.cluster.documents import Counter, Membership, ServerMeta, decode_root

@@ -28,7 +28,8 @@ from tests.simulation.test_archive_timelines import stored
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, keeping
 from waltzctl.placement.backup import Source
-from waltzctl.placement.restore import RestoreSpec, carry_out
+from waltzctl.placement.restore import VERB, RestoreSpec, carry_out
+from waltzctl.shell.safety import Plan
 from waltzd.archive.cut_point import cut_at_marks, logs_in
 from waltzd.archive.listing import label_of, newest_manifests
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
@@ -249,9 +250,9 @@ class Life:
         return await self.run_restore(spec)
 
     async def run_restore(self, spec: RestoreSpec) -> RestoreSpec:
-        hands = lost_metadata.Hands(self.c, self.store)
+        hands, plan = lost_metadata.Hands(self.c, self.store), Plan(verb=VERB, subject=spec.meta.name, steps=())
         try:
-            return await carry_out(Cluster(self.c.tree.connect()), hands, spec, [], lambda *_: None)
+            return await carry_out(Cluster(self.c.tree.connect()), hands, spec, plan, lambda *_: None)
         except TargetNotEmpty:  # the command before was killed behind its last change: the cluster is complete
             return spec
 

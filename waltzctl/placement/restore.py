@@ -3,7 +3,7 @@
 Everything is checked before anything is written: the logs in the store and where they can end, the saved documents, the
 storages and their free space, ZooKeeper, and whether the old cluster still runs. Then the root marks the cluster as
 incomplete, each storage fetches its replicas, and the documents are written in the order of
-`waltzctl.placement.restored_documents`. A killed command leaves a root that is refused; running the command again
+`waltzctl.placement.metadata`. A killed command leaves a root that is refused; running the command again
 continues from there.
 
 Each replica is as after the orderly end of a session, above every known one, that closed at its last id. The documents
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -25,9 +25,9 @@ from typer import Argument, Option
 from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, cut_rows, moment_of, source_at
 from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.metadata import Restoration, Target, clock_generation, counter_above, put_back, read_target
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.replica_assignment import assign_replicas
-from waltzctl.placement.restored_documents import Restoration, Target, clock_generation, put_back, read_target
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.cluster_target import check_name, check_operator
@@ -40,8 +40,6 @@ from waltzd.cluster.cluster import (
     ARCHIVES,
     ASSIGNMENT,
     CLIENT_IDS,
-    CLIENT_IDS_AHEAD,
-    CLIENT_IDS_PER_SECOND,
     EXPECTED,
     MOVES,
     NO_VERSION,
@@ -60,7 +58,6 @@ from waltzd.cluster.documents import (
     ClusterMeta,
     Counter,
     Decision,
-    HistoryEntry,
     Membership,
     PartitionMeta,
     ReplicaState,
@@ -173,6 +170,11 @@ class RestoreSpec:
     """Time at which the command began, as the root document has it: a repeated command continues what it began."""
     who: str | None = None
 
+    @property
+    def is_same_key(self) -> bool:
+        """Return whether the key is kept. The archive then belongs to this cluster: each log continues there."""
+        return self.meta.key == self.source.label.cluster
+
     def session(self, partition: int) -> int:
         """Return a session above every known one."""
         saved = self.source.newest.partition(partition) if self.source.newest is not None else None
@@ -218,11 +220,6 @@ class RestoreSpec:
 
     def _bytes(self, partition: int) -> int:
         return bytes_up_to(self.source.logs[partition], self.cut.points[partition].mark)
-
-    @property
-    def goes_on_archiving(self) -> bool:
-        """Check that the archive belongs to this cluster: each log continues there under its new timeline."""
-        return self.meta.key == self.source.label.cluster
 
 
 def _spec_for(
@@ -384,10 +381,11 @@ def _change(
 ) -> Change:
     steps = _steps(spec, descriptions, target, words)
     unsafe = tuple(f"the storage {name} of the old cluster {how}" for name, how in living.items())
+    plan = Plan(verb=VERB, subject=spec.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
 
     async def do(cluster: Cluster, report: Report) -> Mapping[str, Any]:
         started = time.monotonic()
-        done = await carry_out(cluster, Daemons(tls), replace(spec, began=moment.now(), who=whose), steps, report)
+        done = await carry_out(cluster, Daemons(tls), replace(spec, began=moment.now(), who=whose), plan, report)
         return {
             "key": str(done.meta.key),
             "moment": moment_of(done.cut),
@@ -395,7 +393,6 @@ def _change(
             "partitions": cut_rows(done.cut, done.source.logs),
         }
 
-    plan = Plan(verb=VERB, subject=spec.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
     return Change(plan=plan, do=do, is_recorded=False, interrupted=HALF)
 
 
@@ -432,7 +429,7 @@ def _steps(spec: RestoreSpec, descriptions: Mapping[str, StorageDescription], ta
     )
     sessions = max(spec.session(number) for number in spec.planned)
     steps.append(f"continue sessions above all known ones, at most from {sessions} on; so do client ids and generations")
-    if not spec.goes_on_archiving:
+    if not spec.is_same_key:
         steps.append(
             f"{source.place} stays unchanged and archives nothing of this cluster: give its storages another store"
         )
@@ -446,9 +443,7 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
     return f"; times of {wrong} behind id {cut.ahead[number]} are in the future, so it is restored to its end"
 
 
-async def carry_out(
-    cluster: Cluster, daemons: Daemons, spec: RestoreSpec, steps: Sequence[str], report: Report
-) -> RestoreSpec:
+async def carry_out(cluster: Cluster, daemons: Daemons, spec: RestoreSpec, plan: Plan, report: Report) -> RestoreSpec:
     """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
     there = await read_target(cluster, spec.meta)
     _check_target(there, spec)
@@ -460,11 +455,7 @@ async def carry_out(
         spec = replace(spec, began=there.begun.began)
     statuses = await _fetch(daemons, spec, report)
     there = await read_target(cluster, spec.meta)
-    entry = HistoryEntry(
-        began=began, ended=moment.now(), who=spec.who or "", verb=VERB, subject=spec.meta.name, reason=None,
-        steps=tuple(steps), outcome="done",
-    )  # fmt: skip
-    await put_back(cluster, daemons, restoration(spec, statuses), there, entry, report)
+    await put_back(cluster, daemons, restoration(spec, statuses), there, report, plan=plan, who=spec.who or "", began=began)
     return spec
 
 
@@ -514,7 +505,7 @@ def restoration(spec: RestoreSpec, statuses: Mapping[int, Mapping[str, ReplicaSt
     }
     documents |= {f"{STORAGES}/{name}": storage for name, storage in spec.storages.items()}
     documents[CLIENT_IDS] = _counter(spec)
-    if spec.goes_on_archiving:
+    if spec.is_same_key:
         for number, log in spec.source.logs.items():
             manifest = log.manifest
             if manifest.number:
@@ -563,7 +554,5 @@ def _counter(spec: RestoreSpec) -> Counter:
     kept."""
     newest = spec.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
-    known = saved.next if isinstance(saved, Counter) else 1
-    is_known = isinstance(saved, Counter) and spec.goes_on_archiving and saved.secret != NO_SECRET
-    secret = saved.secret if is_known and isinstance(saved, Counter) else uuid4()
-    return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)
+    is_known = isinstance(saved, Counter) and spec.is_same_key and saved.secret != NO_SECRET
+    return counter_above(saved, saved.secret if is_known and isinstance(saved, Counter) else uuid4())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.snapshots import SERVERS, STORAGES, held, partition, placement_state, server, silent, storage, well
 from waltzctl.placement.creation import plan_group_log
-from waltzctl.placement.restored_documents import statements
+from waltzctl.placement.metadata import statements
 from waltzctl.placement.storage import removal
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership

@@ -12,10 +12,10 @@ from tests.archives import ARCHIVE, Uploads
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.placement.backup import Source
+from waltzctl.placement.metadata import Target
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.placement.restore import SESSIONS_AHEAD, RestoreSpec, of_size, partition_meta, restoration
-from waltzctl.placement.restored_documents import Target
 from waltzd.archive.cut_point import CutPoint, cut_latest
 from waltzd.archive.manifest import Label
 from waltzd.cluster.cluster import ARCHIVES, ASSIGNMENT, CLIENT_IDS, EXPECTED, PARTITIONS, POLICY, ROOT, STORAGES
@@ -135,12 +135,12 @@ def test_an_archive_is_gone_on_with_only_under_its_own_key() -> None:
     assert isinstance(made, Counter)
     assert made.secret not in (UUID(int=77), NO_SECRET), "an archive has none, so another one is made"
     shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: CutPoint(mark=1)}))
-    assert shorter.goes_on_archiving, "the new timeline takes over what is whole in front of the cut"
+    assert shorter.is_same_key, "the new timeline takes over what is whole in front of the cut"
     assert [one.fork for one in shorter.lineage(1).later] == [1]
     assert shorter.order(1).timelines == tuple(
         one.bare for one in partition_meta(shorter, 1, statuses(shorter, 1)).timelines
     )
-    assert not spec().goes_on_archiving
+    assert not spec().is_same_key
 
 
 def test_the_first_owner_has_nothing_to_decide() -> None:

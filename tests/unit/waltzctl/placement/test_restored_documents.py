@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzctl.placement.restored_documents import GENERATIONS_AHEAD, Restoration, Target, clock_generation
+from waltzctl.placement.metadata import GENERATIONS_AHEAD, Restoration, Target, clock_generation
 from waltzd.cluster.cluster import ASSIGNMENT
 from waltzd.cluster.coordinator import Node
 from waltzd.cluster.documents import GENERATION_MAX, Assignment, ClusterMeta, Ownership
