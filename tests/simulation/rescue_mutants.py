@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.mutant import BUSIER, Aim, Patches, mutant
-from waltzctl.placement.rescue_scene import Scene
+from waltzctl.placement.proof import Scene
 from waltzd.protocol.quorum import EMPTY
 from waltzd.storage.calls import StorageCalls
 

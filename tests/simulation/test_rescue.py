@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.cell import KEY, Cell, cell, story
 from waltzctl.placement.daemons import Daemons
+from waltzctl.placement.proof import Scene
 from waltzctl.placement.rescue import carry_out, read_scene, with_archive
-from waltzctl.placement.rescue_scene import Scene
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.coordinator import Delete, Set

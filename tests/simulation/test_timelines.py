@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, Cell, cell, story
 from tests.simulation.test_rescue import Hands
-from waltzctl.placement.rescue_scene import Scene
+from waltzctl.placement.proof import Scene
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED

@@ -65,8 +65,7 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 
 DECIDING = (
     "waltzctl.snapshot.cluster_snapshot", "waltzctl.placement.replica_moves", "waltzctl.placement.replica_assignment",
-    "waltzctl.placement.proof",
-    "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
+    "waltzctl.placement.proof", "waltzctl.shell.safety",
     "waltzctl.health.facts", "waltzctl.health.rates", "waltzctl.health.rules",
     "waltzctl.health.troubles",
     "waltz_spark.engine.properties", "waltz_spark.export.manifest",

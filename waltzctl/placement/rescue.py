@@ -19,8 +19,7 @@ from typer import Argument, Option
 
 from waltzctl.placement.daemons import Daemons
 from waltzctl.placement.mover import placement_state
-from waltzctl.placement.proof import statement
-from waltzctl.placement.rescue_scene import Scene
+from waltzctl.placement.proof import Scene, statement
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, ChangeCommand, current_user
 from waltzctl.shell.numbers import chosen, format_partitions

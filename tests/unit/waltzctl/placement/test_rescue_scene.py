@@ -9,8 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.proof import Proven, Statement, from_storages
-from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
+from waltzctl.placement.proof import JUMP_MAX, Proven, Scene, Statement, from_storages
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors.operations import MetadataBehind
 from waltzd.format.finding import Code, Finding
