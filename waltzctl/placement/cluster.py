@@ -41,7 +41,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import read_documents, write
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import BadMetadata, FormatUnknown, Unfinished, Unsafe
 from waltzd.format.layout import BATCHES, VERSIONS
@@ -107,16 +107,15 @@ def set_(
         if options.bytes_per_second is not None or options.timeout is not None:
             raise Misused("--rate and --timeout are for copies, and --secure copies nothing.")
         return _secure(command)
+    if replicas is not None:
+        return spread_all("cluster set", replicas, command, options)
+    if options.bytes_per_second is not None:
+        name = "--format" if keep_local is None else "--keep-local"
+        raise Misused(f"--rate is a bound on copies, and {name} copies nothing.")
     if keep_local is not None:
-        if options.bytes_per_second is not None:
-            raise Misused("--rate is a bound on copies, and --keep-local copies nothing.")
         return change_keep_local(keep_local, command)
-    if replicas is None:
-        assert format is not None
-        if options.bytes_per_second is not None:
-            raise Misused("--rate is a bound on copies, and --format copies nothing.")
-        return change_format(format, options.timeout, command)
-    return spread_all("cluster set", replicas, command, options)
+    assert format is not None
+    return change_format(format, options.timeout, command)
 
 
 def _secure(command: ChangeCommand) -> int:
@@ -387,7 +386,8 @@ def format_plan(found: ClusterSnapshot, wanted: int) -> Plan:
             f"cannot read what its partitions have written",
             next_step=f"keep the format; a new cluster can be created with `waltzctl create-cluster --format {wanted}`",
         )
-    _check_storages(found, wanted)
+    _check_answers(found, FormatUnknown, f"to write format {wanted}")
+    check_formats(found.storage_reports, wanted)
     steps = [f"set the cluster {meta.name} to format {wanted}"] if wanted > meta.format else []
     opened, closed = ([view.partition for view in left if view.is_open is is_open] for is_open in (True, False))
     if opened:
@@ -413,12 +413,7 @@ def finalize_plan(found: ClusterSnapshot, program: Program = THIS) -> Plan:
     name, before, level = found.meta.name, found.meta.level, program.level
     if before == level:
         return Plan(verb=FINALIZE, subject=name, steps=())
-    silent = [view.meta.name for view in found.storages if view.reported is None]
-    if silent:
-        raise Unsafe(
-            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old for level {level}",
-            next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
-        )
+    _check_answers(found, Unsafe, f"for level {level}")
     versions = {f"server {one.name}": one.version for one in [*(view.meta for view in found.servers), *found.missing]}
     versions |= {f"storage {name}": reported.version for name, reported in found.storage_reports.items()}
     old = [f"{who} (version {version})" for who, version in sorted(versions.items()) if program.level_of(version) < level]
@@ -443,15 +438,14 @@ def unchanged(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:
     return [view for view in found.partitions if (view.format or 0) < wanted]
 
 
-def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
+def _check_answers(found: ClusterSnapshot, kind: type[WaltzError], purpose: str) -> None:
+    """Raise if a storage does not answer, because its version is unknown."""
     silent = [view.meta.name for view in found.storages if view.reported is None]
     if silent:
-        raise FormatUnknown(
-            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old to write format "
-            f"{wanted}",
+        raise kind(
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, and may be too old {purpose}",
             next_step="start it, or remove it with `waltzctl storage remove`, then run this command again",
         )
-    check_formats(found.storage_reports, wanted)
 
 
 def _format_reasons(left: list[PartitionView]) -> str:
