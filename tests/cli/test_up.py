@@ -27,7 +27,6 @@ import pytest
 from tests.cli.example import examples
 from tests.spare_storages import members
 from waltzctl.local_cluster import daemon, directory, local, up
-from waltzctl.local_cluster import show as shown
 from waltzctl.local_cluster.daemon import Daemon, birth, command_of
 from waltzctl.local_cluster.directory import directory_lock
 from waltzctl.local_cluster.local import LocalCluster
@@ -297,7 +296,7 @@ def test_a_console_that_cannot_be_beside_it_is_refused_before_anything_starts(
 ) -> None:
     told = waltzctl("up", "small", "--console", "--detach")
     assert (told.code, told.out) == (2, "")
-    monkeypatch.setattr(shown, "missing_for_console", lambda: "jinja2")
+    monkeypatch.setattr(up, "_missing_for_console", lambda: "jinja2")
     told = waltzctl("up", "small", "--console")
     assert told.err.startswith("W2032 the package jinja2 is not installed")
     assert "pip install 'waltzd[console]'" in told.err

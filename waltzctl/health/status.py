@@ -69,13 +69,11 @@ def page(target: ClusterTarget, report: HealthReport) -> Listing[PartitionView]:
     if target.directory is None:
         return cluster.status(report)
     # Not at the top: it is a sixth of all that this command imports.
-    from waltzctl.local_cluster.local import LocalCluster
-    from waltzctl.local_cluster.show import PROCESSES, processes
+    from waltzctl.local_cluster.local import PROCESSES, LocalCluster
 
     found = LocalCluster.find(target.directory)
-    running = found.processes
-    content = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
-    return cluster.status(report, Listing(page=processes(running, found.blueprint.key, found.directory), content=content))
+    content = {"directory": str(found.directory), "daemons": objects(PROCESSES, found.processes)}
+    return cluster.status(report, Listing(page=found.table(), content=content))
 
 
 def _watch(target: ClusterTarget, every: float, seconds: float, output: str) -> int:

@@ -57,6 +57,7 @@ from waltzctl.shell.blueprint import (
 from waltzctl.shell.cluster_target import access_to, tls_of
 from waltzctl.shell.numbers import format_partitions
 from waltzctl.shell.progress import Report, unreported
+from waltzctl.show.forms import Column, Columns, Part, Table
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.archive.listing import label_at
@@ -103,6 +104,15 @@ TOLD_PARTITIONS = 5
 MAKING = {"log", LOCK, ARCHIVE_KEY, f"{ARCHIVE_KEY}.new", BLUEPRINT, f"{BLUEPRINT}.new"}
 """Files in the directory while another command makes a cluster, or after it was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
+PROCESSES: Columns[Process] = (
+    Column("process", "name", json="name"),
+    Column("address", lambda one: one.addresses[0], json=""),
+    Column("admin", lambda one: "".join(one.addresses[1:]), json=""),
+    Column("pid"),
+    Column("state", lambda one: one.pid is not None, cell=lambda runs: "runs" if runs else "down", json="is_running"),
+    Column("", json="addresses"),
+    Column("", lambda one: str(one.log), json="log"),
+)
 NOTHING_STARTED = "nothing was started"
 
 
@@ -228,6 +238,10 @@ class LocalCluster:
             )
             for name, daemon in self.daemons.items()
         ]
+
+    def table(self) -> list[Part]:
+        """Return the processes for a page."""
+        return [Table(PROCESSES, self.processes), f"key {self.blueprint.key}; logs: {self.directory}/log"]
 
     @property
     def running(self) -> list[str]:

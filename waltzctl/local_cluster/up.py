@@ -6,11 +6,15 @@ on it: if it is killed they run on, and the next `up` or `down` finds them.
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import select
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,28 +23,50 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from waltzctl.local_cluster import show as shown
-from waltzctl.local_cluster.daemon import command_of
+from waltzctl.local_cluster.daemon import Process, command_of
 from waltzctl.local_cluster.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.local_cluster.java import java_command
-from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machine
+from waltzctl.local_cluster.local import OPEN_SECONDS, PROCESSES, LocalCluster, check_machine
 from waltzctl.placement.replica_assignment import assign_replicas
-from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.shell.blueprint import (
+    APPLICATION,
+    ARCHIVE_KEY,
+    BLUEPRINT,
+    OPERATOR,
+    PORT_BLOCK,
+    SERVERS_MAX,
+    STORAGES_MAX,
+    ZOOKEEPER,
+    certificate_files,
+    coordinator_files,
+    credentials_file,
+    operator_files,
+)
 from waltzctl.shell.change import ConfirmOptions, agree, put_plan
-from waltzctl.shell.cluster_target import LOCAL_DIRECTORY, ClusterTarget, load_contexts, resolve, unknown, unprotected
+from waltzctl.shell.cluster_target import (
+    LOCAL_DIRECTORY,
+    ClusterTarget,
+    load_contexts,
+    resolve,
+    unknown,
+    unprotected,
+    variable,
+)
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.shell.merged_log import LogLine, Tail, merged
+from waltzctl.shell.merged_log import EVENTS, LogLine, Tail, merged
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Report, Waiting
 from waltzctl.shell.safety import Plan
-from waltzctl.show.forms import Lines, put
-from waltzctl.show.terminal import count, size
+from waltzctl.show.cluster import sentence
+from waltzctl.show.forms import Line, Lines, Listing, Part, objects, pick, put, stream
+from waltzctl.show.terminal import console, count, printable, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import FORMAT
+from waltzd.cluster.zookeeper_credentials import Verify
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK
-from waltzd.errors.operations import NoLocalCluster, NotInstalled
+from waltzd.errors.operations import BROUGHT, NoLocalCluster, NotInstalled
 from waltzd.format.layout import VERSIONS
 
 WATCH_SECONDS = 0.3
@@ -144,7 +170,7 @@ def up(
     """
     if console and detach:
         raise Misused("--console and --detach exclude each other: type `waltzctl console` after `waltzctl up --detach`.")
-    if console and (missing := shown.missing_for_console()):
+    if console and (missing := _missing_for_console()):
         raise NotInstalled(f"the package {missing} is not installed", not_done="nothing was started", extra="console")
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}
     started = time.monotonic()
@@ -237,28 +263,6 @@ def _strangers(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _ready(
-    cluster: LocalCluster, found: ClusterSnapshot, *, seconds: float, stays: bool, output: str, has_console: bool = False
-) -> None:
-    try:
-        meant = resolve({}).directory
-    except WaltzError:  # no cluster is selected, or the selection is ambiguous
-        meant = None
-    is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
-    screen = shown.ready(
-        cluster.directory,
-        cluster.processes,
-        found,
-        seconds=seconds,
-        stays=stays,
-        is_meant=is_meant,
-        has_tls=cluster.blueprint.has_tls,
-        archive=cluster.blueprint.archive,
-        has_console=has_console,
-    )
-    put(screen, output)
-
-
 class _Console:
     """`waltzctl console` as a child process, which prints its own addresses. It ends when its standard input closes, so
     also when this command is killed."""
@@ -303,7 +307,7 @@ def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output:
         _print("Stopping everything.")
     else:  # another command has stopped them, and may have removed the cluster
         if is_whole(cluster.directory):
-            shown.stopped(names, [], str(cluster.directory), output)
+            _print_stopped(names, [], str(cluster.directory), output)
         else:
             _print(f"The cluster in {cluster.directory} was removed.")
         return EXIT_OK
@@ -312,7 +316,7 @@ def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output:
     except KeyboardInterrupt:
         cluster.kill()
         return EXIT_INTERRUPTED
-    shown.stopped(names, killed, str(cluster.directory), output)
+    _print_stopped(names, killed, str(cluster.directory), output)
     return EXIT_ERROR if killed else EXIT_OK
 
 
@@ -356,7 +360,7 @@ def down(*, directory: Place = Path(LOCAL_DIRECTORY), output: Output = "table") 
         killed = cluster.stop()
     for stranger in strangers:
         _print(stranger)
-    shown.stopped(names, killed, str(directory), output)
+    _print_stopped(names, killed, str(directory), output)
     return EXIT_ERROR if killed else EXIT_OK
 
 
@@ -387,7 +391,7 @@ def logs(
             raise unknown("daemon", name, cluster.daemons, not_done="nothing was shown")
     with ExitStack() as opened:
         tails = [opened.enter_context(closing(tail)) for tail in _tails(cluster, names)]
-        put = shown.log_lines(list(cluster.daemons), output)
+        put = _line_printer(list(cluster.daemons), output)
         newest = merged(tail.last(lines) for tail in tails)
         for line in newest:
             put(line)
@@ -468,7 +472,7 @@ def reset(
             with directory_lock(directory):
                 remove(directory)
     put_plan(plan, output, result="done", foreign=list(found.foreign))
-    shown.print_killed(killed)
+    _print_killed(killed)
     return EXIT_OK
 
 
@@ -500,3 +504,166 @@ def _print(sentence: str) -> None:
     """Print to standard error, and ignore a terminal that was closed."""
     with suppress(OSError):
         typer.echo(sentence, err=True)
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+SERVERS_SHOWN = 3
+"""Server addresses shown for a client, which learns the others from them."""
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+
+
+def _ready(
+    cluster: LocalCluster, found: ClusterSnapshot, *, seconds: float, stays: bool, output: str, has_console: bool = False
+) -> None:
+    """Print the screen at the end of a start. `has_console`: a console is starting, and prints its own address."""
+    directory, running, archive = cluster.directory, cluster.processes, cluster.blueprint.archive
+    try:
+        meant = resolve({}).directory
+    except WaltzError:  # no cluster is selected, or the selection is ambiguous
+        meant = None
+    is_meant = meant is not None and meant.resolve() == directory.resolve()
+    here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
+    page: list[Part] = [
+        Line(f"ready after {seconds:.1f} s: {sentence(found)}", "bold green" if found.is_healthy else "bold yellow"),
+        *cluster.table(),
+        *_archive_lines(directory, archive),
+        *_unlisted(running, found, here),
+        *_connecting(directory, running, has_tls=cluster.blueprint.has_tls),
+        "What to try next:" if stays else "What to try next, in another terminal:",
+    ]
+    tries = _tries(directory, running, found, here=here, stays=stays, has_console=has_console)
+    if archive is not None:
+        tries.insert(2, (f"waltzctl archive status{here}", "how far the log is archived"))
+    longest = max(len(command) for command, _ in tries)
+    fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= console().width
+    for command, meaning in tries:
+        # A command is copied as a whole: if the comment does not fit beside it, it gets a line of its own.
+        page.append(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}")
+    if not stays:
+        page.append("Ctrl-C stops everything.")
+    content = {
+        "directory": str(directory.absolute()),
+        "cluster_key": str(found.meta.key),
+        "is_healthy": found.is_healthy,
+        "seconds": round(seconds, 3),
+        "processes": objects(PROCESSES, running),
+        "servers": _servers(running),
+        "application": _application(directory) if cluster.blueprint.has_tls else None,
+        "archive": archive,
+    }
+    put(Listing(kind="processes", columns=PROCESSES, rows=running, page=page, content=content), output)
+
+
+def _archive_lines(directory: Path, archive: str | None) -> Iterator[str]:
+    if archive is not None:
+        yield f"archive: {archive}"
+        signing = directory.absolute() / ARCHIVE_KEY
+        if signing.exists():
+            yield f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}"
+
+
+def _unlisted(running: Sequence[Process], found: ClusterSnapshot, here: str) -> Iterator[Part]:
+    """Tell how to add storages that run and do not belong to the cluster."""
+    known = {view.meta.name for view in found.storages}
+    for one in running:
+        if one.kind == "storage" and one.name not in known:
+            yield Line(f"{one.name} runs, but is not in the cluster yet. To add it:", "yellow")
+            yield f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}"
+
+
+def _connecting(directory: Path, running: Sequence[Process], *, has_tls: bool) -> Iterator[str]:
+    """Tell how an application connects, and what an operator on another machine needs."""
+    servers = json.dumps(_servers(running)[:SERVERS_SHOWN])
+    if not has_tls:
+        yield "An application connects with:"
+        yield f"  Client({servers})"
+        return
+    certificate, key, ca = map(repr, _application(directory).values())
+    yield "An application needs a certificate, and gives it so:"
+    yield f"  Client({servers}, tls=Tls("
+    yield from (f"      {name}={value}," for name, value in (("ca", ca), ("certificate", certificate), ("key", key)))
+    yield "  ))"
+    yield "Elsewhere a person gives these; with --directory, waltzctl finds them by itself:"
+    yield from (f"  export {name}={shlex.quote(path)}" for name, path in _person(directory).items())
+
+
+def _servers(running: Sequence[Process]) -> list[str]:
+    """Return the addresses of the servers that run."""
+    return [one.addresses[0] for one in running if one.kind == "server" and one.pid is not None]
+
+
+def _application(directory: Path) -> dict[str, str]:
+    files = certificate_files(directory, f"client-{APPLICATION}")
+    return dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
+
+
+def _person(directory: Path) -> dict[str, str]:
+    files = dict(zip(("tls_certificate", "tls_key", "tls_ca"), operator_files(directory), strict=True))
+    shown = coordinator_files(directory, f"operator-{OPERATOR}")
+    names = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+    files |= {"coordinator_tls": Verify.HOST.value, **dict(zip(names, shown, strict=True))}
+    files |= {"coordinator_credentials": str(credentials_file(directory))}
+    return {variable(name): value for name, value in files.items()}
+
+
+def _missing_for_console() -> str:
+    """Return a package that `waltzctl console` needs and that is not installed; empty if there is none."""
+    return next((name for name in BROUGHT["console"] if importlib.util.find_spec(name) is None), "")
+
+
+def _tries(
+    directory: Path, running: Sequence[Process], found: ClusterSnapshot, *, here: str, stays: bool, has_console: bool
+) -> list[tuple[str, str]]:
+    """Return commands to try, with the purpose of each."""
+    needed = ", with pip install 'waltzd[console]'" if _missing_for_console() else ""
+    up_here = "" if str(directory) == LOCAL_DIRECTORY else f" {shlex.quote(str(directory))}"
+    tries = [
+        (f"waltzctl txn append 0 hello{here}", "append to partition 0"),
+        (f"waltzctl status{here}", "who owns what, and how it is"),
+        (f"waltzctl health{here}", "a probe in every partition"),
+        (f"waltzctl top{here}", "what it does, live"),
+        *([] if has_console else [(f"waltzctl console{here}", f"all of it in a browser{needed}")]),
+        (f"waltzctl logs{up_here} --follow", "what the daemons say"),
+    ]
+    pids = {one.name: one.pid for one in running if one.pid is not None}
+    owner = next((view.owner for view in found.partitions if view.owner in pids), None)
+    if owner is not None:
+        tries.append((f"kill -9 {pids[owner]}", f"end {owner}, then look again"))
+        tries.append((f"waltzctl up{up_here} --detach", "bring back what is missing"))
+    if stays:
+        tries.append((f"waltzctl down{up_here}", "stop everything; data stays"))
+    return tries
+
+
+def _print_stopped(names: Sequence[str], killed: Sequence[str], directory: str, output: str) -> None:
+    reported = f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything."
+    content = {"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)}
+    put(Listing(page=[reported if names else f"Nothing ran in {directory}."], content=content), output)
+    if output != "json":
+        _print_killed(killed)
+
+
+def _print_killed(killed: Sequence[str]) -> None:
+    for name in killed:
+        typer.echo(f"{name} did not end in time and was killed. What it acknowledged is on the disk.", err=True)
+
+
+# -- what they wrote ---------------------------------------------------------------------------------------------------
+
+
+LOGGED = pick(EVENTS, "time", "who", "text")
+
+
+def _line_printer(names: Sequence[str], output: str) -> Callable[[LogLine], None]:
+    """Return a function that shows log lines of these daemons. On a terminal each name has a colour."""
+    width = max(map(len, names))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def put_line(line: LogLine) -> None:
+        head = f"{line.who:<{width}}"
+        typer.echo(f"{typer.style(head, fg=colours.get(line.who)) if is_coloured else head} | {printable(line.text)}")
+
+    return stream(LOGGED, output, put_line)
