@@ -32,8 +32,8 @@ class Ending:
 def ending_in_order(on_signal: Callable[[bool], object] | None = None) -> Iterator[Ending]:
     """Treat SIGTERM, and SIGHUP when the terminal goes away, as Ctrl-C while the body runs.
 
-    With `hear`, only the first signal interrupts the body, so that the clean-up that follows is not interrupted. `hear` is
-    called for each signal, with True for the first one."""
+    With `on_signal`, only the first signal interrupts the body, so that the clean-up that follows is not interrupted.
+    `on_signal` is called for each signal, with True for the first one."""
     ending = Ending()
 
     def handle(number: int, frame: FrameType | None) -> None:
