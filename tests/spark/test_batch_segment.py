@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from waltz_spark.log.batch_segment import Batches, InvalidBatch, _BatchSpan
 from waltz_spark.log.decode import BESIDE, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
 from waltz_spark.log.origin import Span
 from waltz_spark.log.plan import Sizing
+from waltz_spark.log.segment import SegmentPlace, read_segment_runs
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
@@ -22,7 +22,7 @@ from waltz_spark.table.read_task import Reading, tasks
 from tests.spark.batches import Log, microseconds, mixed_log
 from waltzd.disk.real import RealDisk
 from waltzd.errors.operations import PartitionDamaged
-from waltzd.format.batch import HEAD_BYTES, batch_at, why_wrong
+from waltzd.format.batch import HEAD_BYTES
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import NO_TIME
 
@@ -137,47 +137,22 @@ def test_every_wrong_byte_is_found_as_one_batch_after_the_other_finds_it(tmp_pat
     sound = path.read_bytes()
     chance = random.Random(4)
     ends = np.cumsum([HEADER_BYTES, *(batch.size for batch in log.batches)])
-    for _ in range(300):
-        at = chance.randrange(HEADER_BYTES, len(sound))
-        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << chance.randrange(8)]) + sound[at + 1 :])
-        number = int(np.searchsorted(ends, at, "right")) - 1
-        first_wrong = log.batches[number].first_id
-        file = RealDisk().open(str(path))
-        try:
-            *runs, bad = Batches(file, None, 0).runs(Span(0, len(log.rows) - 1), bytes_max=1 << 20, with_locks=True)
-        finally:
-            file.close()
-        assert bad == InvalidBatch(int(ends[number]), first_wrong)
-        given = [
-            row
-            for run in runs
-            if not isinstance(run, InvalidBatch)
-            for row in record_batch(run, 0).column("data").to_pylist()
-        ]
-        assert given == [row["data"] for row in log.rows[:first_wrong]]
-
-
-def test_columns_of_heads_say_what_each_batch_says(tmp_path: Path) -> None:
-    """With enough batches for the columns; the twin looks at each."""
-    log = Log(directory=tmp_path / "0", segment_bytes_max=1 << 20)
-    for _ in range(30):
-        log.add(1)
-    raw = bytearray(b"".join(bytes(piece) for batch in log.batches for piece in batch.pieces))
-    at = np.cumsum([0, *(batch.size for batch in log.batches)])
-    chance = random.Random(7)
-    for _ in range(300):
-        place = chance.randrange(len(raw))
-        raw[place] ^= 1
-        number = int(np.searchsorted(at, place, "right")) - 1
-        assert _BatchSpan(memoryview(raw), at, None).count <= number, "the sizes in the middle are those that were written"
-        raw[place] ^= 1
-    assert _BatchSpan(memoryview(raw), at, None).count == 30
-    assert _BatchSpan(memoryview(raw), at, (1, 0)).count == 0
-    assert _BatchSpan(memoryview(raw), at, (0, log.time + 1)).count == 0
-    for batch in log.batches:
-        found = batch_at(memoryview(b"".join(bytes(piece) for piece in batch.pieces)), batch.head)
-        assert found is not None
-        assert why_wrong(found) == ""
+    place = SegmentPlace(str(log.directory), 0, None)
+    for index in (True, False):
+        if not index:
+            next(log.directory.glob("*.idx")).unlink()
+        for _ in range(150):
+            at = chance.randrange(HEADER_BYTES, len(sound))
+            path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << chance.randrange(8)]) + sound[at + 1 :])
+            number = int(np.searchsorted(ends, at, "right")) - 1
+            first_wrong = log.batches[number].first_id
+            given: list[bytes] = []
+            runs = read_segment_runs(RealDisk(), place, Span(0, len(log.rows) - 1), batch_bytes=1 << 20, with_locks=True)
+            with pytest.raises(PartitionDamaged) as caught:
+                given += (row for run in runs for row in record_batch(run, 0).column("data").to_pylist())
+            assert caught.value.facts["first_id"] == str(first_wrong)
+            assert caught.value.facts["first_byte"] == str(ends[number])
+            assert given == [row["data"] for row in log.rows[:first_wrong]]
 
 
 def test_damage_names_the_ids_and_another_directory_gives_them(tmp_path: Path) -> None:

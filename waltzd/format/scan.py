@@ -133,7 +133,9 @@ def _bounds_by_hint(data: memoryview, hint: I64) -> I64:
     return np.append(hint[:whole], ends[whole - 1])
 
 
-def _bounds(data: memoryview, hint: I64) -> I64:
+def whole_records(data: memoryview, hint: I64) -> I64:
+    """Return the bounds of the whole records in `data`, as `walk` does. `hint`: where they start, as an index says; empty
+    without one. Checksums are not checked."""
     known = _bounds_by_hint(data, hint)
     rest = walk(data[int(known[-1]) :])
     return np.concatenate((known, known[-1] + rest[1:])) if len(rest) > 1 else known
@@ -171,7 +173,7 @@ def scan(
         hint = np.zeros(0, np.int64)
         if index is not None:
             hint = read_index(index, next_id - segment_first_id, _HINT_ENTRIES) - offset
-        bounds = _bounds(data, hint)
+        bounds = whole_records(data, hint)
         if len(bounds) == 1:  # not one whole record in the chunk: a longer one, or nothing
             needed = OVERHEAD_BYTES + id_and_length(data)[1] if got >= OVERHEAD_BYTES else 0
             is_too_large = bytes_max is not None and needed > bytes_max

@@ -221,7 +221,7 @@ class DirectoryOrigin:
             if has.cut(extent.span).count == 0:
                 continue
             try:
-                with closing(Segment.at(self.disk, place, extent.span.first)) as segment:
+                with closing(Segment.at(self.disk, place, extent.span)) as segment:
                     return ask(segment)
             except _UNFIT as error:
                 problem = problem or error

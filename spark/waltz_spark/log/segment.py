@@ -1,8 +1,8 @@
-"""The records of one segment from its file, and the detection of damage.
+"""The records of one segment from its file, in either format, and the detection of damage.
 
-The index gives the offsets of records as a hint only: each record is checked by id, length and checksum. If the check
-fails, or there is no index, the records are scanned from the last valid one. Only the scan reports damage, because a wrong
-index is no damage of records.
+The index gives the offsets of records as a hint only: each record is checked by id and length, and by its checksum or that
+of its batch. Where the index does not help, records are followed from the start of the segment. Only the survey of the data
+reports damage, because a wrong index is no damage of records.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from uuid import UUID
 
 import numpy as np
 
-from waltz_spark.log.batch_segment import Batches, InvalidBatch
+from waltz_spark.log.batch_columns import columns_of
 from waltz_spark.log.origin import BATCH_BYTES, Extent, Span
 from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import Trimmed, WaltzError
 from waltzd.errors.operations import HeaderDamaged, PartitionDamaged
-from waltzd.format.index import read_index
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Head
+from waltzd.format.checksum import I64
+from waltzd.format.footer import read_footer
+from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, segment_ids, segment_name
-from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
-from waltzd.format.scan import scan, survey
+from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
+from waltzd.format.scan import BATCH_BYTES_MAX, is_sound_record, survey, whole_records
+from waltzd.format.span import BatchSpan, whole_batches
 from waltzd.storage.replica.hard_state import read_hard_state
 
 ENTRIES_MIN = 64
@@ -44,17 +49,12 @@ def read_segment_runs(
     disk: Disk, place: SegmentPlace, span: Span, *, batch_bytes: int, with_locks: bool = False
 ) -> Generator[Run, None, None]:
     """Yield every record of the span in order; raise `PartitionDamaged` for invalid ones. Each run owns its memory."""
-    first_ids = segment_ids(disk.names(place.directory))
     next_id = span.first
     while next_id <= span.last:
-        position = bisect_right(first_ids, next_id) - 1
-        following = first_ids[position + 1] if position + 1 < len(first_ids) else None
-        stop = span.last if following is None else min(span.last, following - 1)
-        if position < 0:
-            raise _in_front(disk, place, Span(next_id, stop))
-        with closing(Segment.open(disk, place, first_ids[position], following)) as segment:
-            yield from segment.runs(Span(next_id, stop), batch_bytes, with_locks=with_locks)
-        next_id = stop + 1
+        with closing(Segment.at(disk, place, Span(next_id, span.last))) as segment:
+            part = segment.part(Span(next_id, span.last))
+            yield from segment.runs(part, batch_bytes, with_locks=with_locks)
+        next_id = part.last + 1
 
 
 def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
@@ -113,33 +113,25 @@ class Segment:
             raise
 
     @staticmethod
-    def open(disk: Disk, place: SegmentPlace, first_id: int, following: int | None) -> Segment:
-        file = disk.open(join(place.directory, segment_name(first_id)))
-        return Segment(file, opened(disk, join(place.directory, index_name(first_id))), place, first_id, following)
-
-    @staticmethod
-    def at(disk: Disk, place: SegmentPlace, id_: int) -> Segment:
-        """Open the segment with the id."""
+    def at(disk: Disk, place: SegmentPlace, span: Span) -> Segment:
+        """Open the segment with the first id of the span."""
         first_ids = segment_ids(disk.names(place.directory))
-        position = bisect_right(first_ids, id_) - 1
+        position = bisect_right(first_ids, span.first) - 1
+        following = next(iter(first_ids[position + 1 :]), None)
         if position < 0:
-            raise _in_front(disk, place, Span(id_, id_))
-        return Segment.open(disk, place, first_ids[position], next(iter(first_ids[position + 1 :]), None))
+            raise _in_front(disk, place, span if following is None else span.cut(Span(0, following - 1)))
+        file = disk.open(join(place.directory, segment_name(first_ids[position])))
+        index = opened(disk, join(place.directory, index_name(first_ids[position])))
+        return Segment(file, index, place, first_ids[position], following)
 
     def close(self) -> None:
         self._file.close()
         if self._index is not None:
             self._index.close()
 
-    @property
-    def _batches(self) -> Batches | None:
-        return Batches(self._file, self._index, self._first_id) if self._version == BATCHES else None
-
-    def first_time(self) -> int | None:
-        return None if self._batches is None else self._batches.first_time()
-
-    def first_at(self, time: int) -> int | None:
-        return None if self._batches is None else self._batches.first_at(time, BATCH_BYTES)
+    def part(self, span: Span) -> Span:
+        """Return the ids of the span that are in front of the next segment."""
+        return span if self._following is None else span.cut(Span(span.first, self._following - 1))
 
     def _check_header(self) -> int:
         path = self._file.path
@@ -154,97 +146,129 @@ class Segment:
             )
         return found.version
 
+    # -- records
+
     def runs(self, span: Span, batch_bytes: int, *, with_locks: bool) -> Iterator[Run]:
-        if self._batches is not None:
-            for each in self._batches.runs(span, bytes_max=batch_bytes, with_locks=with_locks):
-                if isinstance(each, InvalidBatch):
-                    raise self._damage(each.next_id, each.offset)
-                yield each
-            return
-        next_id = span.first
-        offset = HEADER_BYTES if next_id == self._first_id else None
+        """Yield the records of the span; raise `PartitionDamaged` where the data does not have the next one."""
+        next_id, offset = self._start(span.first)
+        before: tuple[int, int] | None = None
+        needed = BATCH_HEAD_BYTES
         while next_id <= span.last:
-            found = self._by_index(next_id, offset, span.last, batch_bytes)
-            if found is None:
-                if offset is None:
-                    offset = self._offset_of(next_id, batch_bytes)
-                found = offset, self._by_walk(next_id, offset, batch_bytes)
-            start, run = found
-            offset = start + len(run.data)
-            run = run.part(0, min(len(run), span.last - next_id + 1))
-            next_id = run.last_id + 1
-            yield run
-
-    # -- by the index
-
-    def _by_index(self, next_id: int, offset: int | None, last_id: int, bytes_max: int) -> tuple[int, Run] | None:
-        """Read records at the offsets of the index, at least one; return None if the bytes do not confirm them."""
-        if self._index is None:
-            return None
-        count = min(last_id - next_id + 1, bytes_max // self._record_bytes + ENTRIES_MIN)
-        starts = read_index(self._index, next_id - self._first_id, count + 1)
-        if len(starts) == 0 or starts[0] < HEADER_BYTES or (offset is not None and starts[0] != offset):
-            return None
-        if len(starts) <= count:  # the end of the last record follows from its head
-            starts = np.append(starts, self._end_by_head(next_id + len(starts) - 1, int(starts[-1])))
-        sizes = np.diff(starts)
-        impossible = np.flatnonzero((sizes < OVERHEAD_BYTES) | (starts[1:] > self._size))
-        if len(impossible):
-            starts = starts[: impossible[0] + 1]
-        if len(starts) < 2:
-            return None
-        start = int(starts[0])
-        taken = max(1, int(np.searchsorted(starts, start + bytes_max, "right")) - 1)
-        bounds = starts[: taken + 1] - start
-        if bounds[-1] > bytes_max and self._end_by_head(next_id, start) != starts[1]:
-            return None  # do not allocate the size in an index
-        raw = self._file.read(start, int(bounds[-1]))
-        if len(raw) != bounds[-1]:
-            return None
-        run = Run(next_id, memoryview(raw), bounds)
-        bad = first_bad(run)
-        return None if bad == 0 else (start, run if bad is None else run.part(0, bad))
-
-    def _end_by_head(self, id_: int, start: int) -> int:
-        """Return the end of a record according to its head; -1 if it is not the record of this id."""
-        head = self._file.read(start, HEAD_BYTES) if 0 < start < self._size else b""
-        if len(head) < HEAD_BYTES:
-            return -1
-        found, length = id_and_length(head)
-        return start + OVERHEAD_BYTES + length if found == id_ and length >= 0 else -1
-
-    # -- by a scan
-
-    def _offset_of(self, id_: int, batch_bytes: int) -> int:
-        """Return the offset of a record by scanning all records before it."""
-        next_id, offset = self._first_id, HEADER_BYTES
-        while next_id < id_:
-            run = self._by_walk(next_id, offset, batch_bytes)
-            if run.last_id >= id_:
-                return offset + int(run.bounds[id_ - next_id])
-            next_id, offset = run.last_id + 1, offset + len(run.data)
-        return offset
-
-    def _by_walk(self, next_id: int, offset: int, bytes_max: int) -> Run:
-        """Scan records from an offset, at least one. The caller knows that they are there, so a failure is damage."""
-        window = max(bytes_max, OVERHEAD_BYTES)
-        found: list[Run] = []
-        while True:
-            scan(
-                self._file,
-                segment_first_id=self._first_id,
-                next_id=next_id,
-                offset=offset,
-                end=min(self._size, offset + window),
-                chunk_bytes=window,
-                on_span=lambda span: found.append(Run(span.first_id, memoryview(bytes(span.run.data)), span.run.bounds)),
-            )
-            if found:
-                run = join_runs(found)
-                return run.part(0, max(1, int(np.searchsorted(run.bounds, bytes_max, "right")) - 1))
-            if offset + window >= self._size:
+            likely = 2 * self._record_bytes * (span.last - next_id + 1)
+            size = max(min(batch_bytes, likely), needed)
+            raw = memoryview(self._file.read(offset, min(size, self._size - offset)))
+            found: BatchSpan | Run | None
+            if self._version == BATCHES:
+                found = self._batches(raw, next_id, offset, span.last, before)
+                run = None if found is None else columns_of(found, with_locks=with_locks)
+            else:
+                found = run = self._records(raw, next_id, offset, span.last)
+            if found is None or run is None:
+                needed = self._size_by_head(raw, next_id)
+                if size < needed <= self._size - offset:
+                    continue
                 raise self._damage(next_id, offset)
-            window *= 2  # a record larger than the window, or damage: only the rest of the file can tell
+            before, end = (None, len(found.data)) if isinstance(found, Run) else (found.last, len(found.bytes))
+            needed, next_id, offset = BATCH_HEAD_BYTES, run.last_id + 1, offset + end
+            first, stop = max(0, span.first - run.first_id), min(len(run), span.last - run.first_id + 1)
+            if stop > first:
+                yield run.part(first, stop)
+
+    def _start(self, id_: int) -> tuple[int, int]:
+        """Return the first id of the record or batch that holds an id, and where it begins: as the index says if the data
+        agrees, else the start of the segment."""
+        entries = self._entries(id_, 2) if id_ > self._first_id else np.zeros(0, np.int64)
+        if len(entries) and self._version == BATCHES:
+            offset = int(places_of(entries)[1][0])
+            head = self._head(offset)
+            if head is not None and head.first_id <= id_ <= head.last_id:
+                return head.first_id, offset
+        elif len(entries) and is_sound_record(self._file, offset := int(entries[0]), self._size, id_):
+            end = offset + self._size_by_head(self._file.read(offset, OVERHEAD_BYTES), id_)
+            if end in entries[1:] or len(entries) == 1:  # a payload can look like a record, but no entry is behind it
+                return id_, offset
+        return self._first_id, HEADER_BYTES
+
+    def _entries(self, id_: int, count: int) -> I64:
+        """Return the entries of the index from an id on; empty without an index."""
+        return np.zeros(0, np.int64) if self._index is None else read_index(self._index, id_ - self._first_id, count)
+
+    def _records(self, raw: memoryview, next_id: int, offset: int, last_id: int) -> Run | None:
+        """Return the sound records of format 0 at the start of `raw`; None without."""
+        count = last_id - next_id + 1
+        hint = self._entries(next_id, min(count, len(raw) // self._record_bytes + ENTRIES_MIN)) - offset
+        bounds = whole_records(raw, hint)[: count + 1]
+        run = Run(next_id, raw[: int(bounds[-1])], bounds)
+        bad = first_bad(run)
+        run = run if bad is None else run.part(0, bad)
+        return run if len(run) else None
+
+    def _batches(
+        self, raw: memoryview, next_id: int, offset: int, last_id: int, before: tuple[int, int] | None
+    ) -> BatchSpan | None:
+        """Return the sound batches at the start of `raw`; None without. `before`: see `BatchSpan`."""
+        at = whole_batches(raw, last_id)[0]
+        if len(at) == 1:
+            return None
+        found = BatchSpan(raw[: at[-1]], np.array(at), before, offset)
+        found.keep_to(BATCH_BYTES_MAX)
+        if not found.count or found.first_id != next_id:
+            return None
+        entries = self._entries(next_id, found.next_id - next_id)
+        return found if found.find_starts(places_of(entries)[0] - offset) else None
+
+    def _size_by_head(self, raw: bytes | memoryview, next_id: int) -> int:
+        """Return the size of the record or batch that `raw` begins with, according to its head; 0 if it is another one."""
+        if self._version == BATCHES:
+            head = Head.decode(raw)
+            return head.size if head is not None and head.first_id == next_id else 0
+        id_, length = id_and_length(raw) if len(raw) >= OVERHEAD_BYTES else (next_id, -OVERHEAD_BYTES)
+        return OVERHEAD_BYTES + length if id_ == next_id else 0
+
+    def _head(self, offset: int) -> Head | None:
+        is_inside = HEADER_BYTES <= offset < self._size
+        return Head.decode(self._file.read(offset, BATCH_HEAD_BYTES)) if is_inside else None
+
+    # -- times
+
+    def first_time(self) -> int | None:
+        """Return the time of the first batch; None in format 0, or if the batch is damaged."""
+        head = self._head(HEADER_BYTES) if self._version == BATCHES else None
+        return None if head is None else head.time
+
+    def first_at(self, time: int) -> int | None:
+        """Return the id of the first record of that time or later; None if there is none, as in format 0. A footer has the
+        places of the heads; without one, or if a head is damaged, they are followed."""
+        footer = read_footer(self._file) if self._version == BATCHES else None
+        low, high = 0, 0 if footer is None else len(footer.batches)
+        found = None
+        while low < high:
+            assert footer is not None
+            middle = (low + high) // 2
+            head = self._head(int(footer.batches[middle]))
+            if head is None:
+                return self._first_by_heads(time)
+            if head.time >= time:
+                found, high = head.first_id, middle
+            else:
+                low = middle + 1
+        return found if footer is not None else self._first_by_heads(time)
+
+    def _first_by_heads(self, time: int) -> int | None:
+        offset = HEADER_BYTES
+        raw, start = b"", 0
+        while self._version == BATCHES:
+            if offset + BATCH_HEAD_BYTES > start + len(raw):
+                raw, start = self._file.read(offset, BATCH_BYTES), offset
+            head = Head.decode(raw, offset - start)
+            if head is None:
+                return None
+            if head.time >= time:
+                return head.first_id
+            offset += head.size
+        return None
+
+    # -- damage
 
     def _damage(self, next_id: int, offset: int) -> PartitionDamaged:
         if offset >= self._size:
