@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 from waltz_spark.export.origin_options import open_origin
-from waltz_spark.log.live_origin import LiveOrigin, Route
+from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog
 
 from tests.process.certificates import Authority, Files
@@ -124,7 +124,7 @@ def test_reading_with_certificates(secured: Secured, tmp_path: Path) -> None:
     by_coordinator = opened(operator, coordinator=secured.hosts, root=ROOT)
     catalog = by_coordinator.catalog()
     assert catalog.spans[READ].last == last
-    replicas = Route.decode(next(one for one in catalog.extents if one.partition == READ).place).replicas
+    replicas = next(one for one in catalog.extents if one.partition == READ).place.replicas
     assert dict(replicas) == {name: daemon.listen for name, daemon in secured.storages.items()}
     assert read(by_coordinator, catalog)[-len(PAYLOADS) :] == PAYLOADS
     storages = ",".join(daemon.listen for daemon in secured.storages.values())

@@ -121,7 +121,7 @@ def test_all_that_is_committed_from_replicas(cluster: LocalCluster) -> None:
         extents = [extent for extent in catalog.extents if extent.partition == partition]
         assert len(extents) > 3, "segments are where one cuts"
         assert 0.9 < sum(extent.bytes for extent in extents) / sum(len(each) + 40 for each in LOG[partition]) < 1.1
-        assert len(Route.decode(extents[0].place).replicas) == 3
+        assert len(extents[0].place.replicas) == 3
         assert read(origin, catalog, partition) == LOG[partition]
         assert read(origin, catalog, partition, splits_min=40) == LOG[partition]
     assert list(origin.catalog([1]).spans) == [1]
@@ -193,7 +193,7 @@ def test_servers_are_enough(cluster: LocalCluster, knows_storages: bool) -> None
     assert isinstance(origin, LiveOrigin)
     catalog = origin.catalog()
     assert read(origin, catalog, 2) == LOG[2]
-    assert (len(Route.decode(catalog.extents[0].place).replicas) == 3) == knows_storages
+    assert (len(catalog.extents[0].place.replicas) == 3) == knows_storages
     assert (len(catalog.extents) > PARTITIONS) == knows_storages
 
 
@@ -229,7 +229,7 @@ def test_a_storage_that_is_killed_while_it_is_read(cluster: LocalCluster) -> Non
     """Frames are small, so that most of the partition is still to come when it ends."""
     origin = replace(by_coordinator(cluster), bytes_per_second=4 << 20)
     extent = the_extent(origin.catalog(), 1)
-    name, _ = Route.decode(extent.place).in_turn(1, 0)[0]
+    name, _ = extent.place.in_turn(1, 0)[0]
     assert name is not None
     stream = origin.read(extent, extent.span, batch_bytes=1)
     found = payloads_of(iter([next(stream)]))
@@ -336,7 +336,7 @@ def test_what_does_not_exist(cluster: LocalCluster) -> None:
 
 def test_when_nobody_answers_it_is_said_who_was_asked() -> None:
     route = Route(UUID(int=1), (NOBODY,), (("s1", NOBODY), (None, "127.0.0.1:7")))
-    extent = Extent(partition=4, span=Span(0, 99), bytes=0, place=route.encode())
+    extent = Extent(partition=4, span=Span(0, 99), bytes=0, place=route)
     with pytest.raises(LogUnreadable) as caught:
         list(LiveOrigin(servers=(NOBODY,), seconds=0.5).read(extent, Span(7, 20), batch_bytes=BATCH))
     assert caught.value.message.startswith("no storage and no server returned ids 7 to 20 of partition 4. ")
@@ -363,7 +363,6 @@ def test_readers_are_spread_over_replicas() -> None:
     first = [route.in_turn(0, id_)[0][0] for id_ in range(0, 30_000, 100)]
     assert all(80 < first.count(f"s{number}") < 120 for number in range(3))
     assert {name for name, _ in route.in_turn(1, 7)} == {"s0", "s1", "s2"}
-    assert Route.decode(route.encode()) == route
 
 
 def test_what_was_committed_stays_committed() -> None:

@@ -17,7 +17,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from waltz_spark import source
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.source import WaltzDataSource, WaltzStreamReader
 from waltz_spark.table.columns import EVERY
 
@@ -32,7 +32,7 @@ RESTARTS = 20
 
 
 @dataclass
-class FakeLog:
+class FakeLog(Origin):
     """An origin in memory that can lose what it has."""
 
     key: UUID = field(default_factory=lambda: UUID(int=1))
@@ -55,7 +55,7 @@ class FakeLog:
         span = catalog.spans[partition]
         return max(span.first, min(span.last + 1, -(-time // 1_000_000)))
 
-    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: Position, *, route: Any = None) -> None:
         """It never forked."""
 
 

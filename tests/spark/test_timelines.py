@@ -62,7 +62,7 @@ class ForkedLog(FakeLog):
             yield run
             self.while_read()
 
-    def check(self, partition: int, position: positions.Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: positions.Position, *, route: object = None) -> None:
         self.checked += 1
         lineage = self.lineage if partition in self.forks else NEVER_FORKED
         lineage.check(position.timeline, position, what="the reader", partition=partition)

@@ -38,9 +38,11 @@ COORDINATOR_CREDENTIALS = "coordinatorCredentials"
 RATE = "maxBytesPerSecond"
 _PLACES = (PATH, SERVERS, COORDINATOR)
 _OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
-_OF_COORDINATORS = (
-    COORDINATOR_TLS, COORDINATOR_TLS_CERTIFICATE, COORDINATOR_TLS_KEY, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS,
-)  # fmt: skip
+_OF_COORDINATORS = {
+    COORDINATOR_TLS: "how", COORDINATOR_TLS_CERTIFICATE: "certificate", COORDINATOR_TLS_KEY: "key",
+    COORDINATOR_TLS_CA: "ca", COORDINATOR_CREDENTIALS: "credentials",
+}  # fmt: skip
+"""Options about the way to ZooKeeper, with the arguments of `load_credentials`."""
 _OF_CLUSTERS = (
     ARCHIVE, SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE,
 )  # fmt: skip
@@ -206,11 +208,11 @@ def _cluster(given: Mapping[str, str]) -> LiveOrigin:
     coordinator = given.get(COORDINATOR)
     if coordinator is None and ROOT in given:
         raise BadArgument(f"{ROOT} is where the cluster is in ZooKeeper; say {COORDINATOR}, too", not_done=_NOT_READ)
-    how, shown, shown_key, coordinator_ca, credentials = (given.get(name.lower()) for name in _OF_COORDINATORS)
-    if (shown is None) != (shown_key is None):
+    access = {argument: given[name.lower()] for name, argument in _OF_COORDINATORS.items() if given.get(name.lower())}
+    if ("certificate" in access) != ("key" in access):
         words = f"{COORDINATOR_TLS_CERTIFICATE} and {COORDINATOR_TLS_KEY} go together, and one of them is missing"
         raise BadArgument(words, not_done=_NOT_READ)
-    if coordinator is None and (how or shown or coordinator_ca or credentials):
+    if coordinator is None and access:
         words = f"{', '.join(_OF_COORDINATORS)} say how ZooKeeper is reached; say {COORDINATOR}, too"
         raise BadArgument(words, not_done=_NOT_READ)
     storages = given.get(STORAGES)
@@ -221,11 +223,7 @@ def _cluster(given: Mapping[str, str]) -> LiveOrigin:
         storages=addresses_of(storages) if storages is not None else (),
         coordinator=coordinator,
         root=given.get(ROOT, DEFAULT_ROOT),
-        coordinator_tls=how,
-        coordinator_tls_certificate=shown,
-        coordinator_tls_key=shown_key,
-        coordinator_tls_ca=coordinator_ca,
-        coordinator_credentials=credentials,
+        access=access,
         certificate=Certificate(certificate, key, ca) if certificate and key and ca else None,
         bytes_per_second=plan.size_of(RATE, rate) if rate is not None else None,
     )

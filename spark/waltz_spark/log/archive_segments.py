@@ -9,7 +9,6 @@ manifest. An error about a missing or damaged object names the object and the id
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +21,7 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Segment, SegmentPlace, first_at
 from waltzd.archive.listing import all_pieces, label_of, newest_manifests
 from waltzd.archive.location import open_archive
-from waltzd.archive.manifest import COLUMNS, Entry
+from waltzd.archive.manifest import Entry
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import File
@@ -91,6 +90,14 @@ class ObjectFile:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A segment in the archive of a cluster with this key."""
+
+    key: UUID
+    piece: Entry
+
+
+@dataclass(frozen=True)
 class Contents:
     """The segments in an archive at one moment."""
 
@@ -108,10 +115,8 @@ class Contents:
     def extents(self) -> Iterator[Extent]:
         for partition, pieces in self.pieces.items():
             for piece in pieces:
-                yield Extent(
-                    partition=partition, span=_span(piece), bytes=piece.size - piece.index_bytes,
-                    place=json.dumps([str(self.key), *(getattr(piece, name) for name in COLUMNS)]),
-                )  # fmt: skip
+                size = piece.size - piece.index_bytes
+                yield Extent(partition=partition, span=_span(piece), bytes=size, place=Place(self.key, piece))
 
 
 class _Memory:
@@ -161,7 +166,7 @@ class ArchiveSegments:
             )
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
-        _, piece = _piece_at(extent)
+        piece = extent.place.piece
         crc = record_bytes = 0
         with self._named(extent, span.first), closing(self._segment(extent, READ_BYTES)) as segment:
             for run in segment.runs(span, batch_bytes, with_locks=with_locks):
@@ -177,13 +182,11 @@ class ArchiveSegments:
     def header(self, extent: Extent) -> FileHeader | None:
         """Return the header of a segment; None if it cannot be read, which the read of its records reports."""
         try:
-            return FileHeader.decode(self._header_of(extent), self._path(extent))
-        except (ArchiveDamaged, HeaderDamaged):
+            with self._named(extent, extent.span.first):
+                file, _ = self._files(extent, LOOK_BYTES)
+                return FileHeader.decode(file.read(0, HEADER_BYTES), file.path)
+        except ArchiveDamaged:
             return None
-
-    def _header_of(self, extent: Extent) -> bytes:
-        with self._named(extent, extent.span.first):
-            return self._files(extent, LOOK_BYTES)[0].read(0, HEADER_BYTES)
 
     # -- pieces
 
@@ -192,15 +195,15 @@ class ArchiveSegments:
         return _opened(self.place, os.getpid())
 
     def _files(self, extent: Extent, ahead: int) -> tuple[File, File | None]:
-        _, piece = _piece_at(extent)
+        piece = extent.place.piece
         name, size = piece.name(extent.partition), piece.size - piece.index_bytes
         file = ObjectFile(self._store, name, 0, size, ahead)
         index = ObjectFile(self._store, name, size, piece.index_bytes, min(ahead, INDEX_BYTES))
         return cast(File, file), cast(File, index) if piece.index_bytes else None
 
     def _segment(self, extent: Extent, ahead: int) -> Segment:
-        key, piece = _piece_at(extent)
-        place = SegmentPlace("", extent.partition, key)
+        piece = extent.place.piece
+        place = SegmentPlace("", extent.partition, extent.place.key)
         return Segment(*self._files(extent, ahead), place, piece.first, piece.last + 1)
 
     def _asked(self, extent: Extent, ask: Callable[[Segment], T]) -> T:
@@ -208,7 +211,7 @@ class ArchiveSegments:
             return ask(segment)
 
     def _path(self, extent: Extent) -> str:
-        return f"{self._store.place}: {_piece_at(extent)[1].name(extent.partition)}"
+        return f"{self._store.place}: {extent.place.piece.name(extent.partition)}"
 
     @contextmanager
     def _named(self, extent: Extent, next_id: int) -> Iterator[None]:
@@ -221,7 +224,7 @@ class ArchiveSegments:
                 raise self._damage(extent, error.message.removeprefix(f"{self._path(extent)}: "), next_id) from error
 
     def _damage(self, extent: Extent, what: str, next_id: int) -> ArchiveDamaged:
-        _, piece = _piece_at(extent)
+        piece = extent.place.piece
         return ArchiveDamaged(
             f"{self._path(extent)}, ids {piece.first} to {piece.last} of partition {extent.partition}: {what}",
             not_done=_not_returned(next_id),
@@ -233,16 +236,11 @@ class ArchiveSegments:
 
 def is_piece(extent: Extent) -> bool:
     """Return whether an extent is a segment in an archive."""
-    return extent.place.startswith("[")
+    return isinstance(extent.place, Place)
 
 
 def _span(piece: Entry) -> Span:
     return Span(piece.first, piece.last)
-
-
-def _piece_at(extent: Extent) -> tuple[UUID, Entry]:
-    key, *row = json.loads(extent.place)
-    return UUID(key), Entry(**dict(zip(COLUMNS, row, strict=True)))
 
 
 def _not_returned(next_id: int) -> str:

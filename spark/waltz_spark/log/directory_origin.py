@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.segment import Segment, SegmentPlace, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
@@ -138,7 +138,7 @@ def shared(replicas: Sequence[Replica]) -> list[tuple[Replica, Span]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectoryOrigin:
+class DirectoryOrigin(Origin):
     storages: tuple[str, ...]
     """Directories of storages of one cluster."""
     allows_uncommitted: bool = False
@@ -189,7 +189,7 @@ class DirectoryOrigin:
             timelines={number: timeline for number, timeline in timelines.items() if timeline != FIRST},
         )
 
-    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: Position, *, route: Any = None) -> None:
         """Compare with the newest timeline among the directories; skip those that cannot be read, as the catalog does."""
         found: list[Lineage] = []
         problem = None
@@ -204,7 +204,6 @@ class DirectoryOrigin:
         newest.check(position.timeline, position, what="the reader", partition=partition)
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Return the header of an extent's segment; None if it cannot be read, which the read of its records reports."""
         try:
             return FileHeader.decode(read_whole(self.disk, extent.place, HEADER_BYTES), extent.place)
         except _UNFIT:

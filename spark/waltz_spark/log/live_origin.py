@@ -15,18 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents, is_piece
 from waltz_spark.log.blocking import items, wait_for
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.throttle import Throttle
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.cluster.documents import Membership
@@ -103,21 +112,12 @@ def _tls(certificate: Certificate) -> Tls:
 
 @dataclass(frozen=True)
 class Route:
-    """The addresses for reading a partition, which are sent with each extent."""
+    """The place of an extent of a cluster: the addresses for reading its partition."""
 
     key: UUID
     servers: tuple[str, ...]
     replicas: tuple[tuple[str | None, str], ...]
     """Name, if known, and address of each storage; members of the replica set come first."""
-
-    def encode(self) -> str:
-        return json.dumps({"key": str(self.key), "servers": self.servers, "replicas": self.replicas})
-
-    @staticmethod
-    def decode(text: str) -> Route:
-        found = json.loads(text)
-        replicas = tuple((name, address) for name, address in found["replicas"])
-        return Route(UUID(found["key"]), tuple(found["servers"]), replicas)
 
     def in_turn(self, partition: int, first_id: int) -> Sequence[tuple[str | None, str]]:
         """Return the storages in an order that depends on the ids, to spread readers over replicas."""
@@ -169,29 +169,24 @@ class _Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveOrigin:
+class LiveOrigin(Origin):
     servers: tuple[str, ...] = ()
     """Addresses of some servers; with a coordinator, its servers are added."""
     storages: tuple[str, ...] = ()
     """Addresses of storages, if there is no coordinator. Without any, records are read from owners."""
     coordinator: str | None = None
     root: str = "/waltz"
-    coordinator_tls: str | None = None
-    """TLS to ZooKeeper. It and the following settings are only used by the driver."""
-    coordinator_tls_certificate: str | None = None
-    coordinator_tls_key: str | None = None
-    coordinator_tls_ca: str | None = None
-    coordinator_credentials: str | None = None
+    access: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of `load_credentials` for ZooKeeper; only the driver has these files."""
     certificate: Certificate | None = None
     bytes_per_second: int | None = None
     """Rate limit of one task; None for no limit."""
     seconds: float = PATIENCE_SECONDS
-    _throttle: Throttle = field(init=False, repr=False, compare=False)
-    _memory: _Memory = field(init=False, repr=False, compare=False)
+    _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_throttle", Throttle(self.bytes_per_second))
-        object.__setattr__(self, "_memory", _Memory())
+    @functools.cached_property
+    def _throttle(self) -> Throttle:
+        return Throttle(self.bytes_per_second)
 
     def describe(self) -> str:
         where = f"{self.coordinator}{self.root}" if self.coordinator is not None else ", ".join(self.servers)
@@ -208,35 +203,26 @@ class LiveOrigin:
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
         """Ask the owner; a log that ends in format 0 has no times."""
         span = catalog.spans[partition]
-        route = next((Route.decode(extent.place) for extent in catalog.extents if extent.partition == partition), None)
-        if route is None:
+        if not span.count:
             return span.first
         try:
-            mark = wait_for(self._mark_before(route, partition, time))
+            mark = wait_for(self._mark_before(catalog.routes[partition], partition, time))
         except NeedsBatches:
             mark = span.last
         return max(span.first, min(span.last, mark) + 1)
 
     async def _mark_before(self, route: Route, number: int, time: int) -> int:
-        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
-        try:
-            await where.open(self.seconds)
+        async with self._owners(route.servers) as where:
             return await where.ask(number, "FindTime", lambda port: port.find_time(number, time), self.seconds)
-        finally:
-            await where.close()
 
     def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
         """Ask the owners, whose storages have key indexes."""
         return wait_for(self._marked(catalog, spans, lock)) if spans else {}
 
     async def _marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
-        route = Route.decode(catalog.routes[next(iter(spans))])
-        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
-        try:
-            await where.open(self.seconds)
+        route: Route = catalog.routes[next(iter(spans))]
+        async with self._owners(route.servers) as where:
             return await _each(spans, lambda number: self._marked_in(where, catalog, number, spans[number], lock))
-        finally:
-            await where.close()
 
     async def _marked_in(self, where: Routes, catalog: Catalog, number: int, span: Span, lock: int) -> list[Span]:
         """Return the ids that marked a lock, and the ids for which the owner has no answer. The newest come first: the
@@ -268,22 +254,18 @@ class LiveOrigin:
             rest = Span(rest.first, rest.first - 1 if through is None else through - 1)
         return [*found, rest]
 
-    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: Position, *, route: Route | None = None) -> None:
         wait_for(self._check(partition, position, route))
 
-    async def _check(self, partition: int, position: Position, route: str) -> None:
-        if route:
-            servers = Route.decode(route).servers
-        else:
+    async def _check(self, partition: int, position: Position, route: Route | None) -> None:
+        if route is None:
             servers, _ = self._memory.addresses = self._memory.addresses or await self._addresses()
-        where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
-        try:
-            await where.open(self.seconds)
+        else:
+            servers = route.servers
+        async with self._owners(servers) as where:
             await where.ask(
                 partition, "HighWaterMark", lambda port: port.high_water_mark(partition, since=position), self.seconds
             )
-        finally:
-            await where.close()
 
     # -- catalog
 
@@ -299,9 +281,7 @@ class LiveOrigin:
 
     async def _catalog_by(self, memory: _Memory, partitions: Collection[int] | None) -> Catalog:
         servers, storages = memory.addresses = memory.addresses or await self._addresses()
-        where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
-        try:
-            await where.open(self.seconds)
+        async with self._owners(servers) as where:
             topology = where.topology
             numbers = range(where.partitions) if partitions is None else sorted(set(partitions))
             missing = [str(number) for number in numbers if not 0 <= number < where.partitions]
@@ -313,20 +293,17 @@ class LiveOrigin:
             up = (*dict.fromkeys([server.address for server in topology.servers] + list(servers)),)
             routes = {number: Route(topology.cluster_key, up, tuple(storages(number))) for number in numbers}
             marks = memory.highest(topology.cluster_key, await _each(numbers, lambda number: self._mark(where, number)))
-        finally:
-            await where.close()
         memory.sealed |= await self._sealed({number: routes[number] for number in numbers if number not in memory.sealed})
-        places = {number: route.encode() for number, route in routes.items()}
         return Catalog(
             key=topology.cluster_key,
             spans={number: Span(0, int(marks[number])) for number in numbers},
             extents=tuple(
                 extent
                 for number in numbers
-                for extent in extents_of(number, int(marks[number]), memory.sealed[number], places[number])
+                for extent in extents_of(number, int(marks[number]), memory.sealed[number], routes[number])
             ),
             timelines={number: mark.timeline for number, mark in marks.items() if mark.timeline != FIRST},
-            routes=places,
+            routes=routes,
         )
 
     async def _mark(self, where: Routes, number: int) -> Position:
@@ -378,18 +355,9 @@ class LiveOrigin:
 
     @property
     def _access(self) -> ZooKeeperCredentials:
-        own = self.certificate
-        shown = self.coordinator_tls_certificate, self.coordinator_tls_key
-        if shown == (None, None) and own is not None:
-            shown = own.certificate, own.key
+        own = {} if self.certificate is None else asdict(self.certificate)
         try:
-            return load_credentials(
-                self.coordinator_tls or OFF,
-                certificate=shown[0],
-                key=shown[1],
-                ca=self.coordinator_tls_ca or (None if own is None else own.ca),
-                credentials=self.coordinator_credentials,
-            )
+            return load_credentials(**{"how": OFF, **own, **self.access})
         except BadConfig as error:
             raise BadArgument(error.message, not_done="nothing was asked of the cluster") from error
 
@@ -422,7 +390,7 @@ class LiveOrigin:
     # -- reading
 
     async def _runs(self, extent: Extent, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
-        route = Route.decode(extent.place)
+        route: Route = extent.place
         number, next_id = extent.partition, span.first
         said: list[str] = []
         has_left = False
@@ -473,10 +441,8 @@ class LiveOrigin:
 
     async def _of_owner(self, route: Route, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
         """Read from the owner, through fail-overs, while there is progress."""
-        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
         next_id, attempt, loop = span.first, 0, asyncio.get_running_loop()
-        try:
-            await where.open(self.seconds)
+        async with self._owners(route.servers) as where:
             until = loop.time() + self.seconds
             while next_id <= span.last:
                 try:
@@ -490,8 +456,6 @@ class LiveOrigin:
                         raise
                     await asyncio.sleep(pause_seconds(attempt, number))
                     attempt += 1
-        finally:
-            await where.close()
 
     @staticmethod
     async def _fetched(where: Routes, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
@@ -520,6 +484,16 @@ class LiveOrigin:
         tls = self._identity
         return tls is None or tls.identity.role in READ.roles
 
+    @asynccontextmanager
+    async def _owners(self, servers: Sequence[str]) -> AsyncIterator[Routes]:
+        """Yield the way to the owners of partitions, by the addresses of some servers."""
+        where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
+        try:
+            await where.open(self.seconds)
+            yield where
+        finally:
+            await where.close()
+
     def _server(self, address: str, key: UUID | None) -> ServerClient:
         return ServerClient(address, key, seconds=CALL_SECONDS, tls=self._identity)
 
@@ -537,7 +511,7 @@ async def _each(numbers: Collection[int], ask: Callable[[int], Awaitable[T]]) ->
     return dict(zip(numbers, await asyncio.gather(*map(one, numbers)), strict=True))
 
 
-def extents_of(partition: int, mark: int, sealed: _Sealed, place: str) -> Iterator[Extent]:
+def extents_of(partition: int, mark: int, sealed: _Sealed, place: Any) -> Iterator[Extent]:
     """Yield ids 0 to `mark`, split at segments, with sizes estimated from the known segments. Pure."""
     known = [(last_id - first_id + 1, size) for first_id, last_id, size in sealed if size and last_id >= first_id]
     records = sum(count for count, _ in known)
@@ -569,7 +543,7 @@ def _gathered(runs: Iterator[Run], batch_bytes: int) -> Iterator[Run]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedOrigin:
+class JoinedOrigin(Origin):
     archive: ArchiveSegments
     live: LiveOrigin
 
@@ -603,7 +577,7 @@ class JoinedOrigin:
                 return Span(pieces[0].first, EMPTY if fork is None else fork)
         return Span(pieces[0].first, last)
 
-    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: Position, *, route: Any = None) -> None:
         self.live.check(partition, position, route=route)
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
@@ -627,7 +601,6 @@ class JoinedOrigin:
         return self.live.marked(catalog, spans, lock)
 
     def header(self, extent: Extent) -> FileHeader | None:
-        """Return the header of an archived segment; None for extents of the cluster."""
         return self.archive.header(extent) if is_piece(extent) else None
 
 

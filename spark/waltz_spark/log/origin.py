@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from waltzd.errors import OtherTimeline
+from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
@@ -45,8 +46,8 @@ class Extent:
     span: Span
     bytes: int
     """Estimated size on disk, for balancing tasks only."""
-    place: str
-    """Text that only its origin interprets, such as a path."""
+    place: Any
+    """Value that only its origin interprets, such as a path; it is pickled with the tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class Catalog:
     """Extents that cover the spans without overlap, in order of partition and id."""
     timelines: Mapping[int, UUID] = field(default_factory=dict)
     """Identity of the timeline that is read, for each partition whose log has forked."""
-    routes: Mapping[int, str] = field(default_factory=dict)
-    """Text for each partition by which `Origin.check` reaches its log from a task; empty for directories."""
+    routes: Mapping[int, Any] = field(default_factory=dict)
+    """Value for each partition by which `Origin.check` reaches its log from a task; empty for directories."""
 
     def position(self, partition: int, id_: int) -> Position:
         """Return this id as a position of the timeline that is read."""
@@ -90,9 +91,18 @@ class Origin(Protocol):
         none. Records of format 0 have no time, and come before all others."""
         ...
 
-    def check(self, partition: int, position: Position, *, route: str = "") -> None:
+    def check(self, partition: int, position: Position, *, route: Any = None) -> None:
         """Raise `OtherTimeline` if a position of another timeline is not on the log. Tasks pass the catalog's `route`."""
         ...
+
+    def header(self, extent: Extent) -> FileHeader | None:
+        """Return the header of the extent's segment; None if the extent is none, or if it cannot be read, which the read of
+        its records reports."""
+        return None
+
+    def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
+        """Return for each partition ids in its span among which are all that marked the lock."""
+        return {number: [span] for number, span in spans.items()}
 
 
 def check_reached(

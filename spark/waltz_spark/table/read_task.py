@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -25,7 +25,6 @@ from waltz_spark.log.selection import FAIL_ON_DATA_LOSS, Selection
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
 from waltzd.errors import OtherTimeline, WaltzError
-from waltzd.format.layout import FileHeader
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
@@ -38,26 +37,10 @@ TIMES_MAX = 16
 """Ranges of times that are looked up; more are replaced by one range that covers them."""
 
 
-@runtime_checkable
-class KnowsSegments(Protocol):
-    """An origin whose extents are segments, with access to their headers."""
-
-    def header(self, extent: Extent) -> FileHeader | None: ...
-
-
-@runtime_checkable
-class KnowsLocks(Protocol):
-    """An origin that finds the transactions that marked a lock without reading the whole log."""
-
-    def marked(self, catalog: Catalog, spans: Mapping[int, Span], lock: int) -> dict[int, list[Span]]:
-        """Return for each partition ids in its span among which are all that marked the lock."""
-        ...
-
-
 class Task(InputPartition):
     """A split, without the parts that filters exclude."""
 
-    def __init__(self, split: Split, timeline: UUID = FIRST, route: str = "") -> None:
+    def __init__(self, split: Split, timeline: UUID = FIRST, route: Any = None) -> None:
         super().__init__(None)
         self.split = split
         self.timeline = timeline
@@ -110,9 +93,7 @@ class Reading:
             yield Grouped(run, None)
 
     def _around(self, extent: Extent) -> Surroundings:
-        segment = None
-        if self.projection.asks_for_segments and isinstance(self.origin, KnowsSegments):
-            segment = self.origin.header(extent)
+        segment = self.origin.header(extent) if self.projection.asks_for_segments else None
         return Surroundings(partition=extent.partition, source=self.origin.describe(), segment=segment)
 
 
@@ -127,13 +108,13 @@ def tasks(
     """Return the tasks that read the ids in `spans` that pass the filters."""
     ids = {number: ids_of(origin, catalog, number, filters) for number in spans if number in filters.partition}
     hulls = _hulls(ids, spans)
-    if filters.lock is not None and isinstance(origin, KnowsLocks):
+    if filters.lock is not None:
         for number, found in origin.marked(catalog, hulls, filters.lock).items():
             ids[number] &= Ranges((span.first, span.last) for span in found)
         hulls = _hulls(ids, hulls)
     left = (_left(split, ids[split.partition]) for split in plan(catalog, hulls, sizing))
     return [
-        Task(split, catalog.position(split.partition, split.span.last).timeline, catalog.routes.get(split.partition, ""))
+        Task(split, catalog.position(split.partition, split.span.last).timeline, catalog.routes.get(split.partition))
         for split in left
         if split is not None
     ]
