@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from waltz_spark.engine.session import EXECUTOR_SECONDS, SparkChoice
+from waltz_spark.engine.properties import PREFIX, secret_names
+from waltz_spark.engine.session import EXECUTOR_SECONDS, SparkChoice, check_master, conf_of, default_master, settings_in
 from waltzctl.shell.options import SPARK, From, positive
 from waltzctl.shell.removed import REMOVED
 from waltzd.errors import BadArgument
@@ -64,8 +65,6 @@ def chosen(
     ] = None,
     java_home: JavaHome = None,
 ) -> SparkChoice:
-    from waltz_spark.engine.session import check_master, conf_of, default_master
-
     typed = conf_of(conf)
     settings = (_from_file(properties_file) if properties_file else {}) | typed
     _warn_of(typed)
@@ -82,9 +81,6 @@ def chosen(
 
 
 def _from_file(path: str) -> dict[str, str]:
-    from waltz_spark.engine.properties import PREFIX, secret_names
-    from waltz_spark.engine.session import settings_in
-
     found = settings_in(path)
     foreign = sorted(name for name in found if not name.startswith(PREFIX))
     if foreign:
@@ -97,8 +93,6 @@ def _from_file(path: str) -> dict[str, str]:
 
 
 def _warn_of(typed: Mapping[str, str]) -> None:
-    from waltz_spark.engine.properties import secret_names
-
     secrets = secret_names(typed)
     if secrets:
         typer.echo(

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 from uuid import UUID
 
+from waltz_spark.export.delta import DeltaTable
 from waltz_spark.export.destination import Destination, Hold, encode_writer, measured, newest_manifest
 from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
@@ -32,9 +32,6 @@ from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NotOurExport
-
-if TYPE_CHECKING:
-    from waltz_spark.export.delta import DeltaTable
 
 PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
 """Interval between two publications, which is the work that a killed run loses, and the largest share of time for them."""

@@ -10,12 +10,18 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from waltz_spark.engine.session import SparkChoice, end_java, new_log, running, scratch
 from waltz_spark.engine.spark_choice import Spark
+from waltz_spark.export.delta import DeltaTable, TableState, state_of
+from waltz_spark.export.destination import Destination, destination_of, newest_manifest
+from waltz_spark.export.export import Range, Run, behind, check_history, planned, recover, wanted
+from waltz_spark.export.form import check_columns
+from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.options import (
     ExportOptions,
     SourceOptions,
@@ -25,24 +31,17 @@ from waltz_spark.export.options import (
     form_and_decoder,
     make_importable,
 )
+from waltz_spark.export.render_export import Course, print_plan, print_result
+from waltz_spark.export.tasks import Assignment, Job, Watch, Written, run_by_spark
+from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.throttle import Throttle
+from waltzctl.local_cluster.java import Java
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import NotOurExport, Unfinished
-
-if TYPE_CHECKING:
-    from waltz_spark.engine.session import SparkChoice
-    from waltz_spark.export.delta import TableState
-    from waltz_spark.export.destination import Destination
-    from waltz_spark.export.export import Range, Run
-    from waltz_spark.export.manifest import Manifest
-    from waltz_spark.export.options import ExportOptions, SourceOptions
-    from waltz_spark.export.tasks import Assignment, Job, Watch, Written
-    from waltz_spark.log.origin import Catalog, Origin, Span
-    from waltzctl.local_cluster.java import Java
-
 
 LATELY_SECONDS = 60.0
 """Window of the measured speed: a task, which counts at its end, takes longer than a message."""
@@ -72,10 +71,6 @@ def spark_export(
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
       waltzctl spark-export /tmp/old --archive s3://waltz-archive/orders
     """
-    from waltz_spark.export.destination import newest_manifest
-    from waltz_spark.export.export import recover
-    from waltz_spark.export.render_export import exported, planned
-
     started = time.monotonic()
     destination, asked = _destination(output, log.sources, spark), wish.ids(log)
     make_importable(spark.py_files)
@@ -89,20 +84,18 @@ def spark_export(
         )
     run, spans = _run(destination, before, wish, asked, log)
     if dry_run:
-        planned(run, spans, spark.java() if run.assignments else None, shown)
+        print_plan(run, spans, spark.java() if run.assignments else None, shown)
         return EXIT_OK
     if run.assignments:
         return _carry_out(run, spark, started, shown, progress)
     if run.has_leftovers:
         run.tidy()
-    exported(run, before, time.monotonic() - started, shown, _table_state(run, before))
+    print_result(run, before, time.monotonic() - started, shown, _table_state(run, before))
     return EXIT_OK
 
 
 def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Destination:
     """Return the destination; raise if it overlaps with the source, or executors cannot reach it."""
-    from waltz_spark.export.destination import destination_of
-
     if not output.strip():
         raise BadArgument("OUTPUT is empty")
     destination = destination_of(output)
@@ -116,11 +109,6 @@ def _run(
     destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Range, log: SourceOptions
 ) -> tuple[Run, dict[int, Span]]:
     """Plan a run; return it with the ids to add."""
-    from waltz_spark.export.export import Run, check_history, planned, wanted
-    from waltz_spark.export.form import check_columns
-    from waltz_spark.export.tasks import Job
-    from waltz_spark.log.throttle import Throttle
-
     form, decoder = form_and_decoder(wish, before)
     origin = log.origin()
     catalog = origin.catalog(asked.partitions)
@@ -138,8 +126,6 @@ def _run(
     )  # fmt: skip
     table = None
     if form.is_table:
-        from waltz_spark.export.delta import DeltaTable
-
         table = DeltaTable(destination, job.schema)
         table.is_behind(before)  # raises if the table cannot be used
     run = Run(job=job, before=before, assignments=assignments, table=table)
@@ -149,9 +135,6 @@ def _run(
 
 
 def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress: Shown) -> int:
-    from waltz_spark.engine.session import end_java
-    from waltz_spark.export.render_export import Course, exported
-
     java = spark.ready()
     with ending_in_order(partial(end_java, spark)) as ending:
         try:
@@ -167,7 +150,7 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
                 return EXIT_INTERRUPTED
             _explain(error, run)
             raise
-    exported(run, newest, time.monotonic() - started, shown, _table_state(run, newest))
+    print_result(run, newest, time.monotonic() - started, shown, _table_state(run, newest))
     return EXIT_OK
 
 
@@ -181,8 +164,6 @@ def _say_interrupted(run: Run) -> None:
 
 def _published(run: Run) -> Manifest | None:
     """Return the newest manifest if this run has published it."""
-    from waltz_spark.export.destination import newest_manifest
-
     reached = newest_manifest(run.destination)
     return None if reached is None or (run.before and reached.number == run.before.number) else reached
 
@@ -212,8 +193,6 @@ def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
     """Print the partitions whose log ends before the export; raise for a running cluster, which was set back."""
-    from waltz_spark.export.export import behind
-
     ends = behind(catalog, before)
     if before is None or not ends:
         return
@@ -241,9 +220,6 @@ def _explain(error: WaltzError, run: Run) -> None:
 def _tasks(
     choice: SparkChoice, java: Java, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
-    from waltz_spark.engine.session import new_log, running, scratch
-    from waltz_spark.export.tasks import run_by_spark
-
     with scratch() as place, running(choice, java, new_log(os.environ)) as spark:
         bucket = place / "bucket" if choice.is_local else None
         yield from run_by_spark(spark, job, assignments, bucket=bucket, watch=watch)
@@ -252,6 +228,4 @@ def _tasks(
 def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
     if run.table is None or newest is None:
         return None
-    from waltz_spark.export.delta import state_of
-
     return state_of(run.destination, newest)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
+from waltz_spark.export.delta import state_of
+from waltz_spark.export.destination import destination_of, require_manifest
+from waltz_spark.export.export import has_leftovers, stray_files
+from waltz_spark.export.manifest import Manifest, Piece
 from waltz_spark.export.options import SourceOptions
+from waltz_spark.export.render_export import print_findings, print_state
+from waltz_spark.export.verification import Checked, Finding, check_files, check_log, check_table
+from waltz_spark.log.origin import Span
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.forms import AnyForm
 from waltzd.errors import BadArgument, ForeignCluster
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
-
-if TYPE_CHECKING:
-    from waltz_spark.export.manifest import Manifest, Piece
-    from waltz_spark.export.verification import Checked, Finding
 
 
 def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm = "table") -> int:
@@ -28,15 +31,10 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm
       waltzctl export status /tmp/export
       waltzctl export status /tmp/export -o json
     """
-    from waltz_spark.export.delta import state_of
-    from waltz_spark.export.destination import destination_of, require_manifest
-    from waltz_spark.export.export import has_leftovers
-    from waltz_spark.export.render_export import state
-
     destination = destination_of(output)
     manifest = require_manifest(destination)
     table, is_unfinished = state_of(destination, manifest), has_leftovers(destination)
-    state(destination.place, manifest, table, is_unfinished=is_unfinished, output=shown)
+    print_state(destination.place, manifest, table, is_unfinished=is_unfinished, output=shown)
     return EXIT_OK
 
 
@@ -59,12 +57,6 @@ def verify(
       waltzctl export verify /tmp/export
       waltzctl export verify /tmp/export --against-log
     """
-    from waltz_spark.export.destination import destination_of, require_manifest
-    from waltz_spark.export.export import stray_files
-    from waltz_spark.export.render_export import verified
-    from waltz_spark.export.verification import Finding, check_files, check_log, check_table
-    from waltz_spark.log.origin import Span
-
     for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):
         if not against_log:
             raise BadArgument(f"{option} needs --against-log: without it, only the files are checked")
@@ -87,7 +79,7 @@ def verify(
         if catalog.key != manifest.cluster:
             raise ForeignCluster(f"{destination.place} is an export of {manifest.cluster}; {against} is {catalog.key}")
         findings += _found("comparing", progress, check_log(origin, catalog, manifest), manifest, attrgetter("data_bytes"))
-    verified(destination.place, manifest, findings, against, time.monotonic() - started, shown)
+    print_findings(destination.place, manifest, findings, against, time.monotonic() - started, shown)
     return EXIT_FINDINGS if findings else EXIT_OK
 
 

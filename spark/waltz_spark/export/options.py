@@ -12,11 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
+from waltz_spark.export import origin_options
+from waltz_spark.export.export import Range
+from waltz_spark.export.form import Form, form_of
+from waltz_spark.export.manifest import Manifest
+from waltz_spark.log.origin import Origin
 from waltz_spark.log.plan import size_of
+from waltz_spark.log.selection import partitions_of
+from waltz_spark.payloads.decoders import decoder_of, is_function
+from waltz_spark.payloads.payload import Decoder
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterOptions
 from waltzctl.shell.numbers import chosen
@@ -24,14 +32,6 @@ from waltzctl.shell.options import option_group
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import ExportGap
 from waltzd.protocol.channels import named_in
-
-if TYPE_CHECKING:
-    from waltz_spark.export.export import Range
-    from waltz_spark.export.form import Form
-    from waltz_spark.export.manifest import Manifest
-    from waltz_spark.log.origin import Origin
-    from waltz_spark.payloads.payload import Decoder
-
 
 FILE_BYTES_MIN = 4096
 """Smallest target size of a file: smaller files would only have overhead."""
@@ -65,15 +65,11 @@ class SourceOptions:
 
     def numbers(self, text: str) -> tuple[int, ...]:
         """Parse `0-3,orders`. Directories have no channels, only numbers."""
-        from waltz_spark.log.selection import partitions_of
-
         if self.sources or not named_in(text):
             return partitions_of(text)
         return tuple(sorted(chosen(self.cluster.target(), text)))
 
     def origin(self) -> Origin:
-        from waltz_spark.export import origin_options
-
         if self.sources:
             for option in [*(["--archive"] if self.archive else []), *self.cluster.typed]:
                 raise BadArgument(
@@ -174,8 +170,6 @@ class ExportOptions:
     ] = None
 
     def ids(self, log: SourceOptions) -> Range:
-        from waltz_spark.export.export import Range
-
         after, after_of_others = _ids("--after", self.after)
         last, last_of_others = _ids("--through", self.through)
         now = datetime.now(UTC)
@@ -197,8 +191,6 @@ def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form
     """Return the form of the files and the decoder. Omitted options are taken from the existing export.
 
     A function has to be named again: a process that can write to the export could name any function in it."""
-    from waltz_spark.export.form import form_of
-
     there = None if before is None else before.shape
     form = form_of(
         wish.format or (there.format if there else "parquet"),
@@ -207,8 +199,6 @@ def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form
     text = wish.decode if wish.decode is not None else (there.decoder if there else "")
     if not text:
         return form, None
-    from waltz_spark.payloads.decoders import decoder_of, is_function
-
     if wish.decode is None and is_function(text):
         raise BadArgument(
             f"this export was begun with --decode {text!r}, which runs code, and the command does not say so",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from waltz_spark.export.delta import TableState
+from waltz_spark.export.export import Run
 from waltz_spark.export.manifest import Manifest, total_json
 from waltz_spark.export.tasks import Assignment
+from waltz_spark.export.verification import Finding
 from waltz_spark.log.origin import Span
+from waltzctl.local_cluster.java import Java
 from waltzctl.shell.progress import Amount, Report
 from waltzctl.show.forms import Column, Columns, Line, Listing, Table, attributes, put, verdict
 from waltzctl.show.forms import Part as PagePart
 from waltzctl.show.terminal import count, rate, size
 from waltzd.errors import WaltzError
-
-if TYPE_CHECKING:
-    from waltz_spark.export.delta import TableState
-    from waltz_spark.export.export import Run
-    from waltz_spark.export.verification import Finding
-    from waltzctl.local_cluster.java import Java
 
 Row = Mapping[str, Any]
 
@@ -63,7 +61,7 @@ def partitions(manifest: Manifest | None) -> Listing[Row]:
 # -- spark-export ------------------------------------------------------------------------------------------------------
 
 
-def planned(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None, output: str) -> None:
+def print_plan(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None, output: str) -> None:
     """Print the plan of a run, for --dry-run. `java`: the Java to run on, or the error if there is none."""
     place, source, form, assignments = run.destination.place, run.job.origin.describe(), run.job.form, run.assignments
     sizes, files = dict.fromkeys(spans, 0), dict.fromkeys(spans, 0)
@@ -100,7 +98,7 @@ def _java_lines(java: Java | WaltzError) -> list[str]:
     return [f"It would run on Java {java.version}: {java.home} (from {java.place})."]
 
 
-def exported(run: Run, newest: Manifest | None, seconds: float, output: str, table: TableState | None) -> None:
+def print_result(run: Run, newest: Manifest | None, seconds: float, output: str, table: TableState | None) -> None:
     place, source = run.destination.place, run.job.origin.describe()
     before, now = _sums(run.before), _sums(newest)
     added = {name: now[name] - before[name] for name in now}
@@ -154,7 +152,7 @@ def described_state(manifest: Manifest | None, table: TableState | None) -> dict
     }
 
 
-def state(place: str, manifest: Manifest, table: TableState | None, *, is_unfinished: bool, output: str) -> None:
+def print_state(place: str, manifest: Manifest, table: TableState | None, *, is_unfinished: bool, output: str) -> None:
     shape = manifest.shape
     made = [f"{shape.format} ({shape.compression})", *[f"decoded by {shape.decoder}"] * bool(shape.decoder)]
     left = "A run is at work, or ended before it was done: what it left does not count, and the next one removes it."
@@ -182,7 +180,7 @@ def _table_lines(manifest: Manifest | None, there: TableState | None) -> list[st
 # -- export verify -----------------------------------------------------------------------------------------------------
 
 
-def verified(
+def print_findings(
     place: str, manifest: Manifest, findings: Sequence[Finding], against: str | None, seconds: float, output: str
 ) -> None:
     sums = _sums(manifest)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -44,12 +44,10 @@ from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import Origin, Span
 from waltz_spark.log.plan import Split
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
+from waltz_spark.payloads.payload import Decoder
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ExportDamaged
 from waltzd.format.checksum import crc32
-
-if TYPE_CHECKING:
-    from waltz_spark.payloads.payload import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from waltz_spark.export.delta import differences
 from waltz_spark.export.destination import READ_BYTES, Destination, measured
 from waltz_spark.export.form import read_batches
 from waltz_spark.export.manifest import Manifest, Piece
@@ -55,8 +56,6 @@ def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
     """Return the differences between the files and the Delta table; empty without a table."""
     if manifest.shape.format != "delta":
         return []
-    from waltz_spark.export.delta import differences
-
     known = {piece.path: piece for piece in manifest.pieces}
     return [
         Finding(path=path, partition=known[path].partition, span=known[path].span, detail=detail)
