@@ -19,7 +19,6 @@ from waltz_spark.export.destination import (
     Destination,
     Hold,
     LocalDestination,
-    RemoteDestination,
     destination_of,
     encode_writer,
 )
@@ -32,7 +31,7 @@ from waltzd.errors.operations import DiskFull, ExportHeld, NoPermission, StoreFa
 @pytest.fixture(params=["local", "remote"])
 def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
     place = str(tmp_path / "out")
-    return LocalDestination(place) if request.param == "local" else RemoteDestination(place, fs.LocalFileSystem())
+    return LocalDestination(place) if request.param == "local" else Destination(place, fs.LocalFileSystem())
 
 
 def put(destination: Destination, path: str, content: bytes) -> None:
@@ -102,13 +101,13 @@ def test_a_lock_ends_with_its_process(destination: Destination) -> None:
     kind = (
         "LocalDestination(place)"
         if isinstance(destination, LocalDestination)
-        else "RemoteDestination(place, fs.LocalFileSystem())"
+        else "Destination(place, fs.LocalFileSystem())"
     )
     code = f"""
 import os, sys
 from pyarrow import fs
 from waltz_spark.export.destination import LocalDestination, encode_writer
-from waltz_spark.export.destination import RemoteDestination
+from waltz_spark.export.destination import Destination
 place = sys.argv[1]
 with {kind}.hold(encode_writer("killed")):
     os.kill(os.getpid(), 9)
@@ -121,7 +120,7 @@ with {kind}.hold(encode_writer("killed")):
 
 
 def test_a_lease_of_another_machine_counts_until_its_end(tmp_path: Path) -> None:
-    destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
+    destination = Destination(str(tmp_path), fs.LocalFileSystem())
     lease = {"run": "a", "host": "elsewhere", "pid": 1, "until": time.time() + 100}
     put(destination, LOCK, json.dumps(lease).encode())
     with pytest.raises(ExportHeld, match="process 1 on elsewhere"), destination.hold(encode_writer("b")):
@@ -144,7 +143,7 @@ def overtake(destination: Destination, hold: Hold) -> None:
 
 def test_whoever_lost_the_lease_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destinations, "RENEWAL_SECONDS", 0.01)
-    destination = RemoteDestination(str(tmp_path), fs.LocalFileSystem())
+    destination = Destination(str(tmp_path), fs.LocalFileSystem())
     with (
         destination.hold(encode_writer("a")) as hold,
         pytest.raises(ExportHeld, match="another exporter has taken it over"),
@@ -157,7 +156,7 @@ def test_which_place_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     assert destination_of("out/") == LocalDestination(str(tmp_path / "out"))
     assert destination_of("file:///data/an%20export/") == LocalDestination("/data/an export")
-    assert destination_of("s3a://bucket/x/") == RemoteDestination("s3://bucket/x")
+    assert destination_of("s3a://bucket/x/") == Destination("s3://bucket/x")
     with pytest.raises(BadArgument, match="on another machine"):
         destination_of("file://elsewhere/data")
     with pytest.raises(BadArgument, match="cannot be written to"):
@@ -182,7 +181,7 @@ def test_a_store_that_refuses_is_told_in_its_own_words() -> None:
         def open_input_stream(self, _: object) -> None:
             raise PermissionError(13, "no way")
 
-    destination = RemoteDestination("gone/export", Refusing())
+    destination = Destination("gone/export", Refusing())
     with pytest.raises(StoreFailed, match="reading the directory gone/export"):
         destination.names()
     with pytest.raises(NoPermission):

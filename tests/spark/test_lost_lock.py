@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 from waltz_spark.export import destination
-from waltz_spark.export.destination import RemoteDestination
+from waltz_spark.export.destination import Destination
 from waltz_spark.export.export import Run
 from waltz_spark.export.manifest import LOCK, UNFINISHED
 from waltz_spark.log.origin import Span
@@ -23,12 +23,12 @@ def test_a_run_that_lost_its_lock_removes_nothing_of_the_run_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(destination, "LEASE_SECONDS", 0.0)  # as if this process had not run for so long
-    there = RemoteDestination(str(tmp_path), system=fs.LocalFileSystem())
+    there = Destination(str(tmp_path), system=fs.LocalFileSystem())
 
     def runner(job: Any, given: Sequence[Any]) -> Generator[Any, None, None]:
         other = {"run": "other", "host": "elsewhere", "pid": 1, "until": 1e12}
-        there._put(LOCK, json.dumps(other).encode())
-        there._put(f"{UNFINISHED}/other/file", b"written, and not published yet")
+        there.put(LOCK, json.dumps(other).encode())
+        there.put(f"{UNFINISHED}/other/file", b"written, and not published yet")
         yield from ()
         raise StoreFailed("the store does not answer")
 

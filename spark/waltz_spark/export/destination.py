@@ -16,16 +16,18 @@ import json
 import os
 import shutil
 import socket
-import stat
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
 
 from waltz_spark.export.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
 from waltzd.archive.manifest import LABEL
@@ -41,9 +43,6 @@ from waltzd.errors.operations import (
     PathMissing,
     StoreFailed,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gs": "gs"}
 
@@ -70,44 +69,110 @@ class Hold(Protocol):
         ...
 
 
-class Destination(Protocol):
-    """A place for the files of an export. Paths are relative to it, with slashes."""
+@dataclass(frozen=True)
+class Destination:
+    """A place for the files of an export, through a file system of PyArrow. Paths are relative to it, with slashes."""
 
-    @property
-    def place(self) -> str:
-        """Address of the destination, for people and for other commands."""
-        ...
+    place: str
+    """Address of the destination, for people and for other commands."""
+    system: Any = None
+    """File system to use in place of that of the URI, with `place` as a path in it."""
+    is_on_this_machine = False
 
-    @property
-    def is_on_this_machine(self) -> bool: ...
+    def _there(self, path: str) -> tuple[Any, str]:
+        """Return the file system, and the path in it."""
+        if self.system is not None:
+            return self.system, f"{self.place}/{path}".rstrip("/")
+        try:
+            system, root = fs.FileSystem.from_uri(self.place)
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise BadArgument(
+                f"{self.place} cannot be written to: {' '.join(str(error).split())}", not_done="nothing was written"
+            ) from error
+        return system, f"{root}/{path}".rstrip("/")
+
+    @contextmanager
+    def doing(self, what: str, path: str) -> Iterator[tuple[Any, str]]:
+        """Yield the file system and the path in it; errors say what failed, and where."""
+        there = self._there(path)
+        try:
+            yield there
+        except OSError as error:
+            raise failure(error, f"{what} {self.place}/{path}") from error
+
+    def _info(self, path: str) -> Any:
+        with self.doing("looking at", path) as (system, there):
+            return system.get_file_info(there)
+
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file; None if it does not exist."""
-        ...
+        with self.doing("reading", path) as (system, there), suppress(FileNotFoundError):
+            return bytes(system.open_input_stream(there).readall())
+        return None
 
     def names(self, path: str = "") -> list[str]:
         """Return the sorted names in a directory; empty if it does not exist."""
-        ...
+        with self.doing("reading the directory", path) as (system, there):
+            return sorted(info.base_name for info in system.get_file_info(fs.FileSelector(there, allow_not_found=True)))
 
-    def size(self, path: str) -> int | None: ...
+    def size(self, path: str) -> int | None:
+        return cast(int | None, self._info(path).size)
+
+    def _is_there(self, path: str) -> bool:
+        return bool(self._info(path).type != fs.FileType.NotFound)
+
     def put_new(self, path: str, content: bytes) -> bool:
         """Write a small file; return False if the name is taken."""
-        ...
+        if self._is_there(path):
+            return False
+        self.put(path, content)
+        return self.read(path) == content
+
+    def put(self, path: str, content: bytes) -> None:
+        with self.create(path) as file:
+            file.write(content)
 
     def create(self, path: str, *, in_small_steps: bool = False) -> Output:
-        """Create a file. `in_small_steps`: flush often, so that other writers of the disk do not wait long."""
-        ...
+        """Create a file. `in_small_steps`: flush often, so that other writers of a disk do not wait long."""
+        with self.doing("writing", path) as (system, there):
+            system.create_dir(there.rpartition("/")[0], recursive=True)
+            return cast(Output, system.open_output_stream(there))
 
     def move_new(self, old: str, new: str) -> bool:
         """Rename a file; return False if the new name is taken."""
-        ...
+        if self._is_there(new):
+            return False
+        with self.doing("naming", new) as (system, there):
+            system.move(self._there(old)[1], there)
+        return True
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
-        ...
+        if self._is_there(path):
+            with self.doing("removing", path) as (system, there):
+                system.delete_file(there)
 
-    def remove_tree(self, path: str) -> None: ...
-    def open(self, path: str) -> pa.NativeFile: ...
-    def hold(self, who: str) -> AbstractContextManager[Hold]: ...
+    def remove_tree(self, path: str) -> None:
+        found = self._info(path)
+        with self.doing("removing", path) as (system, there):
+            if found.type == fs.FileType.Directory:
+                system.delete_dir(there)
+            elif found.type != fs.FileType.NotFound:
+                system.delete_file(there)
+
+    def open(self, path: str) -> pa.NativeFile:
+        with self.doing("reading", path) as (system, there):
+            return system.open_input_file(there)
+
+    @contextmanager
+    def hold(self, who: str) -> Iterator[Hold]:
+        """Hold a lease: not every store refuses to write over a file, so a name is only looked for before it is taken."""
+        lease = _Lease(self, who)
+        lease.take()
+        try:
+            yield lease
+        finally:
+            lease.leave()
 
 
 def destination_of(text: str) -> Destination:
@@ -120,7 +185,7 @@ def destination_of(text: str) -> Destination:
             raise BadArgument(f"{text} is on another machine; a file: URI has three slashes, as in file:///data/export")
         return LocalDestination(unquote(found.path).rstrip("/") or "/")
     scheme = _ALIASES.get(found.scheme, found.scheme)
-    return RemoteDestination(scheme + text[len(found.scheme) :].rstrip("/"))
+    return Destination(scheme + text[len(found.scheme) :].rstrip("/"))
 
 
 _NEXT_STEPS: Mapping[type[WaltzError], str] = {
@@ -131,7 +196,10 @@ _NEXT_STEPS: Mapping[type[WaltzError], str] = {
 
 
 def failure(error: OSError, what: str) -> WaltzError:
-    """Convert an error of the operating system, with advice for exports in place of that for storages."""
+    """Convert an error of a file system, with advice for exports in place of that for storages. Errors of stores have no
+    number of the operating system."""
+    if not error.errno:
+        return StoreFailed(f"{what}: {' '.join(str(error).split())}")
     found = translate(error, what)
     return type(found)(
         found.message,
@@ -209,103 +277,83 @@ def require_manifest(destination: Destination) -> Manifest:
 # -- this machine ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _doing(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise failure(error, what) from error
+class LocalDestination(Destination):
+    """A directory of this machine. Files are flushed, and named by links, which never take the place of another file."""
 
-
-@dataclass(frozen=True)
-class LocalDestination:
-    place: str
     is_on_this_machine = True
 
-    def _path(self, path: str) -> Path:
-        return Path(self.place, path)
+    def __init__(self, place: str) -> None:
+        super().__init__(place, fs.LocalFileSystem())
 
-    def _plain(self, path: str) -> Path:
-        """Return the path of a regular file; raise for a pipe, which would block a reader for ever."""
-        target = self._path(path)
-        if not stat.S_ISREG(target.stat().st_mode):
-            raise ExportDamaged(f"{target} is not a plain file")
-        return target
+    def __reduce__(self) -> tuple[type[LocalDestination], tuple[str]]:
+        return LocalDestination, (self.place,)
+
+    def _plain(self, path: str) -> str:
+        """Return the path; raise if it is not a regular file, as a pipe, which would block a reader for ever."""
+        if self._info(path).type not in (fs.FileType.File, fs.FileType.NotFound):
+            raise ExportDamaged(f"{self.place}/{path} is not a plain file")
+        return path
 
     def read(self, path: str) -> bytes | None:
-        with _doing(f"reading {self._path(path)}"), suppress(FileNotFoundError):
-            return self._plain(path).read_bytes()
-        return None
+        return super().read(self._plain(path))
 
-    def names(self, path: str = "") -> list[str]:
-        with _doing(f"reading the directory {self._path(path)}"), suppress(FileNotFoundError):
-            return sorted(os.listdir(self._path(path)))
-        return []
-
-    def size(self, path: str) -> int | None:
-        with _doing(f"looking at {self._path(path)}"), suppress(FileNotFoundError):
-            return self._path(path).stat().st_size
-        return None
+    def open(self, path: str) -> pa.NativeFile:
+        return super().open(self._plain(path))
 
     def put_new(self, path: str, content: bytes) -> bool:
         beside = f"{UNFINISHED}/{uuid.uuid4().hex}.new"
-        with self.create(beside) as file:
-            file.write(content)
+        self.put(beside, content)
         try:
             return self.move_new(beside, path)
         finally:
             self.remove(beside)
 
     def create(self, path: str, *, in_small_steps: bool = False) -> Output:
-        target = self._path(path)
-        with _doing(f"writing {target}"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            return _Flushed(target, STEP_BYTES if in_small_steps else None)
+        with self.doing("writing", path) as (_, there):
+            Path(there).parent.mkdir(parents=True, exist_ok=True)
+            return _Flushed(Path(there), STEP_BYTES if in_small_steps else None)
 
     def move_new(self, old: str, new: str) -> bool:
-        source, target = self._path(old), self._path(new)
-        with _doing(f"naming {target}"), suppress(FileExistsError):
+        with self.doing("naming", new) as (_, there), suppress(FileExistsError):
+            source, target = Path(self.place, old), Path(there)
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, target)  # unlike a rename, never takes the place of another file
+            os.link(source, target)
             source.unlink()
             flush(target.parent)
             return True
         return False
 
-    def remove(self, path: str) -> None:
-        with _doing(f"removing {self._path(path)}"):
-            self._path(path).unlink(missing_ok=True)
-
     def remove_tree(self, path: str) -> None:
-        target = self._path(path)
-        with _doing(f"removing {target}"):
-            if target.is_dir():
-                shutil.rmtree(target, ignore_errors=True)  # a task of a killed run may still write there
-            else:
-                target.unlink(missing_ok=True)
-
-    def open(self, path: str) -> pa.NativeFile:
-        import pyarrow as pa
-
-        with _doing(f"reading {self._path(path)}"):
-            return pa.OSFile(str(self._plain(path)), "rb")
+        if self._info(path).type == fs.FileType.Directory:
+            shutil.rmtree(self._there(path)[1], ignore_errors=True)  # a task of a killed run may still write there
+        else:
+            self.remove(path)
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Hold]:
         """Hold an flock, which the system releases when the process ends."""
-        path = self._path(LOCK)
-        with _doing(f"writing {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b")
-        with file:
+        with self.doing("writing", LOCK) as (_, there):
+            Path(there).parent.mkdir(parents=True, exist_ok=True)
+            number = os.open(there, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ExportHeld(f"{describe_writer(self.read(LOCK))} is writing to {self.place}") from error
-            with _doing(f"writing {path}"):
-                os.ftruncate(file.fileno(), 0)
-                os.write(file.fileno(), who.encode())
+            with self.doing("writing", LOCK):
+                os.ftruncate(number, 0)
+                os.write(number, who.encode())
             yield _Certain()
+        finally:
+            os.close(number)
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, what) from error
 
 
 class _Certain:
@@ -369,129 +417,15 @@ def flush(path: Path) -> None:
             os.close(number)
 
 
-# -- an object store, or HDFS ------------------------------------------------------------------------------------------
-# A name is looked for before it is taken, because not every store can refuse to write over one. So two exporters are kept
-# apart by a lease: a small file with an end, which the exporter renews, and checks before each step that counts.
+# -- a lease -----------------------------------------------------------------------------------------------------------
 
 LEASE_SECONDS, RENEWAL_SECONDS = 60.0, 15.0
-
-
-@dataclass(frozen=True)
-class RemoteDestination:
-    place: str
-    system: Any = None
-    """File system to use in place of that of the URI, with `place` as a path in it; for tests."""
-    is_on_this_machine = False
-
-    def _there(self, path: str) -> tuple[Any, str]:
-        from pyarrow import fs
-
-        if self.system is not None:
-            return self.system, f"{self.place}/{path}".rstrip("/")
-        try:
-            system, root = fs.FileSystem.from_uri(self.place)
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise BadArgument(
-                f"{self.place} cannot be written to: {' '.join(str(error).split())}", not_done="nothing was written"
-            ) from error
-        return system, f"{root}/{path}".rstrip("/")
-
-    def _info(self, path: str) -> Any:
-        system, there = self._there(path)
-        with self._said("looking at", path):
-            return system.get_file_info(there)
-
-    @contextmanager
-    def _said(self, doing: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise _failed(error, f"{doing} {self.place}/{path}") from error
-
-    def read(self, path: str) -> bytes | None:
-        system, there = self._there(path)
-        try:
-            with system.open_input_stream(there) as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _failed(error, f"reading {self.place}/{path}") from error
-
-    def names(self, path: str = "") -> list[str]:
-        from pyarrow import fs
-
-        system, there = self._there(path)
-        with self._said("reading the directory", path):
-            found = system.get_file_info(fs.FileSelector(there, allow_not_found=True))
-        return sorted(info.base_name for info in found)
-
-    def size(self, path: str) -> int | None:
-        return cast(int | None, self._info(path).size)
-
-    def _is_there(self, path: str) -> bool:
-        from pyarrow import fs
-
-        return bool(self._info(path).type != fs.FileType.NotFound)
-
-    def put_new(self, path: str, content: bytes) -> bool:
-        if self._is_there(path):
-            return False
-        self._put(path, content)
-        return self.read(path) == content
-
-    def _put(self, path: str, content: bytes) -> None:
-        with self.create(path) as file:
-            file.write(content)
-
-    def create(self, path: str, *, in_small_steps: bool = False) -> Output:
-        system, there = self._there(path)
-        with self._said("writing", path):
-            system.create_dir(there.rpartition("/")[0], recursive=True)
-            return cast(Output, system.open_output_stream(there))
-
-    def move_new(self, old: str, new: str) -> bool:
-        if self._is_there(new):
-            return False
-        system, source = self._there(old)
-        with self._said("naming", new):
-            system.move(source, self._there(new)[1])
-        return True
-
-    def remove(self, path: str) -> None:
-        if self._is_there(path):
-            system, there = self._there(path)
-            with self._said("removing", path):
-                system.delete_file(there)
-
-    def remove_tree(self, path: str) -> None:
-        if self._is_there(path):
-            system, there = self._there(path)
-            with self._said("removing", path):
-                if self._info(path).is_file:
-                    system.delete_file(there)
-                else:
-                    system.delete_dir(there)
-
-    def open(self, path: str) -> pa.NativeFile:
-        system, there = self._there(path)
-        with self._said("reading", path):
-            return system.open_input_file(there)
-
-    @contextmanager
-    def hold(self, who: str) -> Iterator[Hold]:
-        lease = _Lease(self, who)
-        lease.take()
-        try:
-            yield lease
-        finally:
-            lease.leave()
 
 
 class _Lease:
     """A small file with the writer and the end of its lease. The writer renews it, and stops if it was lost."""
 
-    def __init__(self, destination: RemoteDestination, who: str) -> None:
+    def __init__(self, destination: Destination, who: str) -> None:
         self._destination = destination
         self._who = json.loads(who)
         self._over = threading.Event()
@@ -521,7 +455,7 @@ class _Lease:
 
     def _write(self) -> None:
         until = time.time() + LEASE_SECONDS
-        self._destination._put(LOCK, json.dumps({**self._who, "until": until}).encode())
+        self._destination.put(LOCK, json.dumps({**self._who, "until": until}).encode())
         self._until = until
 
     def _is_ours(self) -> bool:
@@ -563,9 +497,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _failed(error: OSError, doing: str) -> WaltzError:
-    """Convert an error of PyArrow, with or without an errno."""
-    said = " ".join(str(error).split())
-    return failure(error, f"{doing}: {said}") if error.errno else StoreFailed(f"{doing}: {said}")
