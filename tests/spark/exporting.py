@@ -17,11 +17,12 @@ from waltz_spark.export.form import Form, form_of, read_batches
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.tasks import Assignment, Job, Written, write
 from waltz_spark.export.verification import Checked, check_files, check_log
-from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.throttle import Throttle
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import Decoder
+from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import GrowingStorage
 

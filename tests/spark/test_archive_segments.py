@@ -15,13 +15,12 @@ import pytest
 from waltz_spark.export.destination import LocalDestination
 from waltz_spark.log import archive_segments
 from waltz_spark.log.archive_segments import ArchiveSegments, ObjectFile, is_piece
-from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
 from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
-from waltz_spark.table.columns import columns_of
+from waltz_spark.table.columns import columns_of, record_batch
 from waltz_spark.table.pushdown import Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
 

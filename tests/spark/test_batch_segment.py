@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from waltz_spark.log.decode import BESIDE, record_batch
+from waltz_spark.log.decode import BESIDE
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
 from waltz_spark.log.origin import Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.log.segment import SegmentPlace, read_segment_runs
-from waltz_spark.table.columns import columns_of
+from waltz_spark.table.columns import columns_of, record_batch
 from waltz_spark.table.pushdown import Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA, record_batch
-from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, wanted
+from waltz_spark.log.decode import SCHEMA
+from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, record_batch, wanted
 from waltz_spark.table.pushdown import Filters, Ranges
 
 from tests.spark.growing import run_of

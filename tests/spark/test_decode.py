@@ -7,8 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
-from waltz_spark.log.decode import BESIDE, SCHEMA, record_batch
+from waltz_spark.log.decode import BESIDE, SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import run_of
 from waltzd.format.record import Run, encode_payloads

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.decode import SCHEMA
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable
+from waltz_spark.table.columns import record_batch
 
 from waltzd.errors.operations import BadDecoder, PathMissing
 from waltzd.format.record import encode_payloads

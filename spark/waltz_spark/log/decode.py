@@ -1,19 +1,12 @@
-"""Records as Arrow columns, without a Python object for each record.
-
-The heads are read as one structured array (`waltzd.format.record.heads`, which storages use as well); the payloads are cut
-out of the run by one native call. A batch owns its memory, so the buffer of the run may be reused. Only runs whose
-checksums were checked become rows.
-"""
+"""The columns of a log as Arrow types, and columns out of times, locks and groups, without a Python object for each."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from waltzd.errors import TooLarge
 from waltzd.format.checksum import I64
-from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
+from waltzd.format.record import NO_TIME, LockColumns
 from waltzd.protocol.locks import Mode
 
 RECORD = pa.schema(
@@ -43,39 +36,6 @@ NO_GROUP = -1
 
 BATCH_BYTES_MAX = (1 << 31) - 1
 """Arrow's `binary` addresses its bytes with 32-bit signed offsets."""
-
-_COLUMN = {
-    "client_id": "client",
-    "generation": "generation",
-    "req_partition": "partition",
-    "seq": "sequence",
-    "header": "header",
-}
-
-
-def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
-    """Return the records of a checked run as rows. `groups` is from `waltz_spark.log.groups`; None without groups."""
-    if len(run.data) > BATCH_BYTES_MAX:
-        raise TooLarge(
-            f"{len(run.data)} bytes of records do not fit one Arrow batch of {BATCH_BYTES_MAX} bytes",
-            not_done="no batch was made",
-            next_step="decode fewer records at once",
-        )
-    count = len(run)
-    head = heads(run)
-    offsets = pa.py_buffer(run.bounds.astype(np.int32))
-    records = pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(run.data)])
-    columns = {
-        "partition": np.full(count, partition, np.int32),
-        "txid": head["id"].astype(np.int64),
-        "crc": head["data_crc"].astype(np.uint32).view(np.int32),
-        **{name: head[field].astype(np.int32) for name, field in _COLUMN.items()},
-        "data": pc.binary_slice(records, HEAD_BYTES, -TRAILER_BYTES),
-        "time": time_column(run.times, count),
-        "locks": lock_column(run.locks, run.times, count),
-        "group": group_column(groups, count),
-    }
-    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in SCHEMA.names], schema=SCHEMA)
 
 
 def time_column(times: I64 | None, count: int) -> pa.Array:

@@ -1,8 +1,9 @@
 """The selected columns of a reader, and runs of records as Arrow batches with exactly these columns.
 
 Spark does not pass the columns that a query needs to a Python source, only the schema that the user asked for: that is the
-projection. A column is computed only if it is selected, and filters are applied before rows are made. The slow twin for
-tests is `waltz_spark.log.decode.record_batch`, which makes all columns of all records.
+projection. A column is computed only if it is selected, and filters are applied before rows are made. The heads of records
+are read as one structured array, and payloads are cut out of the run by one native call. Only runs whose checksums were
+checked become rows. A batch owns its memory, so the buffer of the run may be reused.
 """
 
 from __future__ import annotations
@@ -231,3 +232,11 @@ def _chosen(run: Run, filters: Filters) -> I64 | None:
 
 def columns_of(names: Iterable[str]) -> Projection:
     return Projection(pa.schema([_known(name, "the list") for name in names]))
+
+
+def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
+    """Return the records of a checked run as rows of `SCHEMA`. `groups` is from `waltz_spark.log.groups`."""
+    return _WHOLE.batch(run, Surroundings(partition=partition, source=""), groups=groups)
+
+
+_WHOLE = Projection(SCHEMA)
