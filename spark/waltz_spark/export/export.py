@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import zip_longest
 from uuid import UUID
 
 from waltz_spark.export.delta import DeltaTable
@@ -29,7 +28,7 @@ from waltz_spark.export.destination import Destination, Hold, encode_writer, mea
 from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
-from waltz_spark.log.plan import Sizing, Split, plan
+from waltz_spark.log.plan import Sizing, plan
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NotOurExport
 
@@ -160,22 +159,9 @@ def _missing(number: int, there: Span, reached: int | None, before: Manifest | N
 def planned(catalog: Catalog, spans: Mapping[int, Span], *, file_data_bytes: int | None) -> list[Assignment]:
     """Return the files to write. `file_data_bytes`: bytes of log in a file; None for the best size of a task."""
     missing = {number: span for number, span in spans.items() if span.count}
-    splits = plan(catalog, missing, Sizing(bytes_max=file_data_bytes))
-    if file_data_bytes is not None:
-        splits = _together(splits, file_data_bytes)
+    sizing = Sizing() if file_data_bytes is None else Sizing(bytes_max=file_data_bytes, bytes_joined=file_data_bytes)
+    splits = plan(catalog, missing, sizing)
     return [Assignment(number=number, split=split) for number, split in enumerate(splits)]
-
-
-def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
-    """Join neighbours into splits of up to `bytes_max`."""
-    grown: dict[int, list[Split]] = {}
-    for split in sorted(splits, key=lambda split: (split.partition, split.span)):
-        there = grown.setdefault(split.partition, [])
-        if there and there[-1].bytes + split.bytes <= bytes_max:
-            there[-1] = Split((*there[-1].parts, *split.parts))
-        else:
-            there.append(split)
-    return [split for turn in zip_longest(*grown.values()) for split in turn if split is not None]
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------

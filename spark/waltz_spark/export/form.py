@@ -124,34 +124,21 @@ class ParquetFile:
 
 
 def check_columns(form: Form, schema: pa.Schema) -> None:
-    """Raise `BadArgument` for a column of a decoder that Parquet cannot hold. One row is written to memory to find out."""
-    try:
-        _try(form, schema)
-    except pa.ArrowException as error:
-        for field in schema:
-            if field.name not in SCHEMA.names and not _takes(form, field):
-                raise BadArgument(
-                    f"parquet has no place for the column {field.name} ({field.type}) of the decoder: {error}",
-                    not_done="nothing was written",
-                    next_step="let the decoder make a simpler type",
-                ) from error
-        raise BadArgument(f"parquet cannot be written: {error}", not_done="nothing was written") from error
-
-
-def _takes(form: Form, field: pa.Field) -> bool:
-    try:
-        _try(form, pa.schema([field]))
-    except pa.ArrowException:
-        return False
-    return True
-
-
-def _try(form: Form, schema: pa.Schema) -> None:
-    nothing = {field.name: pa.array([b"" if pa.types.is_binary(field.type) else 0], field.type) for field in RECORD}
-    columns = [nothing[field.name] if field.name in nothing else pa.nulls(1, field.type) for field in schema]
-    file = ParquetFile(form, BytesIO(), schema, {})
-    file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    file.close({})
+    """Raise `BadArgument` for a column of a decoder that Parquet cannot hold. A row is written to memory to find out."""
+    for field in schema:
+        if field.name in SCHEMA.names:
+            continue
+        column = pa.schema([field])
+        try:
+            file = ParquetFile(form, BytesIO(), column, {})
+            file.write(pa.RecordBatch.from_arrays([pa.nulls(1, field.type)], schema=column))
+            file.close({})
+        except pa.ArrowException as error:
+            raise BadArgument(
+                f"parquet has no place for the column {field.name} ({field.type}) of the decoder: {error}",
+                not_done="nothing was written",
+                next_step="let the decoder make a simpler type",
+            ) from error
 
 
 def read_batches(source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:

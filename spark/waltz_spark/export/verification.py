@@ -18,7 +18,7 @@ from waltz_spark.export.form import read_batches
 from waltz_spark.export.manifest import Manifest, Piece
 from waltz_spark.log.encode import Beside, beside, encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
-from waltz_spark.log.plan import Part, Split, runs
+from waltz_spark.log.plan import Split, parts_of, runs
 from waltzd.errors import WaltzError
 from waltzd.format.checksum import crc32
 
@@ -122,14 +122,10 @@ def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
         return f"the log has no partition {piece.partition}"
     if not there.first <= piece.span.first <= piece.span.last <= there.last:
         return f"the log has ids {there.first} to {there.last} of this partition, and not all of these"
-    parts = tuple(
-        Part(extent, extent.span.cut(piece.span))
-        for extent in catalog.extents
-        if extent.partition == piece.partition and extent.span.cut(piece.span).count
-    )
+    parts = parts_of(piece.span, [extent for extent in catalog.extents if extent.partition == piece.partition])
     crc = data_bytes = 0
     others = Beside()
-    for run in runs(origin, Split(parts), batch_bytes=READ_BYTES):
+    for run in runs(origin, Split(tuple(parts)), batch_bytes=READ_BYTES):
         crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
         others.add(run)
     if (crc, data_bytes) != (piece.crc, piece.data_bytes):

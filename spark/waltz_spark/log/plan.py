@@ -33,6 +33,8 @@ class Sizing:
     records_max: int | None = None
     bytes_max: int | None = None
     """Largest estimated size of a split; a single record may be larger."""
+    bytes_joined: int = TASK_BYTES_MIN
+    """Estimated size up to which neighbours are joined."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Split:
     def cut(self, pieces: int) -> list[Split]:
         """Cut into splits with nearly equal numbers of records."""
         whole = Part(self.parts[0].extent, self.span)
-        return [Split(tuple(_parts(piece.span, (part.extent for part in self.parts)))) for piece in whole.cut(pieces)]
+        return [Split(tuple(parts_of(piece.span, (part.extent for part in self.parts)))) for piece in whole.cut(pieces)]
 
 
 def runs(origin: Origin, split: Split, *, batch_bytes: int) -> Iterator[Run]:
@@ -123,7 +125,7 @@ def plan(catalog: Catalog, spans: Mapping[int, Span], sizing: Sizing | None = No
         extents.setdefault(extent.partition, []).append(extent)
     splits: list[Split] = []
     for number, span in sorted(spans.items()):
-        parts = _parts(span, extents.get(number, ()))
+        parts = parts_of(span, extents.get(number, ()))
         assert sum(part.span.count for part in parts) == span.count, f"no extent covers all of {span} of partition {number}"
         splits += _together(_apart(parts, sizing), sizing)
     if len(splits) > SPLITS_MAX:
@@ -139,7 +141,8 @@ def _too_many(splits: int) -> BadArgument:
     )
 
 
-def _parts(span: Span, extents: Iterable[Extent]) -> list[Part]:
+def parts_of(span: Span, extents: Iterable[Extent]) -> list[Part]:
+    """Return the parts of consecutive extents that lie within a span."""
     found = [Part(extent, extent.span.cut(span)) for extent in extents]
     return [part for part in found if part.span.count]
 
@@ -162,7 +165,7 @@ def _together(parts: Iterable[Part], sizing: Sizing) -> list[Split]:
     size = records = 0
     for part in parts:
         fits = (
-            size < TASK_BYTES_MIN
+            size < sizing.bytes_joined
             and (sizing.bytes_max is None or size + part.bytes <= sizing.bytes_max)
             and (sizing.records_max is None or records + part.span.count <= sizing.records_max)
         )
