@@ -47,7 +47,7 @@ from waltz_spark.table.position import (
     reconciled,
 )
 from waltz_spark.table.pushdown import filters_of
-from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks, timed
+from waltz_spark.table.read_task import Reading, explained_errors, log_losses, projection_of, tasks
 from waltzd.errors import BadArgument
 
 COLUMNS, METADATA = "columns", "includeMetadata"
@@ -103,7 +103,7 @@ class WaltzReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with explained_errors():
             catalog = self._origin.catalog(self._selection.partitions)
-            selection = timed(self._selection, self._origin, catalog)
+            selection = self._selection.timed(self._origin, catalog)
             spans = selection.spans(catalog.spans)
             log_losses(selection.passed_over(catalog.spans))
             return [*tasks(self._origin, catalog, spans, self._sizing, self._filters)]
@@ -154,7 +154,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a new query; `startingTxnIds` and `startingTime` are ignored by one with a checkpoint."""
         with explained_errors():
             catalog = self._look()
-            selection = timed(self._selection, self._origin, catalog)
+            selection = self._selection.timed(self._origin, catalog)
             starts = {partition: span.first for partition, span in selection.spans(catalog.spans).items()}
             log_losses(selection.passed_over(catalog.spans))
             return beginning_at(catalog, starts).to_json()

@@ -18,11 +18,12 @@ from typing import Any
 from waltz_spark.engine.java import find_java
 from waltz_spark.engine.session import SparkChoice, default_master, running
 from waltz_spark.export.destination import LocalDestination
-from waltz_spark.export.export import Range, Run, planned, wanted
+from waltz_spark.export.export import Run, planned, wanted
 from waltz_spark.export.form import form_of
 from waltz_spark.export.origin_options import open_origin
 from waltz_spark.export.tasks import Assignment, Job, Written, run_by_spark
 from waltz_spark.log.origin import Origin
+from waltz_spark.log.selection import Selection
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 
 from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
@@ -71,7 +72,7 @@ def export(spark: Any, origin: Origin, output: Path, throttle: Throttle = NO_THR
     """What `waltzctl spark-export` does once its Spark runs: plan, tasks, manifest."""
     destination, form = LocalDestination(str(output)), form_of("parquet", "zstd:3")
     catalog = origin.catalog()
-    assignments = planned(catalog, wanted(catalog, None, Range()), file_data_bytes=None)
+    assignments = planned(catalog, wanted(catalog, None, Selection()), file_data_bytes=None)
     told: list[Written] = []
 
     def tasks(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:

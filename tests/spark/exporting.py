@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +12,14 @@ from uuid import UUID
 
 from waltz_spark.export.delta import DeltaTable
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.export import Range, Run, check_history, has_leftovers, planned, recover, stray_files, wanted
+from waltz_spark.export.export import Run, check_history, has_leftovers, planned, recover, stray_files, wanted
 from waltz_spark.export.form import Form, form_of, read_batches
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.tasks import Assignment, Job, Written, write
 from waltz_spark.export.verification import Checked, check_files, check_log
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.selection import EARLIEST, LATEST, Bound, Selection
 from waltz_spark.log.throttle import Throttle
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import Decoder
@@ -28,6 +29,21 @@ from tests.spark.growing import GrowingStorage
 
 KEY = UUID(int=77)
 CREATED_MS = 1_700_000_000_000
+
+
+def selected(
+    *,
+    partitions: tuple[int, ...] | None = None,
+    first: Mapping[int, int] | None = None,
+    last: Mapping[int, int] | None = None,
+    first_of_others: int = EARLIEST,
+    last_of_others: int | None = None,
+) -> Selection:
+    """From first to last ids, both included."""
+    ends = {number: id_ + 1 for number, id_ in (last or {}).items()}
+    end = LATEST if last_of_others is None else last_of_others + 1
+    starting = Bound(others=first_of_others, named=first or {})
+    return Selection(partitions=partitions, starting=starting, ending=Bound(others=end, named=ends))
 
 
 def tasks(job: Job, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:
@@ -56,8 +72,8 @@ class Exporting:
         storages = (str(self.storage.directory), *self.more)
         return DirectoryOrigin(storages=storages, allows_uncommitted=self.allows_uncommitted)
 
-    def prepared(self, asked: Range | None = None) -> Run:
-        asked = asked or Range()
+    def prepared(self, asked: Selection | None = None) -> Run:
+        asked = asked or Selection()
         recover(self.destination, "recovery")
         origin, before = self.origin, newest_manifest(self.destination)
         catalog = origin.catalog(asked.partitions)
@@ -73,7 +89,7 @@ class Exporting:
     def tasks(self, job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
         yield from tasks(replace(job, destination=self.destination), given)
 
-    def export(self, asked: Range | None = None) -> Manifest:
+    def export(self, asked: Selection | None = None) -> Manifest:
         found = self.prepared(asked).carry_out(self.tasks)
         assert found is not None
         return found
@@ -149,4 +165,4 @@ def export(
         destination=LocalDestination(str(output)), allows_uncommitted=True,
         decoder=decoder_of(decode) if decode else None, file_data_bytes=None,
     )  # fmt: skip
-    return exporting.export(Range(partitions=partitions, first=first or {}, last=last or {}))
+    return exporting.export(selected(partitions=partitions, first=first, last=last))

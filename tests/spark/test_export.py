@@ -23,7 +23,7 @@ import yaml
 from waltz_spark.engine import java
 from waltz_spark.export import destination
 from waltz_spark.export.destination import LocalDestination, newest_manifest
-from waltz_spark.export.export import Range, behind, has_leftovers, wanted
+from waltz_spark.export.export import behind, has_leftovers, wanted
 from waltz_spark.export.form import form_of, read_batches
 from waltz_spark.export.manifest import PENDING, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
@@ -31,11 +31,12 @@ from waltz_spark.export.verification import check_files
 from waltz_spark.log import throttle
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
+from waltz_spark.log.selection import Selection
 from waltz_spark.payloads.decoders import decoder_of
 
 from tests.spark import exporting as exporting_
 from tests.spark.batches import mixed_log
-from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of
+from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of, selected
 from tests.spark.growing import GrowingStorage
 from waltzctl.local_cluster.java import Java
 from waltzctl.main import run as waltzctl
@@ -107,10 +108,10 @@ def test_what_was_added_is_added(exporting: Exporting) -> None:
 
 
 def test_some_ids_and_then_the_rest(exporting: Exporting) -> None:
-    found = exporting.export(Range(partitions=(1,), last={1: 9}))
+    found = exporting.export(selected(partitions=(1,), last={1: 9}))
     assert {number: total.span for number, total in found.partitions.items()} == {1: Span(0, 9)}
     exporting.check(is_all=False)
-    exporting.export(Range(first_of_others=10, partitions=(1,)))
+    exporting.export(selected(first_of_others=10, partitions=(1,)))
     exporting.export()
     exporting.check()
 
@@ -151,7 +152,7 @@ def test_killed_before_every_operation(exporting: Exporting, tmp_path: Path, eve
     while True:
         inner = LocalDestination(str(tmp_path / f"out {at}"))
         exporting.destination = inner
-        exporting.export(Range(last_of_others=5))
+        exporting.export(selected(last_of_others=5))
         before = newest_manifest(inner)
         run = exporting.prepared()
         exporting.destination = Dying(inner, [at])
@@ -246,7 +247,7 @@ def test_damage_ends_a_run_and_what_was_finished_stays(exporting: Exporting) -> 
 
 def test_two_at_the_same_time(exporting: Exporting) -> None:
     slow = exporting.prepared()
-    exporting.export(Range(last_of_others=5))
+    exporting.export(selected(last_of_others=5))
     with pytest.raises(ExportHeld, match="has just added"):
         slow.carry_out(exporting.tasks)
     with exporting.destination.hold('{"host": "h", "pid": 7}'), pytest.raises(ExportHeld, match="process 7 on h"):
@@ -279,7 +280,7 @@ def test_a_name_that_is_taken_while_a_run_is_at_work_stays(exporting: Exporting,
 
 def test_files_whose_manifest_was_set_aside_are_kept(exporting: Exporting, tmp_path: Path) -> None:
     """They may be all that there is of a log that was trimmed since."""
-    exporting.export(Range(partitions=(0,)))
+    exporting.export(selected(partitions=(0,)))
     exporting.export()
     manifests = sorted((tmp_path / "out" / "_waltz" / "manifest").iterdir())
     manifests[-1].rename(tmp_path / "aside.json")
@@ -306,7 +307,7 @@ def test_a_log_that_ends_before_the_export_is_noticed(exporting: Exporting, stor
 def test_a_full_disk_is_said_and_what_was_finished_stays(exporting: Exporting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes out of PyArrow's writers as what it is."""
     exporting.file_data_bytes = 1000
-    first = exporting.export(Range(last_of_others=5))
+    first = exporting.export(selected(last_of_others=5))
     real = destination._Flushed.write
 
     def full(self: Any, data: Any) -> int:
@@ -339,22 +340,22 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(exporting: Exporting, m
 
 
 def test_no_gap_is_ever_made(exporting: Exporting) -> None:
-    exporting.export(Range(first_of_others=3, last_of_others=7))
+    exporting.export(selected(first_of_others=3, last_of_others=7))
     for asked, said in (
-        (Range(first_of_others=9), "--after is 8, and the export ends before id 8"),
-        (Range(first_of_others=2), "--after is 1, and the export begins at id 3 already"),
+        (selected(first_of_others=9), "--after is 8, and the export ends before id 8"),
+        (selected(first_of_others=2), "--after is 1, and the export begins at id 3 already"),
     ):
         with pytest.raises(ExportGap, match=said):
             exporting.prepared(asked)
     catalog = exporting.origin.catalog()
     trimmed = replace(catalog, spans={number: Span(20, span.last) for number, span in catalog.spans.items()})
     with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 20 now"):
-        wanted(trimmed, newest_manifest(exporting.destination), Range())
+        wanted(trimmed, newest_manifest(exporting.destination), Selection())
     with pytest.raises(ExportGap, match="--after is 2, and the first id that is still there is 20"):
-        wanted(trimmed, None, Range(first_of_others=3))
+        wanted(trimmed, None, selected(first_of_others=3))
     nothing_left = replace(catalog, spans={number: Span(36, 35) for number in catalog.spans})
     with pytest.raises(ExportGap, match="the export ends before id 8, and the log begins at 36 now"):
-        wanted(nothing_left, newest_manifest(exporting.destination), Range())
+        wanted(nothing_left, newest_manifest(exporting.destination), Selection())
 
 
 def test_an_export_between_two_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,7 +407,7 @@ def test_a_log_whose_old_segments_are_gone(
     exporting: Exporting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new export begins where the log does and says so, unless that was asked for; one that knows of less is refused."""
-    exporting.export(Range(last_of_others=5))
+    exporting.export(selected(last_of_others=5))
     for partition in (0, 1):
         (exporting.storage.directory / str(partition) / segment_name(0)).unlink()
     source = f"--source={exporting.storage.directory}"
@@ -788,7 +789,7 @@ def test_a_few_kilobytes_do_not_become_gigabytes(exporting: Exporting, tool: Too
 
 
 def test_a_log_that_is_another_one_is_found(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
-    exporting.export(Range(partitions=(0,)))
+    exporting.export(selected(partitions=(0,)))
     other = GrowingStorage(tmp_path / "other", key=exporting.storage.key, partitions=3, assigned=(0,))
     grow(other, 99)
     code, out, _ = tool(f"export verify OUT --against-log --source={other.directory}")

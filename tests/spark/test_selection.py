@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.origin import Span
+from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.selection import EARLIEST, LATEST, Selection, partitions_of, selection_of
 
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, WaltzError
@@ -74,13 +77,15 @@ def test_times_are_the_ids_that_the_log_has_there() -> None:
     """Half open, as ids are: nothing is read twice, nor left out, where one reading ends and the next begins."""
     asked: list[tuple[int, int]] = []
 
-    def first_at(partition: int, time: int) -> int:
+    def first_at(_catalog: Catalog, partition: int, time: int) -> int:
         asked.append((partition, time))
         return THERE[partition].first + 3
 
     since, hour = "2026-11-23T14:00", 3_600_000_000
     options = {"startingtime": since, "endingtime": "2026-11-23T16:00+01:00", "partitions": "0-1"}
-    found = selection_of(options).timed(THERE, first_at)
+    found = selection_of(options).timed(
+        cast(Origin, SimpleNamespace(first_at=first_at)), Catalog(key=UUID(int=1), spans=THERE, extents=())
+    )
     noon = 1_795_435_200_000_000
     assert asked == [(number, noon + hours * hour) for hours in (2, 3) for number in (0, 1)]
     assert found.spans(THERE) == {number: Span(THERE[number].first + 3, THERE[number].first + 2) for number in (0, 1)}

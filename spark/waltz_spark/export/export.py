@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Sh
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, plan
+from waltz_spark.log.selection import EARLIEST, LATEST, Selection
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.errors.operations import ExportDamaged, ExportGap, ExportHeld, NotOurExport
 
@@ -40,41 +41,6 @@ _NOT_WRITTEN = "nothing was written"
 
 Runner = Callable[[Job, Sequence[Assignment]], Generator[Written, None, None]]
 """From a job and its tasks to their results, in any order. Closing the generator stops what still runs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    partitions: tuple[int, ...] | None = None
-    first: Mapping[int, int] = field(default_factory=dict)
-    last: Mapping[int, int] = field(default_factory=dict)
-    first_of_others: int | None = None
-    last_of_others: int | None = None
-    since: int | None = None
-    """Start time in µs since 1970; `timed` replaces `first` by its ids."""
-    before: int | None = None
-    """End time, excluded; `timed` replaces `last` by its ids."""
-
-    def timed(self, origin: Origin, catalog: Catalog) -> Range:
-        """Return the range with ids in place of times."""
-        wanted = sorted(catalog.spans if self.partitions is None else set(self.partitions) & catalog.spans.keys())
-
-        def ids(time: int) -> dict[int, int]:
-            return {number: origin.first_at(catalog, number, time) for number in wanted}
-
-        first = self.first if self.since is None else ids(self.since)
-        ends = self.last if self.before is None else {number: id_ - 1 for number, id_ in ids(self.before).items()}
-        return replace(self, first=first, last=ends)
-
-    @property
-    def may_be_empty(self) -> bool:
-        """True if the range has times: there may be no transaction between two times."""
-        return self.since is not None or self.before is not None
-
-    def first_of(self, partition: int) -> int | None:
-        return self.first.get(partition, self.first_of_others)
-
-    def last_of(self, partition: int) -> int | None:
-        return self.last.get(partition, self.last_of_others)
 
 
 # -- planning ----------------------------------------------------------------------------------------------------------
@@ -107,9 +73,9 @@ def check_history(origin: Origin, catalog: Catalog, before: Manifest | None, pla
         )  # fmt: skip
 
 
-def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int, Span]:
+def wanted(catalog: Catalog, before: Manifest | None, asked: Selection) -> dict[int, Span]:
     """Return the ids that are missing in the export. Pure."""
-    for named in (*(asked.partitions or ()), *asked.first, *asked.last):
+    for named in (*(asked.partitions or ()), *asked.starting.named, *asked.ending.named):
         if named not in catalog.spans:
             raise NoSuchPartition(f"there is no partition {named} in what is to be read", not_done=_NOT_WRITTEN)
     reached = {} if before is None else before.next_ids
@@ -127,33 +93,36 @@ def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
     }
 
 
-def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Range) -> Span:
-    first, last = asked.first_of(number), asked.last_of(number)
-    if first is not None and last is not None and last < first - asked.may_be_empty:
-        raise BadArgument(f"partition {number}: there are no ids after {first - 1} through {last}", not_done=_NOT_WRITTEN)
-    if last is not None and last > there.last and number in asked.last:
+def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Selection) -> Span:
+    first, end = asked.starting.of(number), asked.ending.of(number)
+    if first != EARLIEST and LATEST != end < first + (0 if asked.has_times else 1):
+        raise BadArgument(
+            f"partition {number}: there are no ids after {first - 1} through {end - 1}", not_done=_NOT_WRITTEN
+        )
+    if end - 1 > there.last and number in asked.ending.named:
         raise BeyondLog(
-            f"partition {number}: --through is {last}, and the last id that can be read is {there.last}",
+            f"partition {number}: --through is {end - 1}, and the last id that can be read is {there.last}",
             not_done=_NOT_WRITTEN,
             next_step=f"ask for ids up to {there.last}, or leave --through out",
         )
+    start = first
     if reached is not None:
         assert before is not None
         begin = before.partitions[number].span.first
-        if first is not None and first > reached:
+        if first > reached:
             raise ExportGap(f"partition {number}: --after is {first - 1}, and the export ends before id {reached}")
-        if first is not None and first < begin:
+        if EARLIEST != first < begin:
             raise ExportGap(f"partition {number}: --after is {first - 1}, and the export begins at id {begin} already")
         start = reached
-    else:
-        start = there.first if first is None else first
-        if start < there.first:
-            raise ExportGap(
-                f"partition {number}: --after is {start - 1}, and the first id that is still there is {there.first}"
-            )
+    elif first == EARLIEST:
+        start = there.first
+    elif start < there.first:
+        raise ExportGap(
+            f"partition {number}: --after is {start - 1}, and the first id that is still there is {there.first}"
+        )
     if start < there.first:
         raise ExportGap(f"partition {number}: the export ends before id {start}, and the log begins at {there.first} now")
-    return Span(start, there.last if last is None else min(last, there.last))
+    return Span(start, there.last if end == LATEST else min(end - 1, there.last))
 
 
 def planned(catalog: Catalog, spans: Mapping[int, Span], *, file_data_bytes: int | None) -> list[Assignment]:

@@ -19,7 +19,7 @@ from waltz_spark.engine.session import SparkChoice, end_java, new_log, running, 
 from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.export.delta import DeltaTable, TableState, state_of
 from waltz_spark.export.destination import Destination, destination_of, newest_manifest
-from waltz_spark.export.export import Range, Run, behind, check_history, planned, recover, wanted
+from waltz_spark.export.export import Run, behind, check_history, planned, recover, wanted
 from waltz_spark.export.form import check_columns
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.options import (
@@ -34,6 +34,7 @@ from waltz_spark.export.options import (
 from waltz_spark.export.render_export import Course, print_plan, print_result
 from waltz_spark.export.tasks import Assignment, Job, Watch, Written, run_by_spark
 from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.selection import EARLIEST, Selection
 from waltz_spark.log.throttle import Throttle
 from waltzctl.local_cluster.java import Java
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
@@ -106,7 +107,7 @@ def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Des
 
 
 def _run(
-    destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Range, log: SourceOptions
+    destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Selection, log: SourceOptions
 ) -> tuple[Run, dict[int, Span]]:
     """Plan a run; return it with the ids to add."""
     form, decoder = form_and_decoder(wish, before)
@@ -168,20 +169,20 @@ def _published(run: Run) -> Manifest | None:
     return None if reached is None or (run.before and reached.number == run.before.number) else reached
 
 
-def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> None:
+def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Selection) -> None:
     """Print the partitions whose log does not begin at id 0, unless an option chose their first id."""
     known = {} if before is None else before.partitions
     wanted = catalog.spans if asked.partitions is None else asked.partitions
-    news = [number for number in sorted(wanted) if number not in known and asked.first_of(number) is None]
+    news = [number for number in sorted(wanted) if number not in known and asked.starting.of(number) == EARLIEST]
     late = [f"{number} at id {catalog.spans[number].first:,}" for number in news if catalog.spans[number].first > 0]
     if late:
         listed = ", ".join(late[:5]) + (f" and {len(late) - 5:,} more" if len(late) > 5 else "")
         typer.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
 
 
-def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
+def _say_timeless(origin: Origin, catalog: Catalog, asked: Selection) -> None:
     """Print which records have no time, and so are before all times."""
-    if not asked.may_be_empty:
+    if not asked.has_times:
         return
     wanted = sorted(catalog.spans if asked.partitions is None else asked.partitions)
     begins = {number: origin.first_at(catalog, number, 0) - 1 for number in wanted}

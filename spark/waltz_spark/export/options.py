@@ -17,12 +17,11 @@ from typing import Annotated, Literal
 from typer import Option
 
 from waltz_spark.export import origin_options
-from waltz_spark.export.export import Range
 from waltz_spark.export.form import Form, form_of
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.plan import size_of
-from waltz_spark.log.selection import partitions_of
+from waltz_spark.log.selection import EARLIEST, LATEST, Bound, Selection, partitions_of
 from waltz_spark.payloads.decoders import decoder_of, is_function
 from waltz_spark.payloads.payload import Decoder
 from waltzctl.shell import moment
@@ -169,9 +168,7 @@ class ExportOptions:
         Option("--rate", parser=_rate, metavar="SIZE", help="Largest rate of reading the log per second, as 50MB."),
     ] = None
 
-    def ids(self, log: SourceOptions) -> Range:
-        after, after_of_others = _ids("--after", self.after)
-        last, last_of_others = _ids("--through", self.through)
+    def ids(self, log: SourceOptions) -> Selection:
         now = datetime.now(UTC)
         since = _time("--since", self.since, now, "--after", self.after)
         before = _time("--before", self.before, now, "--through", self.through)
@@ -179,11 +176,10 @@ class ExportOptions:
             raise BadArgument(
                 f"--before {self.before} is earlier than --since {self.since}", not_done="nothing was written"
             )
-        return Range(
+        return Selection(
             partitions=None if self.partitions is None else log.numbers(self.partitions),
-            first={number: id_ + 1 for number, id_ in after.items()}, last=last,
-            first_of_others=None if after_of_others is None else after_of_others + 1, last_of_others=last_of_others,
-            since=since, before=before,
+            starting=_behind("--after", self.after, EARLIEST), ending=_behind("--through", self.through, LATEST),
+            starting_time=since, ending_time=before,
         )  # fmt: skip
 
 
@@ -213,20 +209,20 @@ def data_bytes_of(form: Form, file_bytes: int) -> int:
     return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
 
 
-def _ids(option: str, text: str | None) -> tuple[dict[int, int], int | None]:
-    """Parse `100` for all partitions, or `0=100,3=7` for some."""
+def _behind(option: str, text: str | None, others: int) -> Bound:
+    """Parse `100` for all partitions, or `0=100,3=7` for some; return the bound behind these ids."""
     if text is None:
-        return {}, None
+        return Bound(others=others)
     try:
         if "=" not in text:
-            return {}, _id(text)
+            return Bound(others=_id(text) + 1)
         pairs = [part.split("=") for part in text.split(",")]
-        found = {_id(number): _id(value) for number, value in pairs}
+        found = {_id(number): _id(value) + 1 for number, value in pairs}
     except ValueError as error:
         raise BadArgument(f"{option} {text}: it has to be an id, or PARTITION=ID with commas between") from error
     if len(found) < len(pairs):
         raise BadArgument(f"{option} {text}: a partition is named twice")
-    return found, None
+    return Bound(others=others, named=found)
 
 
 def _time(option: str, text: str | None, now: datetime, other: str, id_: str | None) -> int | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from waltz_spark.log.origin import Span
+from waltz_spark.log.origin import Catalog, Origin, Span
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 
@@ -41,6 +41,8 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
+    """The selected ids of a read or an export: `starting` is included, `ending` is not."""
+
     starting: Bound = Bound(others=EARLIEST)
     ending: Bound = Bound(others=LATEST)
     starting_time: int | None = None
@@ -50,18 +52,22 @@ class Selection:
     """Selected partitions; None for all."""
     fails_on_loss: bool = True
 
-    def timed(self, there: Iterable[int], first_at: Callable[[int, int], int]) -> Selection:
-        """Return the selection with ids in place of times. `first_at` returns the first id of a partition at a time or
-        later."""
-        wanted = [number for number in there if self.partitions is None or number in self.partitions]
+    @property
+    def has_times(self) -> bool:
+        """True if times were selected: there may be no transaction between two times."""
+        return self.starting_time is not None or self.ending_time is not None
+
+    def timed(self, origin: Origin, catalog: Catalog) -> Selection:
+        """Return the selection with ids in place of times."""
+        wanted = [number for number in catalog.spans if self.partitions is None or number in self.partitions]
 
         def ids(time: int | None, bound: Bound) -> Bound:
             if time is None:
                 return bound
-            return Bound(others=bound.others, named={number: first_at(number, time) for number in wanted})
+            return Bound(others=bound.others, named={number: origin.first_at(catalog, number, time) for number in wanted})
 
         starting, ending = ids(self.starting_time, self.starting), ids(self.ending_time, self.ending)
-        return replace(self, starting=starting, ending=ending, starting_time=None, ending_time=None)
+        return replace(self, starting=starting, ending=ending)
 
     def spans(self, there: Mapping[int, Span]) -> dict[int, Span]:
         """Return the selected ids of each partition, in order; raise if ids are missing, unless losses are permitted."""

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Part, Sizing, Split, plan
-from waltz_spark.log.selection import FAIL_ON_DATA_LOSS, Selection
+from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
 from waltzd.errors import OtherTimeline, WaltzError
@@ -154,11 +154,6 @@ def _left(split: Split, ids: Ranges) -> Split | None:
 
 def _nearer(part: Part) -> int:
     return min(READ_TOGETHER, READ_TOGETHER_BYTES * part.span.count // max(1, part.bytes))
-
-
-def timed(selection: Selection, origin: Origin, catalog: Catalog) -> Selection:
-    """Return the selection with ids in place of times."""
-    return selection.timed(catalog.spans, lambda partition, time: origin.first_at(catalog, partition, time))
 
 
 def log_losses(losses: Iterable[str]) -> None:
