@@ -39,7 +39,7 @@ from waltz_spark.export.manifest import (
     path_of,
 )
 from waltz_spark.log.decode import SCHEMA
-from waltz_spark.log.encode import Beside
+from waltz_spark.log.encode import Proof
 from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import Origin, Span
 from waltz_spark.log.plan import Split
@@ -48,7 +48,6 @@ from waltz_spark.payloads.payload import Decoder
 from waltz_spark.table.columns import record_batch
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ExportDamaged
-from waltzd.format.checksum import crc32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
     with job.destination.create(place, in_small_steps=job.throttle.is_on) as file:
         sink = _Sink(file)
         try:
-            reading = _fill(job, given, sink)
+            proof = _fill(job, given, sink)
         except BaseException:
             sink.abandon()
             raise
@@ -139,38 +138,28 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
             next_step="look at the file system of the output, then run the same command again",
         )
     return Piece(
-        path=given.path, partition=given.partition, span=given.span, data_bytes=reading.data_bytes, crc=reading.crc,
-        size=sink.size, sha256=sink.digest(), times=reading.beside.times, beside=reading.beside.crc,
+        path=given.path, partition=given.partition, span=given.span, data_bytes=proof.data_bytes, crc=proof.crc,
+        size=sink.size, sha256=sink.digest(), times=proof.times, beside=proof.beside,
     )  # fmt: skip
 
 
-class _Reading:
-    """The records of an assignment, read at the rate limit of the job, with their checksums."""
-
-    def __init__(self, job: Job, given: Assignment) -> None:
-        self._job, self._given = job, given
-        self.crc = self.data_bytes = 0
-        self.beside = Beside()
-
-    def rows(self) -> Iterator[Grouped]:
-        span, throttle = self._given.span, self._job.throttle
-        next_id = span.first
-        for part in self._given.split.parts:
-            found = read_grouped(
-                self._job.origin, part.extent, part.span, batch_bytes=throttle.batch_bytes, with_locks=True
-            )
-            for run, groups in found:
-                throttle.sleep(len(run.data))
-                assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
-                self.crc, self.data_bytes = crc32(run.data, self.crc), self.data_bytes + len(run.data)
-                self.beside.add(run)
-                next_id = run.last_id + 1
-                yield Grouped(run, groups)
-        assert next_id == span.last + 1, f"{span} of partition {self._given.partition} ended before id {next_id}"
+def _rows(job: Job, given: Assignment, proof: Proof) -> Iterator[Grouped]:
+    """Yield the records of an assignment, read at the rate limit of the job, and add them to the proof."""
+    span, throttle = given.span, job.throttle
+    next_id = span.first
+    for part in given.split.parts:
+        found = read_grouped(job.origin, part.extent, part.span, batch_bytes=throttle.batch_bytes, with_locks=True)
+        for run, groups in found:
+            throttle.sleep(len(run.data))
+            assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
+            proof.add(run)
+            next_id = run.last_id + 1
+            yield Grouped(run, groups)
+    assert next_id == span.last + 1, f"{span} of partition {given.partition} ended before id {next_id}"
 
 
-def _fill(job: Job, given: Assignment, sink: _Sink) -> _Reading:
-    reading = _Reading(job, given)
+def _fill(job: Job, given: Assignment, sink: _Sink) -> Proof:
+    proof = Proof()
     metadata = {
         META_CLUSTER: str(job.cluster),
         META_PARTITION: str(given.partition),
@@ -179,12 +168,12 @@ def _fill(job: Job, given: Assignment, sink: _Sink) -> _Reading:
         META_RECORDS: str(given.span.count),
     }
     file = ParquetFile(job.form, sink, job.schema, metadata)
-    for run, groups in reading.rows():
+    for run, groups in _rows(job, given, proof):
         batch = record_batch(run, given.partition, groups)
         file.write(batch if job.decoder is None else job.decoder.decode(batch))
-    beside = {} if reading.beside.crc is None else {META_BESIDE: f"{reading.beside.crc:08x}"}
-    file.close({META_CRC: f"{reading.crc:08x}", **beside})
-    return reading
+    beside = {} if proof.beside is None else {META_BESIDE: f"{proof.beside:08x}"}
+    file.close({META_CRC: f"{proof.crc:08x}", **beside})
+    return proof
 
 
 class _Sink(io.RawIOBase):

@@ -16,11 +16,10 @@ from waltz_spark.export.delta import differences
 from waltz_spark.export.destination import READ_BYTES, Destination, measured
 from waltz_spark.export.form import read_batches
 from waltz_spark.export.manifest import Manifest, Piece
-from waltz_spark.log.encode import Beside, beside, encode, resealed
+from waltz_spark.log.encode import Proof, beside, encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Split, parts_of, runs
 from waltzd.errors import WaltzError
-from waltzd.format.checksum import crc32
 
 _OTHERS = "they are not those that were read from the log"
 
@@ -95,7 +94,7 @@ def _wrong_with(destination: Destination, piece: Piece) -> str:
 
 def _wrong_rows(destination: Destination, piece: Piece) -> str:
     """Check the records of the rows of a file; return an error, or an empty text."""
-    crc, data_bytes, next_id, others = 0, 0, piece.span.first, Beside()
+    next_id, proof = piece.span.first, Proof()
     with destination.open(piece.path) as source:
         for batch in read_batches(source, f"{destination.place}/{piece.path}"):
             if batch.num_rows == 0:
@@ -103,15 +102,15 @@ def _wrong_rows(destination: Destination, piece: Piece) -> str:
             run = resealed(encode(batch))
             if run.first_id != next_id or batch.column("partition")[0].as_py() != piece.partition:
                 return f"it has id {run.first_id} where {next_id} has to be, or rows of another partition"
-            crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
-            if run.last_id > piece.span.last or data_bytes > piece.data_bytes:
+            proof.add(beside(run, batch))
+            next_id = run.last_id + 1
+            if run.last_id > piece.span.last or proof.data_bytes > piece.data_bytes:
                 return f"its records go on behind id {piece.span.last} or are longer: {_OTHERS}"
-            others.add(beside(run, batch))
     if next_id <= piece.span.last:
         return f"its records end before id {next_id}"
-    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
-        return f"its records have the checksum {crc:08x} and should have {piece.crc:08x}: {_OTHERS}"
-    if (others.crc, others.times) != (piece.beside, piece.times):
+    if (proof.crc, proof.data_bytes) != (piece.crc, piece.data_bytes):
+        return f"its records have the checksum {proof.crc:08x} and should have {piece.crc:08x}: {_OTHERS}"
+    if (proof.beside, proof.times) != (piece.beside, piece.times):
         return "its times, groups or locks are not those that were read from the log"
     return ""
 
@@ -123,13 +122,11 @@ def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
     if not there.first <= piece.span.first <= piece.span.last <= there.last:
         return f"the log has ids {there.first} to {there.last} of this partition, and not all of these"
     parts = parts_of(piece.span, [extent for extent in catalog.extents if extent.partition == piece.partition])
-    crc = data_bytes = 0
-    others = Beside()
+    proof = Proof()
     for run in runs(origin, Split(tuple(parts)), batch_bytes=READ_BYTES):
-        crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
-        others.add(run)
-    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
+        proof.add(run)
+    if (proof.crc, proof.data_bytes) != (piece.crc, piece.data_bytes):
         return "the log holds other records under these ids: their checksum is another"
-    if (others.crc, others.times) != (piece.beside, piece.times):
+    if (proof.beside, proof.times) != (piece.beside, piece.times):
         return "the log says other times, groups or locks of these records"
     return ""

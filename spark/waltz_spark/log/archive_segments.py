@@ -112,11 +112,10 @@ class Contents:
     def timelines(self) -> dict[int, UUID]:
         return {number: lineage.current for number, lineage in self.lineages.items() if lineage.current != FIRST}
 
-    def extents(self) -> Iterator[Extent]:
-        for partition, pieces in self.pieces.items():
-            for piece in pieces:
-                size = piece.size - piece.index_bytes
-                yield Extent(partition=partition, span=_span(piece), bytes=size, place=Place(self.key, piece))
+    def extents(self, partition: int) -> Iterator[Extent]:
+        for piece in self.pieces.get(partition, ()):
+            size = piece.size - piece.index_bytes
+            yield Extent(partition=partition, span=_span(piece), bytes=size, place=Place(self.key, piece))
 
 
 class _Memory:

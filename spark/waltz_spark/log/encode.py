@@ -110,15 +110,20 @@ def _locks(column: pa.ListArray) -> LockColumns:
     )
 
 
-class Beside:
-    """CRC-32 of times, groups and locks, independent of how records are cut into runs. `times` are the first and the
-    last."""
+class Proof:
+    """The checksums of consecutive records, independent of how they are cut into runs."""
 
     def __init__(self) -> None:
+        self.data_bytes = 0
+        """Bytes of the records in the log."""
+        self.crc = 0
+        """CRC-32 of these bytes."""
         self.times: tuple[int, int] | None = None
+        """First and last time, in µs since 1970; None if no record has a time, as in format 0."""
         self._crcs = [0] * 5
 
     def add(self, run: Run) -> None:
+        self.crc, self.data_bytes = crc32(run.data, self.crc), self.data_bytes + len(run.data)
         count = len(run)
         times = np.full(count, NO_TIME, np.int64) if run.times is None else run.times
         follows = np.zeros(count, np.bool_) if run.follows is None else run.follows
@@ -130,8 +135,8 @@ class Beside:
         self._crcs = [crc32(column.tobytes(), crc) for column, crc in zip(columns, self._crcs, strict=True)]
 
     @property
-    def crc(self) -> int | None:
-        """The CRC-32; None if no record has a time, as in format 0."""
+    def beside(self) -> int | None:
+        """CRC-32 of times, groups and locks; None if no record has a time."""
         return None if self.times is None else crc32(struct.pack(">5I", *self._crcs))
 
 

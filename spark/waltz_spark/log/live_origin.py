@@ -22,7 +22,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -559,13 +558,20 @@ class JoinedOrigin(Origin):
                 not_done="nothing was read",
                 next_step="name the archive of this cluster, as its storages do in `archive`",
             )
-        shared = {number: self._shared(live, archived, number) for number in archived.pieces}
-        pieces = [part for extent in archived.extents() if (part := _cut(extent, shared[extent.partition])) is not None]
-        return replace(live, extents=tuple(_joined(live, pieces)))
+        rest: dict[int, list[Extent]] = {number: [] for number in live.spans}
+        for extent in live.extents:
+            rest[extent.partition].append(extent)
+        extents: list[Extent] = []
+        for number, span in live.spans.items():
+            shared = span.cut(self._shared(live, archived, number))
+            own = [part for extent in archived.extents(number) if (part := extent.cut(shared)).span.count]
+            behind = Span(own[-1].span.last + 1 if own else span.first, span.last)
+            extents += [*own, *(part for extent in rest[number] if (part := extent.cut(behind)).span.count)]
+        return replace(live, extents=tuple(extents))
 
     def _shared(self, live: Catalog, archived: Contents, partition: int) -> Span:
         """Return the ids of the archive that are on the log of the cluster; the archive may end with an older timeline."""
-        pieces = archived.pieces[partition]
+        pieces = archived.pieces.get(partition)
         if not pieces:
             return Span(0, EMPTY)
         last = Position(pieces[-1].last, archived.timelines.get(partition, FIRST))
@@ -604,29 +610,7 @@ class JoinedOrigin(Origin):
         return self.archive.header(extent) if is_piece(extent) else None
 
 
-def _joined(live: Catalog, archived: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield extents in order of partition and id: archived segments, then the later ids of the cluster."""
-    pieces, rest = _by_partition(archived), _by_partition(live.extents)
-    for number, span in live.spans.items():
-        own = pieces.get(number, [])
-        behind = Span(own[-1].span.last + 1 if own else span.first, span.last)
-        yield from (part for extent in own if (part := _cut(extent, span)) is not None)
-        yield from (part for extent in rest.get(number, []) if (part := _cut(extent, behind)) is not None)
-
-
-def _by_partition(extents: Iterable[Extent]) -> dict[int, list[Extent]]:
-    found: dict[int, list[Extent]] = {}
-    for extent in extents:
-        found.setdefault(extent.partition, []).append(extent)
-    return found
-
-
 def _of(catalog: Catalog, partition: int, extents: Sequence[Extent]) -> Catalog:
     """Return the catalog with only these extents of a partition."""
     span = Span(extents[0].span.first, extents[-1].span.last) if extents else catalog.spans[partition]
     return replace(catalog, spans={partition: span}, extents=tuple(extents))
-
-
-def _cut(extent: Extent, span: Span) -> Extent | None:
-    part = extent.span.cut(span)
-    return replace(extent, span=part, bytes=extent.bytes * part.count // extent.span.count) if part.count else None

@@ -8,7 +8,7 @@ files and connections there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -48,6 +48,11 @@ class Extent:
     """Estimated size on disk, for balancing tasks only."""
     place: Any
     """Value that only its origin interprets, such as a path; it is pickled with the tasks."""
+
+    def cut(self, span: Span) -> Extent:
+        """Return the part of the extent within a span, which may be empty."""
+        part = self.span.cut(span)
+        return replace(self, span=part, bytes=self.bytes * part.count // max(1, self.span.count))
 
 
 @dataclass(frozen=True, kw_only=True)
