@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from pathlib import Path
 
-import pytest
 from waltz_spark.log.decode import BESIDE, SCHEMA
-from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import run_of
@@ -69,21 +65,3 @@ def test_a_batch_outlives_the_buffer_that_it_was_made_from() -> None:
     batch = record_batch(Run(0, memoryview(raw), run.bounds), 0)
     raw[:] = b"#" * len(raw)
     assert batch.to_pylist() == rows_of(run, 0)
-
-
-@pytest.mark.parametrize("storage", ["storage0", "storage1", "storage2"])
-def test_the_files_of_the_original(original: Path, storage: str) -> None:
-    section = (original / "manifest.txt").read_text().partition(f"## {storage}\n")[2].partition("\n## ")[0]
-    said = [line.split() for line in section.splitlines() if line.startswith("rec ")]
-    found = []
-    origin = DirectoryOrigin(storages=(str(original / storage),), allows_uncommitted=True)
-    for extent in origin.catalog().extents:
-        for run in origin.read(extent, extent.span, batch_bytes=4096):
-            batch = record_batch(run, extent.partition)
-            for row in batch.to_pylist():
-                request = ":".join(str(row[name]) for name in ("client_id", "generation", "req_partition", "seq"))
-                digest = hashlib.sha256(row["data"]).hexdigest()
-                crc = f"{row['crc'] & 0xFFFFFFFF:08x}"
-                words = [row["partition"], row["txid"], request, row["header"], len(row["data"]), digest, crc]
-                found.append(["rec", *map(str, words)])
-    assert found == [words[:8] for words in said]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.log.decode import SCHEMA
-from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import encode, resealed
 from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import Row, run_of
 from waltzd.errors.operations import ExportDamaged
 from waltzd.format.checksum import crc32
-from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import Run, decode_record, encode_payloads, first_bad
 
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -62,25 +57,6 @@ def test_a_payload_that_was_changed_makes_a_damaged_record() -> None:
 
 def test_no_rows_are_no_records() -> None:
     assert len(encode(record_batch(encode_payloads(0, [b"x"]), 0).slice(1))) == 0
-
-
-@pytest.mark.parametrize("storage", ["storage0", "storage1", "storage2"])
-def test_the_files_of_the_original(original: Path, storage: str) -> None:
-    origin = DirectoryOrigin(storages=(str(original / storage),), allows_uncommitted=True)
-    extents = origin.catalog().extents
-    paths = [path for path in (original / storage).glob("*/*.seg") if path.stat().st_size > HEADER_BYTES]
-    assert sorted(extent.place for extent in extents) == sorted(map(str, paths))
-    for extent in extents:
-        path = Path(extent.place)
-        content = path.read_bytes()[HEADER_BYTES:]
-        found = origin.read(extent, extent.span, batch_bytes=4096)
-        runs = [encode(record_batch(run, extent.partition)) for run in found]
-        assert b"".join(bytes(run.data) for run in runs) == content
-        offsets = [HEADER_BYTES]
-        for run in runs:
-            offsets += (run.bounds[1:] + offsets[-1]).tolist()
-        index = path.with_suffix(".idx").read_bytes()[HEADER_BYTES:]
-        assert np.array(offsets[:-1], ">i8").tobytes() == index
 
 
 @pytest.mark.parametrize(
