@@ -1,7 +1,8 @@
 """Send changes of consumer groups to servers, and retry them.
 
 Any server can change a group as a whole; only the owner of a partition can change the group there. Owners change, and the
-group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. All requests are idempotent.
+group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. All requests are idempotent
+but one: a reset that is repeated because its answer was lost delivers again what members acknowledged between both.
 """
 
 from __future__ import annotations
