@@ -1,7 +1,4 @@
-"""`waltzctl console`: the cluster in a browser.
-
-uvicorn waits without limit for the rest of a request; `BoundedProtocol` limits that time, and the number of connections.
-"""
+"""`waltzctl console`: the cluster in a browser."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from waltzctl.console.watch import EVERY_SECONDS
 from waltzctl.shell.cluster_target import ClusterTarget, CommandTarget
@@ -83,6 +79,7 @@ async def _serve(
     """`may_move`: take a free port where this one is taken."""
     import uvicorn
 
+    from waltzctl.console.bounded_protocol import BoundedProtocol
     from waltzctl.console.session_auth import SessionAuth, hosts_of
     from waltzctl.console.site import Site
     from waltzctl.console.watch import Watch
@@ -174,44 +171,3 @@ def _listening(place: Address) -> socket.socket:
             next_step="give another address with --listen, or 127.0.0.1:0 for a free port",
         ) from error
     return bound
-
-
-# -- limits for connections of browsers --------------------------------------------------------------------------------
-
-
-REQUEST_SECONDS = 10.0
-"""Seconds within which a request is here, head and body, from the connection or the answer before it."""
-CONNECTIONS_MAX = 256
-"""Further ones are closed at once. A browser holds six, one of them for the page that it follows."""
-
-
-class BoundedProtocol(H11Protocol):
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-        self._wait_for_request()
-
-    def _wait_for_request(self) -> None:
-        self._stop_waiting()
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
-            self._stop_waiting()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait_for_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)

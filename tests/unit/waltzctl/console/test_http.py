@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from waltzctl.console import command
-from waltzctl.console.command import BoundedProtocol
+from waltzctl.console import bounded_protocol
+from waltzctl.console.bounded_protocol import BoundedProtocol
 
 HEAD = b"POST /said HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n\r\n"
 
@@ -29,7 +29,7 @@ async def followed(request: Request) -> Response:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(5):
             yield b"part"
-            await asyncio.sleep(command.REQUEST_SECONDS / 2)
+            await asyncio.sleep(bounded_protocol.REQUEST_SECONDS / 2)
 
     return StreamingResponse(parts())
 
@@ -51,7 +51,7 @@ async def serving() -> AsyncIterator[Callable[[], Any]]:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(bounded_protocol, "REQUEST_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("half", [b"", b"POST /said HTT", HEAD, HEAD + b"hel", HEAD + b"hello" + HEAD])
@@ -79,8 +79,8 @@ def test_a_page_that_is_followed_stays() -> None:
 
 
 def test_one_connection_too_many_is_closed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(command, "REQUEST_SECONDS", 20.0)
+    monkeypatch.setattr(bounded_protocol, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(bounded_protocol, "REQUEST_SECONDS", 20.0)
 
     async def run() -> None:
         async with serving() as connect:
