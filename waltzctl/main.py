@@ -65,7 +65,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "segment": ("", "Dump single files of a storage."),
         "server": ("", "List, drain and remove servers."),
         "spark-export": (
-            "waltz_spark.export.export_command:spark_export",
+            "waltz_spark.export.commands:spark_export",
             "Export the log to Parquet, or to a Delta table.",
         ),
         "status": ("waltzctl.health.status:status", "Show whether a cluster is healthy, and what is wrong."),
@@ -128,9 +128,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lookup": ("waltzctl.shell.error:lookup", "Explain an error code, or list all codes."),
     },
     "export": {
-        "status": ("waltz_spark.export.manifest_command:status", "Describe an export by its manifest."),
+        "status": ("waltz_spark.export.commands:status", "Describe an export by its manifest."),
         "verify": (
-            "waltz_spark.export.manifest_command:verify",
+            "waltz_spark.export.commands:verify",
             "Check all files of an export, alone or against the log.",
         ),
     },

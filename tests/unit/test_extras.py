@@ -95,6 +95,23 @@ def test_the_tools_are_no_daemon(tmp_path: Path) -> None:
     assert not (tmp_path / "storage").exists()
 
 
+HELP = """
+from waltzctl.main import COMMANDS, run
+
+for table, commands in COMMANDS.items():
+    for name, (where, _) in commands.items():
+        if where and run([*table.split(), name, "--help"]) != 0:
+            print("no help:", table, name)
+"""
+
+
+def test_every_command_has_help_without_the_packages_of_another_extra() -> None:
+    done = without("tools", code=HELP)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no help:" not in done.stdout
+    assert done.stdout.count("Usage: waltzctl ") >= 70
+
+
 @pytest.mark.parametrize(
     ("extras", "folders"),
     [

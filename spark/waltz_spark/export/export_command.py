@@ -10,25 +10,20 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Annotated
 
 import typer
-from typer import Argument, Option
 
 from waltz_spark.engine.session import SparkChoice, end_java, new_log, running, scratch
-from waltz_spark.engine.spark_choice import Spark
 from waltz_spark.export.delta import DeltaTable, TableState, state_of
 from waltz_spark.export.destination import Destination, destination_of, newest_manifest
 from waltz_spark.export.export import Run, behind, check_history, planned, recover, wanted
-from waltz_spark.export.form import check_columns
+from waltz_spark.export.form import Form, check_columns, form_of
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.options import (
     ExportOptions,
     SourceOptions,
     check_ends,
     check_no_overlap,
-    data_bytes_of,
-    form_and_decoder,
     make_importable,
 )
 from waltz_spark.export.render_export import Course, print_plan, print_result
@@ -36,10 +31,11 @@ from waltz_spark.export.tasks import Assignment, Job, Watch, Written, run_by_spa
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.selection import EARLIEST, Selection
 from waltz_spark.log.throttle import Throttle
+from waltz_spark.payloads.decoders import decoder_of, is_function
+from waltz_spark.payloads.payload import Decoder
 from waltzctl.local_cluster.java import Java
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
-from waltzctl.shell.options import Output
-from waltzctl.shell.progress import Shown, ShownProgress, Waiting
+from waltzctl.shell.progress import Shown, Waiting
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import NotOurExport, Unfinished
@@ -48,34 +44,21 @@ LATELY_SECONDS = 60.0
 """Window of the measured speed: a task, which counts at its end, takes longer than a message."""
 
 
-def spark_export(
-    *,
-    output: Annotated[str, Argument(metavar="OUTPUT")],
+def export(
+    output: str,
     wish: ExportOptions,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be exported.")] = False,
     log: SourceOptions,
-    spark: Spark,
-    shown: Output = "table",
-    progress: ShownProgress = Shown.AUTO,
+    spark: SparkChoice,
+    *,
+    is_dry_run: bool,
+    shown: str,
+    progress: Shown,
 ) -> int:
-    """Export the log, or what was added since the last run, to Parquet files. OUTPUT is a directory, or a URI as
-    s3://bucket/export. The log is read from the running cluster, or from directories of storages (--source).
-
-    An export is exact: each committed transaction is in it once, and a manifest proves it. To run the command again adds
-    what is new, and does nothing if nothing is. Nothing has to be prepared: Spark runs on this machine unless --master says
-    otherwise.
-
-    \b
-    Examples:
-      waltzctl spark-export /tmp/export --dry-run
-      waltzctl spark-export /tmp/export
-      waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
-      waltzctl spark-export /tmp/old --archive s3://waltz-archive/orders
-    """
+    """Export what is new, or with `is_dry_run` print what that is; return the exit code."""
     started = time.monotonic()
     destination, asked = _destination(output, log.sources, spark), wish.ids(log)
     make_importable(spark.py_files)
-    if not dry_run:
+    if not is_dry_run:
         recover(destination, "recovery")
     before = newest_manifest(destination)
     if before is not None and not wish.incremental:
@@ -84,7 +67,7 @@ def spark_export(
             next_step="leave --no-incremental out to add what is new, or name another output",
         )
     run, spans = _run(destination, before, wish, asked, log)
-    if dry_run:
+    if is_dry_run:
         print_plan(run, spans, spark.java() if run.assignments else None, shown)
         return EXIT_OK
     if run.assignments:
@@ -110,7 +93,7 @@ def _run(
     destination: Destination, before: Manifest | None, wish: ExportOptions, asked: Selection, log: SourceOptions
 ) -> tuple[Run, dict[int, Span]]:
     """Plan a run; return it with the ids to add."""
-    form, decoder = form_and_decoder(wish, before)
+    form, decoder = _form_and_decoder(wish, before)
     origin = log.origin()
     catalog = origin.catalog(asked.partitions)
     check_history(origin, catalog, before, destination.place)
@@ -119,7 +102,7 @@ def _run(
     spans = wanted(catalog, before, asked)
     _say_beginnings(catalog, before, asked)
     _say_ends(catalog, before, origin, is_live=not log.sources)
-    file_data = None if wish.file_bytes is None else data_bytes_of(form, wish.file_bytes)
+    file_data = None if wish.file_bytes is None else _data_bytes_of(form, wish.file_bytes)
     assignments = planned(catalog, spans, file_data_bytes=file_data)
     job = Job(
         origin=origin, destination=destination, cluster=catalog.key, timelines=catalog.timelines, form=form,
@@ -133,6 +116,32 @@ def _run(
     if assignments:
         check_columns(form, job.schema)
     return run, spans
+
+
+def _form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form, Decoder | None]:
+    """Return the form of the files and the decoder. Omitted options are taken from the existing export.
+
+    A function has to be named again: a process that can write to the export could name any function in it."""
+    there = None if before is None else before.shape
+    form = form_of(
+        wish.format or (there.format if there else "parquet"),
+        wish.compression or (there.compression if there else None),
+    )
+    text = wish.decode if wish.decode is not None else (there.decoder if there else "")
+    if not text:
+        return form, None
+    if wish.decode is None and is_function(text):
+        raise BadArgument(
+            f"this export was begun with --decode {text!r}, which runs code, and the command does not say so",
+            not_done="nothing was written, and nothing of it was run",
+            next_step="if you know it, give --decode again",
+        )
+    return form, decoder_of(text)
+
+
+def _data_bytes_of(form: Form, file_bytes: int) -> int:
+    """Estimate the bytes of log that make a file of this size."""
+    return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
 
 
 def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress: Shown) -> int:

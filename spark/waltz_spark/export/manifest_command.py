@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Annotated
-
-from typer import Argument, Option
 
 from waltz_spark.export.delta import state_of
 from waltz_spark.export.destination import destination_of, require_manifest
@@ -17,20 +14,13 @@ from waltz_spark.export.options import SourceOptions
 from waltz_spark.export.render_export import print_findings, print_state
 from waltz_spark.export.verification import Checked, Finding, check_files, check_log, check_table
 from waltz_spark.log.origin import Span
-from waltzctl.shell.progress import Progress, Shown, ShownProgress
-from waltzctl.show.forms import AnyForm
+from waltzctl.shell.progress import Progress, Shown
 from waltzd.errors import BadArgument, ForeignCluster
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 
 
-def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm = "table") -> int:
-    """Show what an export holds, as its manifest says. The files are not read: `export verify` does that.
-
-    \b
-    Examples:
-      waltzctl export status /tmp/export
-      waltzctl export status /tmp/export -o json
-    """
+def show(output: str, shown: str) -> int:
+    """Print what an export holds; return the exit code."""
     destination = destination_of(output)
     manifest = require_manifest(destination)
     table, is_unfinished = state_of(destination, manifest), has_leftovers(destination)
@@ -38,25 +28,8 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm
     return EXIT_OK
 
 
-def verify(
-    *,
-    output: Annotated[str, Argument(metavar="OUTPUT")],
-    against_log: Annotated[
-        bool, Option("--against-log", help="Compare with the log as well: of the cluster that is meant, or of --source.")
-    ] = False,
-    log: SourceOptions,
-    shown: AnyForm = "table",
-    progress: ShownProgress = Shown.AUTO,
-) -> int:
-    """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
-    byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
-    is read and compared, too.
-
-    \b
-    Examples:
-      waltzctl export verify /tmp/export
-      waltzctl export verify /tmp/export --against-log
-    """
+def check(output: str, log: SourceOptions, *, against_log: bool, shown: str, progress: Shown) -> int:
+    """Check the files of an export, and with `against_log` compare them with the log; return the exit code."""
     for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):
         if not against_log:
             raise BadArgument(f"{option} needs --against-log: without it, only the files are checked")

@@ -17,13 +17,9 @@ from typing import Annotated, Literal
 from typer import Option
 
 from waltz_spark.export import origin_options
-from waltz_spark.export.form import Form, form_of
-from waltz_spark.export.manifest import Manifest
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.plan import size_of
 from waltz_spark.log.selection import EARLIEST, LATEST, Bound, Selection, partitions_of
-from waltz_spark.payloads.decoders import decoder_of, is_function
-from waltz_spark.payloads.payload import Decoder
 from waltzctl.shell import moment
 from waltzctl.shell.cluster_target import ClusterOptions
 from waltzctl.shell.numbers import chosen
@@ -181,32 +177,6 @@ class ExportOptions:
             starting=_behind("--after", self.after, EARLIEST), ending=_behind("--through", self.through, LATEST),
             starting_time=since, ending_time=before,
         )  # fmt: skip
-
-
-def form_and_decoder(wish: ExportOptions, before: Manifest | None) -> tuple[Form, Decoder | None]:
-    """Return the form of the files and the decoder. Omitted options are taken from the existing export.
-
-    A function has to be named again: a process that can write to the export could name any function in it."""
-    there = None if before is None else before.shape
-    form = form_of(
-        wish.format or (there.format if there else "parquet"),
-        wish.compression or (there.compression if there else None),
-    )
-    text = wish.decode if wish.decode is not None else (there.decoder if there else "")
-    if not text:
-        return form, None
-    if wish.decode is None and is_function(text):
-        raise BadArgument(
-            f"this export was begun with --decode {text!r}, which runs code, and the command does not say so",
-            not_done="nothing was written, and nothing of it was run",
-            next_step="if you know it, give --decode again",
-        )
-    return form, decoder_of(text)
-
-
-def data_bytes_of(form: Form, file_bytes: int) -> int:
-    """Estimate the bytes of log that make a file of this size."""
-    return max(1, int(file_bytes * file_bytes / max(1, form.guess(file_bytes))))
 
 
 def _behind(option: str, text: str | None, others: int) -> Bound:
