@@ -171,6 +171,13 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         LocalDestination(str(tmp_path / "file")).names()
 
 
+def test_a_name_that_is_not_utf_8_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).touch()
+    assert destination_of(str(tmp_path)).names() == ["a.parquet", os.fsdecode(b"\xff")]
+    assert destination_of(str(tmp_path)).names("none") == []
+
+
 def test_a_store_that_refuses_is_told_in_its_own_words() -> None:
     """There is no number of an operating system in it, and so no advice about disks."""
 

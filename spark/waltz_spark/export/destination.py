@@ -294,6 +294,11 @@ class LocalDestination(Destination):
             raise ExportDamaged(f"{self.place}/{path} is not a plain file")
         return path
 
+    def names(self, path: str = "") -> list[str]:
+        with self.doing("reading the directory", path) as (_, there), suppress(FileNotFoundError):
+            return sorted(os.listdir(there))  # PyArrow raises UnicodeDecodeError for a name that is not UTF-8
+        return []
+
     def read(self, path: str) -> bytes | None:
         return super().read(self._plain(path))
 

@@ -95,7 +95,7 @@ def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
 
 def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Selection) -> Span:
     first, end = asked.starting.of(number), asked.ending.of(number)
-    if first != EARLIEST and LATEST != end < first + (0 if asked.has_times else 1):
+    if first != EARLIEST and end != LATEST and end < first + (0 if asked.has_times else 1):
         raise BadArgument(
             f"partition {number}: there are no ids after {first - 1} through {end - 1}", not_done=_NOT_WRITTEN
         )
@@ -111,7 +111,7 @@ def _missing(number: int, there: Span, reached: int | None, before: Manifest | N
         begin = before.partitions[number].span.first
         if first > reached:
             raise ExportGap(f"partition {number}: --after is {first - 1}, and the export ends before id {reached}")
-        if EARLIEST != first < begin:
+        if first != EARLIEST and first < begin:
             raise ExportGap(f"partition {number}: --after is {first - 1}, and the export begins at id {begin} already")
         start = reached
     elif first == EARLIEST:
