@@ -3,11 +3,12 @@
 The order of the steps ensures this: the objects, which are read back; the chunks, which are read back; the manifest that
 names them. Before the manifest exists, uploaded objects are orphans; once it exists, everything that it names was seen in
 the store. Each step is idempotent: an object that exists is compared, and a manifest that another storage created first is
-adopted if it proves the same log."""
+adopted if it proves the same log and the store still has what it names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from uuid import UUID
 
 import numpy as np
@@ -272,7 +273,24 @@ class PartitionArchive:
                 f"{self._where(found.name)} has other records from id {piece.first} to {piece.last} than this replica",
                 next_step="find out which is the log: `waltzctl partition compare` holds replicas against each other",
             )
+        if theirs != piece:  # else `_put` has just read its objects
+            self._check_objects(theirs)
         return found
+
+    def _check_objects(self, piece: Entry) -> None:
+        """Raise `ArchiveDamaged` if the store does not have the objects of a piece of another storage as they were when its
+        manifest was created: an upload that was repeated may have damaged them since."""
+        expected = (piece.sha256, piece.size), (piece.key_sha256, piece.key_bytes)
+        for name, (digest, size) in zip(piece.names(self.partition), expected, strict=False):
+            data = b""
+            with suppress(ObjectAbsent):
+                data = self.store.get_range(name, 0, size + 1)
+            if sha256_of(data) != digest:
+                raise ArchiveDamaged(
+                    f"{self._where(name)} has other bytes than its manifest states",
+                    not_done="nothing more was archived",
+                    next_step="nothing, if the storage that uploaded it is asked next; else `waltzctl archive heal`",
+                )
 
     def last_piece(self, manifest: Manifest) -> Entry:
         entry = manifest.entries[-1]
@@ -282,11 +300,11 @@ class PartitionArchive:
 
     def _put(self, name: str, data: Buffer) -> None:
         """Create an object, and read it back. If the name exists with other bytes, these are damaged, because the name
-        holds the hash of `data`: replace them."""
+        holds the hash of `data`: replace them. One wrong answer is no reason to replace what a manifest may name."""
         try:
             self.store.put_new(name, data)
         except ObjectExists:
-            if has(self.store, name, data):
+            if has(self.store, name, data) or has(self.store, name, data):
                 return
             self.store.put_if(name, data, self.store.head(name).tag)
         if not has(self.store, name, data):
