@@ -703,11 +703,9 @@ class Simulation:
         floor = 0 if found is None else found.floor
         if meta is not None and floor > meta.low_mark + 1 and not self.zookeeper.went_back:
             raise Broken(f"partition {partition} is trimmed up to {floor - 1}, above its low mark {meta.low_mark}")
-        lost = [name for name in self.vanished if self.store is not None and name not in self.store.objects]
-        for name in lost:
-            if name.startswith(f"partition-{partition}/segment/") and floor > int(
-                name.partition("/segment/")[2].split("-")[0]
-            ):
+        for piece in await self._pieces(partition):
+            name = piece.name(partition)
+            if piece.first < floor and name in self.vanished and self.store is not None and name not in self.store.objects:
                 raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and {name} is not in the store")
         for storage in self._well_storages:
             if storage.name in self._assigned(partition) and storage.calls is not None:
