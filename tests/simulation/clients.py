@@ -84,6 +84,8 @@ class ClientMachine(Machine):
         try:
             await self._race(life, f"{self.name}.{len(self.lives)}")
         except WaltzError as error:  # it could not begin
+            if isinstance(error, Superseded) and not self.world.is_going_wrong:  # whoever runs it does what the error says
+                self.is_wanted = False
             self.exits(life, f"gives up: {error.code} {error.message}")
             return
         except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run

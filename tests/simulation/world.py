@@ -465,7 +465,7 @@ class Simulation:
                 self._replace_what_is_refused(storage)
             for name, client in self.clients.items():
                 for partition, count in enumerate(before[name]):
-                    if client.committed[partition] < count + 2:
+                    if client.is_wanted and client.committed[partition] < count + 2:
                         return f"{name} commits nothing in partition {partition}; {self._places()}"
             return ""
 
