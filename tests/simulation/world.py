@@ -497,11 +497,11 @@ class Simulation:
         it saves that its document went back. And where a minority has lost its data, one more replica that a power cut has
         torn is one too many: nothing tells whether it had acknowledged what is missing in it (docs/recovery.md)."""
         end = self.loop.now + PATIENCE_SECONDS / 4
-        while self.loop.now < end:
-            if self._is_open():
-                return
+        while not self._is_open() and not self.zookeeper.went_back and self.loop.now < end:
             await asyncio.sleep(0.05)
-        if self.zookeeper.went_back:
+        if self._is_open():
+            return
+        if self.zookeeper.went_back:  # it may open later, when a majority answers without the storage that noticed
             self._check_nothing_is_cut()
             raise OperatorNeeded(f"documents went back: {stuck}") from stuck
         torn = {storage.name for storage in self._well_storages if storage.is_torn}
