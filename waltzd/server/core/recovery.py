@@ -568,13 +568,16 @@ class Recovery:
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
         """Replace damage up to what is certain by what the other replicas hold, and cut what is behind it as long as this
-        session has not begun there. Afterwards nothing is cut, so the others must give all that this replica held."""
+        session has not begun there. Afterwards nothing is cut: what counts as acknowledged is not replaced by less."""
         has_begun = status.session == self.session
         mark = certain_of(status, mark)
         last_id = max(mark, status.last_id, *(one.last_id or EMPTY for one in status.findings)) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
             last_id, sources = self.sources_for(name, segment - 1, last_id)
+            counted = self.progress(name).durable
+            if sources and counted is not None and last_id < counted:
+                return GiveUp(f"it is damaged, and no other replica has the ids {last_id + 1} to {counted} yet")
             if sources:
                 return Heal(segment, last_id, sources)
         elif status.damaged_segments and not has_begun:

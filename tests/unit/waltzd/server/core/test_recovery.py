@@ -16,7 +16,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
 from waltzd.server.core.membership import diverging, joining
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, Foreign, Level, SetLowMark, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 
@@ -272,3 +272,17 @@ def test_a_damaged_member_that_holds_nothing_waits_while_others_are_silent() -> 
     core.silent("B")
     core.opened("C", holds("C", 4, low_mark=-1))
     assert isinstance(core.next_for("A"), Wait)
+
+
+def test_a_damaged_member_is_healed_by_no_less_than_what_counts() -> None:
+    """The record behind the damage may be the only one of a committed transaction."""
+    core = Recovery(meta(opened=2, decision=None, low_mark=4), dict.fromkeys("ABC", Membership.MEMBER))
+    found = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x", first_id=3, last_id=6)
+    core.opened("A", holds("A", 6, session=2, findings=(found,), damaged_segments=(3,)))
+    core.opened("B", holds("B", 5, session=2))
+    core.silent("C")
+    assert core.next_for("A") == Heal(3, 5, ("B",))
+    core.progress("A").durable = core.progress("A").acknowledged = 6
+    assert core.next_for("A") == GiveUp("it is damaged, and no other replica has the ids 6 to 6 yet")
+    core.copied("B", 6)
+    assert core.next_for("A") == Heal(3, 6, ("B",))
