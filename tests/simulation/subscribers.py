@@ -71,10 +71,11 @@ class MemberMachine(Machine):
         """By whichever server takes it; to make it again changes nothing."""
         while self._group.made_at is None:
             for name in self.world.servers:
+                begun = self.world.loop.now
                 try:
                     async with asyncio.timeout(CHANGE_SECONDS):
                         made = await self._port(life, server_address(name)).make_group(self._group.meta)
-                    self._group.made(made.made_at)
+                    self._group.made(made.made_at, begun)
                     break
                 except (WaltzError, TimeoutError):
                     continue
@@ -135,8 +136,8 @@ class Subscribers:
         """When a group that was removed may be made again."""
         self._removing: tuple[Life | None, float] | None = None
         """The server at which an operator removes it, and for how long it is to be gone. No server: none can yet."""
-        self._gone: dict[int, None] = {}
-        """Groups that were removed, by the ids of the entries that made them."""
+        self._gone: dict[int, float] = {}
+        """When groups were removed, by the ids of the entries that made them."""
         self._joined: dict[str, int] = {}
         """Which group a holder has joined, by the id of the entry that made it."""
         self._changed_in: dict[int, int] = {}
@@ -148,9 +149,12 @@ class Subscribers:
             return ()
         return tuple(sorted(pick.sample(range(HEADERS), pick.choice((1, 2, HEADERS - 1)))))
 
-    def made(self, made_at: int) -> None:
-        assert made_at not in self._gone, f"the group of entry {made_at} was removed, and is there again"
-        self.made_at = made_at
+    def made(self, made_at: int, begun: float) -> None:
+        """By a request of this moment, whose answer may be older than the removal of the group."""
+        if made_at in self._gone:
+            assert self._gone[made_at] >= begun, f"the group of entry {made_at} was removed, and is there again"
+        else:
+            self.made_at = made_at
 
     def joined(self, holder: str, made_at: int) -> None:
         self._joined[holder] = made_at
@@ -246,7 +250,7 @@ class Subscribers:
             except WaltzError as error:
                 self.world.say("group", f"it is not removed yet: {error}")
                 await asyncio.sleep(0.2)
-        self._gone[made_at] = None
+        self._gone[made_at] = self.world.loop.now
         self.made_at, self._removing = None, None
         self.gone_until = self.world.loop.now + seconds
         self.world.say("group", f"{made_at} is removed")
