@@ -23,6 +23,7 @@ from waltzd.errors import TooLarge, WaltzError
 from waltzd.errors.operations import HeaderDamaged, NotNextId, UnfitSegment
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
+from waltzd.format.finding import Code, Finding
 from waltzd.format.footer import Footer, FooterBuilder, footer_at
 from waltzd.format.index import places_of, read_index, write_entries
 from waltzd.format.layout import (
@@ -460,6 +461,8 @@ class Healing:
             active=active,
             preceding=self._preceding_end(first_id),
         )
+        if not found and isinstance(active, BatchSegment) and active.is_full and not active.has_footer:
+            found = self._unfinished(first_id)
         if found and is_last:
             self._owe(last_id)
         known = self._damage.findings
@@ -468,6 +471,14 @@ class Healing:
             segments.note_missing(finding)
             if finding not in known:  # else it was reported already
                 self._context.complain(finding)
+
+    def _unfinished(self, first_id: int) -> list[Finding]:
+        """Return the finding about a full segment at the floor that has no footer. The replica that was trimmed in front of
+        it was damaged there, and cannot tell any more what the footer has to name; the file of another replica has it."""
+        if not 0 < first_id == self._segments.first_ids[0]:
+            return []
+        detail = "its footer has to name that of the segment in front of it, which was trimmed"
+        return [self._context.finding(Code.BROKEN_CHAIN, self._context.path(first_id), detail)]
 
     def stand(self) -> None:
         """Read the end of the log again, after a truncation or a new segment before it, and write missing footers."""

@@ -191,6 +191,35 @@ def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> N
     log.check_files(disk, HOME, KEY)
 
 
+def test_a_segment_at_the_floor_that_cannot_be_finished_comes_as_a_file() -> None:
+    """The footer in front of it was damaged, and has left the disk with its segment. Storages ended at this again and again."""
+    log = in_an_open_segment()
+    floor = segments_of(log.batches)[-1][0].first_id
+    disk, partition = written(log)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    partition.trim(4, floor)
+    while partition.unlink_next():
+        continue
+    disk.kill()
+    partition = open_directory(disk).partition(0)
+    partition.open_session(5)
+    partition.set_low_mark(5, log.last_id)
+    behind: list[Batch] = []
+    while not log.batches[-1].head.is_last:
+        behind += log.draw(1)
+        log.batches += behind[-1:]
+    assert floor > 0
+    assert behind
+    with pytest.raises(PartitionDamaged, match="which was trimmed"):
+        partition.append(5, behind, -1)
+    [finding] = partition.status().findings
+    assert (finding.code, partition.status().damaged_segments) == (Code.BROKEN_CHAIN, (floor,))
+    install(partition, floor, log.files(KEY)[segment_name(floor)])
+    assert partition.status().is_sound
+    assert partition.last_id == log.last_id
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_replica_that_took_files_and_batches_is_the_same_as_one_that_took_a_stream(seed: int) -> None:
