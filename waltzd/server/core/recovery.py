@@ -545,10 +545,10 @@ class Recovery:
         return found if found <= self.meta.low_mark + 1 else 0
 
     def _lacks_only_archived(self, name: str, status: ReplicaStatus) -> bool:
-        """Return whether no replica can give it what it needs first, because it ends below the floor or is damaged
-        there."""
+        """Return whether no replica can give it what it needs first, because it ends below the floor or is damaged there.
+        A replica that has the floor may still hold what is below: it could not read the archive when it was told."""
         floor = self.floor
-        if status.floor >= floor or self.progress(name).trimmed >= floor:
+        if (status.floor >= floor and not status.untrimmed) or self.progress(name).trimmed >= floor:
             return False
         return self.held(name) + 1 < floor or min(status.damaged_segments, default=floor) < floor
 

@@ -599,6 +599,8 @@ class Replicator:
         found, status = await self._timely(self.port.status(log.partition), "say where it stands"), self._progress.status
         if status is None or found.incarnation != status.incarnation:
             raise CannotConnect(f"{self.name} has another directory now")
+        if status.untrimmed:  # the archive may be readable by now
+            self._progress.trimmed = 0
 
     def copier(self) -> Copier:
         """Return a copier from other replicas to this one."""

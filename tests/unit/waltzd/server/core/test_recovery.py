@@ -16,7 +16,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
 from waltzd.server.core.membership import diverging, joining
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Trim, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 
@@ -286,3 +286,16 @@ def test_a_damaged_member_is_healed_by_no_less_than_what_counts() -> None:
     assert core.next_for("A") == GiveUp("it is damaged, and no other replica has the ids 6 to 6 yet")
     core.copied("B", 6)
     assert core.next_for("A") == Heal(3, 6, ("B",))
+
+
+def test_what_stays_below_the_floor_is_trimmed_when_it_is_damaged() -> None:
+    """It has the floor, and could not read the archive when it was told; no other replica has those ids any more."""
+    core = Recovery(meta(opened=2, decision=None, low_mark=9), dict.fromkeys("ABC", Membership.MEMBER))
+    found = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x", first_id=0, last_id=2)
+    facts: dict[str, object] = {"session": 2, "low_mark": 9, "floor": 5}
+    damaged = holds("A", 9, findings=(found,), damaged_segments=(0,), untrimmed="the archive is away", **facts)  # type: ignore[arg-type]
+    core.opened("A", damaged)
+    core.opened("B", holds("B", 9, **facts))  # type: ignore[arg-type]
+    assert core.next_for("A") == Trim(5)
+    core.trimmed("A", 5, damaged)
+    assert isinstance(core.next_for("A"), GiveUp)
