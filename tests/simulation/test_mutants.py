@@ -17,7 +17,7 @@ from tests.simulation.edits import EDITS
 from tests.simulation.mutant import MUTANTS, Aim, Mutant, Patches
 from tests.simulation.mutants import catch
 from tests.simulation.world import simulate
-from tests.tiers import in_turns
+from tests.tiers import in_turns, together
 from waltzd.storage.replica.segment import Segment
 
 SOUND = (
@@ -90,7 +90,7 @@ def _has_test(node: str) -> bool:
     return bool(names) and names_in(file).issuperset(names)
 
 
-@pytest.mark.parametrize("name", sorted(EDITS, key=lambda name: (EDITS[str(name)].module, name)))  # one parse for a module
+@together("name", sorted(EDITS, key=lambda name: (EDITS[str(name)].module, name)))  # one parse for a module
 def test_what_an_edit_changes_is_there_and_it_says_what_catches_it(name: str) -> None:
     edit = EDITS[name]
     assert edit.text(), "the lines are there once, and with the others in their place it is Python"
@@ -105,7 +105,7 @@ def test_a_test_of_the_room_catches_what(name: str) -> None:
     assert found.caught, found
 
 
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@together("name", sorted(MUTANTS))
 def test_what_a_mutant_changes_is_there(name: str) -> None:
     with MUTANTS[name].applied():
         assert MUTANTS[name].seeds, "the seeds that catch it are not stored beside it"

@@ -20,6 +20,7 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import SegmentPlace, read_segment_runs
 
 from tests.simulation.sample import PARTITIONS, ROOT, begin, blank_disk, open_directory
+from tests.tiers import together
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import ControlDamaged, HeaderDamaged, MarkUnknown, PartitionDamaged
@@ -306,7 +307,7 @@ def test_between_two_directories_ids_are_missing() -> None:
     assert bytes(join_runs(list(origin.read(last, last.span, batch_bytes=BATCH))).data) == bytes(log.part(70, 100).data)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@together("seed", range(60))
 def test_any_directories_together_hold_what_one_of_them_holds(seed: int) -> None:
     """Each begins and ends somewhere, and may have lost a segment in between. The twin looks for each id in all of them."""
     pick = random.Random(seed)
@@ -364,7 +365,7 @@ def test_where_a_segment_began_is_null_while_its_header_cannot_be_read() -> None
 # -- any part of a segment, whatever its index says ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@together("seed", range(40))
 def test_any_part_is_read_whatever_the_index_says(seed: int) -> None:
     pick = random.Random(seed)
     log = log_of(200, seed)

@@ -21,6 +21,7 @@ from waltz_spark.table.pushdown import UNFILTERED, Filters, Ranges, filters_of
 from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import Log
+from tests.tiers import together
 from waltzd.client.routes import Routes
 from waltzd.errors import BadArgument, NeedsBatches, OnlyInArchive, WaltzError
 from waltzd.protocol.locks import History, HistoryPart, write_lock
@@ -124,7 +125,7 @@ def asked(owner: Owner, span: Span) -> list[Span]:
     return asyncio.run(LiveOrigin(servers=("x:1",))._marked_in(cast(Routes, owner), catalog, 0, span, 17))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@together("seed", range(200))
 def test_every_mark_is_read_and_else_only_what_no_owner_answers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     limit, most = chance.choice([1, 2, 100]), chance.choice([5, 1000])

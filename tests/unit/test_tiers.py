@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import HEAVY, TESTS
-from tests.tiers import in_turns, tiers
+from tests.tiers import in_turns, tiers, together
 
 
 def marked(cases: list[Any], name: str) -> list[Any]:
@@ -37,6 +37,22 @@ def test_cases_in_turns_are_all_tried_within_some_runs(seed: int, monkeypatch: p
         assert sorted([*now, *marked(found, "long")]) == list(range(7))
         taken += now
     assert sorted(taken) == list(range(7))
+
+
+def test_cases_together_are_one_test_of_each_tier_and_the_case_that_fails_is_named() -> None:
+    tried: list[tuple[int, str]] = []
+
+    @together("case", range(12), quick=3, short=6)
+    def test(case: int, fixture: str) -> None:
+        tried.append((case, fixture))
+        assert case != 8
+
+    (mark,) = test.pytestmark
+    assert [[one.name for one in part.marks] for part in mark.args[1]] == [[], ["slow"], ["long"]]
+    assert [part.values[0] for part in mark.args[1]] == [[0, 4, 8], [2, 6, 10], [1, 3, 5, 7, 9, 11]]
+    with pytest.raises(AssertionError) as caught:
+        test(case=[0, 8, 4], fixture="x")
+    assert (tried, caught.value.__notes__) == ([(0, "x"), (8, "x")], ["in the case case = 8"])
 
 
 def test_files_that_are_said_to_be_slow_are_there() -> None:

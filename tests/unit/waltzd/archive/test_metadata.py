@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from tests.simulation.faulty_store import Faults, FaultyStore
+from tests.tiers import together
 from waltzd.archive.metadata import metadata_at, metadata_in, newest_metadata, number_of, save_metadata
 from waltzd.errors.operations import StoreUnavailable
 
@@ -28,7 +27,7 @@ def test_a_list_that_lags_hides_nothing() -> None:
     assert newest_metadata(store) == (4, b"4")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_a_lost_answer_makes_no_second_number(seed: int) -> None:
     store = FaultyStore(random.Random(seed), Faults(lost=30, refused=20, repeated=30))
     for number in range(1, 6):

@@ -14,6 +14,7 @@ import pytest
 from tests.archives import with_key
 from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
+from tests.tiers import together
 from waltzd.archive import archived_segment, reader
 from waltzd.archive import manifest as manifests
 from waltzd.archive.archived_segment import segment_entry
@@ -399,7 +400,7 @@ def test_an_index_that_a_manifest_names_for_another_segment_is_not_used() -> Non
     assert reader.counters.key_faults == 1
 
 
-@pytest.mark.parametrize("at", range(0, 400, 7))
+@together("at", range(0, 400, 7))
 def test_a_key_index_that_rots_in_the_cache_is_fetched_again(at: int) -> None:
     found = archive()
     reader = found.reader()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.batches import batches_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
-from tests.tiers import tiers
+from tests.tiers import tiers, together
 from tests.unit.waltzd.archive.test_upload import FAULTS, Turns
 from waltzd.archive import manifest as manifests
 from waltzd.archive import unsealed_writer
@@ -211,7 +211,7 @@ def test_what_a_manifest_covers_leaves_and_its_slots_are_used_again() -> None:
     assert len([name for name in room.store.objects if "/tail/" in name]) <= 8
 
 
-@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(0, 200, 3)], quick=10))
+@together("kill_at", [half / 2 for half in range(0, 200, 3)], quick=10)
 def test_a_kill_at_any_operation_leaves_a_tail_that_is_true(kill_at: float) -> None:
     room = Room(FaultyStore(kill_at=kill_at))  # type: ignore[arg-type]
     with contextlib.suppress(Killed):

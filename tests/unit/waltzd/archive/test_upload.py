@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
-from tests.tiers import tiers
+from tests.tiers import tiers, together
 from waltzd.archive import manifest as manifests
 from waltzd.archive.manifest import Entry, Manifest
 from waltzd.archive.upload import PartitionArchive, label_in
@@ -112,7 +112,7 @@ def test_a_quiet_store_takes_five_requests_a_segment() -> None:
     room.check(is_whole=True)
 
 
-@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(120)], quick=10))
+@together("kill_at", [half / 2 for half in range(120)], quick=10)
 def test_a_kill_at_any_operation_leaves_orphans_and_never_holes(kill_at: float) -> None:
     room = Room(FaultyStore(kill_at=kill_at))  # type: ignore[arg-type]
     with contextlib.suppress(Killed):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.tiers import tiers
+from tests.tiers import together
 from tests.unit.waltzd.client.test_mount import (
     KEY,
     LIMITS,
@@ -197,7 +197,7 @@ def test_who_waits_too_long_is_told_once_for_all() -> None:
 # -- everything in the middle of everything else
 
 
-@pytest.mark.parametrize("seed", tiers(range(150), quick=20, short=75))
+@together("seed", range(150), quick=20, short=75)
 def test_whatever_happens_a_group_has_the_outcome_that_the_log_has(seed: int) -> None:
     """A log of its own stands for the server: what it has, and only that, is committed, in whole groups."""
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tiers import together
 from waltzd.cluster.documents import (
     GENERATION_MAX,
     ArchiveMeta,
@@ -248,9 +249,10 @@ def is_a_key(place: tuple[str, ...]) -> bool:
     return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up", "channels", "keys")
 
 
-@pytest.mark.parametrize(("name", "place"), FIELDS, ids=lambda value: value if isinstance(value, str) else ".".join(value))
-def test_every_field_counts(name: str, place: tuple[str, ...]) -> None:
+@together("field", FIELDS)
+def test_every_field_counts(field: tuple[str, tuple[str, ...]]) -> None:
     """One that is missing, of another type, out of bounds or unknown is refused, and the message names it."""
+    name, place = field
     whole = encode(EXAMPLES[name])
 
     def changed(value: object, key: str = place[-1]) -> object:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.batches import APPEND, READ, WRITE, batches_of, lock_columns, segment_raw
+from tests.tiers import together
 from waltzd.format.batch import encode_locks
 from waltzd.format.key_index import (
     FILTER_PAGE_BYTES,
@@ -91,7 +92,7 @@ def a_query(chance: random.Random, pairs: Pairs) -> LockQuery:
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@together("seed", range(25))
 def test_an_index_answers_like_a_loop(seed: int) -> None:
     chance = random.Random(seed)
     pairs = drawn(chance)
@@ -189,7 +190,7 @@ def test_checked_locks_leave_no_mark() -> None:
 # -- the heads of the batches ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_the_marks_of_one_transaction_are_those_of_the_columns(seed: int) -> None:
     chance = random.Random(seed)
     for count in range(1, 20):

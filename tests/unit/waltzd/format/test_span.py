@@ -8,10 +8,9 @@ from typing import TypeAlias
 from uuid import UUID
 
 import numpy as np
-import pytest
 
 from tests.batches import batches_of, segment_raw
-from tests.tiers import tiers
+from tests.tiers import together
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import Batch, End, Head, batch_at, why_wrong
 from waltzd.format.checksum import I64
@@ -96,7 +95,7 @@ def both(raw: bytes, *, before: End | None, bytes_max: int | None = None) -> tup
     return (first, slow, ends[0]), (second, fast, ends[1])
 
 
-@pytest.mark.parametrize("seed", tiers(range(150), quick=20))
+@together("seed", range(150), quick=20)
 def test_they_agree(seed: int) -> None:
     chance = random.Random(seed)
     raw = bytearray(segment_raw(drawn(chance), key=UUID(int=5))[0])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tiers import together
 from waltzd.protocol import audit
 from waltzd.protocol.audit import START, AuditRecord, RefusalCounter, encode, spans
 
@@ -66,7 +67,7 @@ def test_names_without_end_take_no_memory_without_end(monkeypatch: pytest.Monkey
     assert [one.times for one in refusals.expired(10**6)] == [989], "none is forgotten"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_no_refusal_is_forgotten_and_none_is_counted_twice(seed: int) -> None:
     drawn, refusals, now, told, count = random.Random(seed), RefusalCounter(), 0, 0, 300
     for _ in range(count):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiers import tiers
+from tests.tiers import together
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import OtherTimeline
 from waltzd.errors.operations import BadMetadata
@@ -20,7 +20,7 @@ def fork(lineage: Lineage, at: int, *, session: int = 5, parent: UUID | None = N
     return lineage.forked(identity=identity, fork=at, session=session, parent=parent, cause="rescue", began="now", who="me")
 
 
-@pytest.mark.parametrize("seed", tiers(range(300), quick=60))
+@together("seed", range(300), quick=60)
 def test_what_two_histories_share_is_what_their_lists_share(seed: int) -> None:
     random = Random(seed)
     logs: dict[UUID, list[int]] = {FIRST: list(range(random.randrange(1, 9)))}

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.tiers import together
 from tests.unit.timeless import run
 from waltzd.errors import ClientClosed
 from waltzd.wire.budget import Budget
@@ -231,7 +232,7 @@ def test_a_closed_budget_says_why() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_never_more_than_allowed_and_everybody_in_the_end(seed: int) -> None:
     chance = random.Random(seed)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.tiers import together
 from waltzd.errors import WaltzError, explain
 from waltzd.errors.exit_codes import EXIT_MEANING
 from waltzd.errors.operations import tree
@@ -12,7 +11,7 @@ from waltzd.wire.codec import detail_of, error_of_detail
 ALL = list(tree().values())
 
 
-@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.code)
+@together("cls", ALL)
 def test_an_error_is_complete(cls: type[WaltzError]) -> None:
     error = cls("it happened")
     assert cls.exit_code in EXIT_MEANING
@@ -23,7 +22,7 @@ def test_an_error_is_complete(cls: type[WaltzError]) -> None:
     assert following.startswith("Next: ")
 
 
-@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.code)
+@together("cls", ALL)
 def test_an_error_keeps_its_class_and_its_parts_over_the_wire(cls: type[WaltzError]) -> None:
     sent = cls("it happened", next_step="do this", last_id=7)
     came = error_of_detail(detail_of(sent))

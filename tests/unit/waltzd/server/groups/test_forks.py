@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiers import tiers
+from tests.tiers import together
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors.operations import GroupStateDamaged
 from waltzd.protocol.groups import Mode
@@ -33,7 +33,7 @@ def of(state: GroupState) -> tuple[Any, ...]:
     return state.reach, [tuple(one) for one in state.open], dict(state.parked), state.timeline
 
 
-@pytest.mark.parametrize("seed", tiers(range(200), quick=40))
+@together("seed", range(200), quick=40)
 def test_a_state_goes_over_where_nothing_above_the_fork_is_acknowledged(seed: int) -> None:
     chance, state = random.Random(seed), GroupState()
     acknowledged: set[int] = set()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tiers import together
 from waltzd.errors.operations import GroupStateDamaged
 from waltzd.server.groups.state import FAILURES_MAX, TEXT_BYTES_MAX, GroupState, Parked
 
@@ -114,7 +115,7 @@ def test_failures_are_counted_up_to_a_bound() -> None:
 WHOLE = grown().snapshot()
 
 
-@pytest.mark.parametrize("size", range(len(WHOLE)))
+@together("size", range(len(WHOLE)))
 def test_every_beginning_is_torn(size: int) -> None:
     with pytest.raises(GroupStateDamaged):
         GroupState.of(WHOLE[:size])

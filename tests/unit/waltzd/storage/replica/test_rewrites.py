@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.tiers import tiers
+from tests.tiers import together
 from waltzd.errors.operations import Diverged, NotNextId
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.replica.writer import only_new
@@ -28,7 +28,7 @@ def twin(runs: list[Run], log: list[bytes]) -> list[tuple[int, bytes]] | type[Ex
     return list(enumerate(grown))[len(log) :]
 
 
-@pytest.mark.parametrize("seed", tiers(range(300), quick=60))
+@together("seed", range(300), quick=60)
 def test_it_keeps_what_is_new_and_refuses_what_differs(seed: int) -> None:
     pick = random.Random(seed)
     history = [str(i).encode() * pick.randrange(1, 4) for i in range(40)]
