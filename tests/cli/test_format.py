@@ -24,8 +24,9 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster of format 0, of this module alone: there is no way back from what happens to it."""
     settings: dict[str, dict[str, object]] = {"server": {"session_seconds": 30, "lock_table_size": WINDOW}}
     cluster = LocalCluster.make(
-        tmp_path_factory.mktemp("older") / "cluster", partitions=2, servers=1, format=0, settings=settings
-    )
+        tmp_path_factory.mktemp("older") / "cluster",
+        partitions=2, storages=1, servers=1, replication=1, format=0, settings=settings,
+    )  # fmt: skip
     try:
         cluster.start()
         yield cluster

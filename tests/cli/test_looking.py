@@ -9,14 +9,13 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.health.probe import PAYLOAD
 from waltzctl.local_cluster.local import LocalCluster
@@ -37,23 +36,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    place = tmp_path_factory.mktemp("looking") / "own"
-    cluster = LocalCluster.make(place, storages=1, servers=2, partitions=2, replication=1, settings=LASTING)
-    try:
-        yield cluster
-    finally:
-        cluster.kill()
-
-
-@pytest.fixture
-def broken(breakable: LocalCluster) -> LocalCluster:
-    """A cluster to break, of which everything runs."""
-    breakable.start()
-    return breakable
 
 
 def as_json(told: Any) -> Any:
@@ -108,15 +90,16 @@ def test_a_partition_that_is_not_there(live: LocalCluster, waltzctl: Tool) -> No
     assert waltzctl("health", "4th", "--directory", live.directory).code == 2
 
 
-def test_why_nothing_can_be_committed(broken: LocalCluster, waltzctl: Tool) -> None:
-    broken.daemons["storage-1"].kill()
-    told = waltzctl("health", "--timeout", "1", "--directory", broken.directory)
+def test_why_nothing_can_be_committed(own: LocalCluster, waltzctl: Tool) -> None:
+    for name in ("storage-1", "storage-2"):
+        own.daemons[name].kill()
+    told = waltzctl("health", "--timeout", "1", "--directory", own.directory)
     assert told.code == 10
     assert told.out.startswith("unhealthy: 0 of 2 partitions committed a probe and gave it back\n")
     assert re.search(r"^- partitions? .*: (mount|commit): W", told.out, re.M)
     for name in ("server-1", "server-2"):
-        broken.daemons[name].kill()
-    found = as_json(waltzctl("health", "--timeout", "1", "--directory", broken.directory, "-o", "json"))
+        own.daemons[name].kill()
+    found = as_json(waltzctl("health", "--timeout", "1", "--directory", own.directory, "-o", "json"))
     assert not found["is_healthy"]
     assert all(one["error"]["code"] == "W4001" for one in found["partitions"])
 
@@ -181,9 +164,9 @@ def test_events_that_cannot_be_asked_for(live: LocalCluster, waltzctl: Tool) -> 
     assert waltzctl("events", "--since", "soon", "--directory", live.directory).code == 2
 
 
-def test_events_of_the_silent_are_missed_by_name(broken: LocalCluster, waltzctl: Tool) -> None:
-    broken.daemons["storage-1"].kill()
-    told = waltzctl("events", "--directory", broken.directory)
+def test_events_of_the_silent_are_missed_by_name(own: LocalCluster, waltzctl: Tool) -> None:
+    own.daemons["storage-1"].kill()
+    told = waltzctl("events", "--directory", own.directory)
     assert (told.code, "storage-1 does not answer: W4001" in told.err) == (7, True), told
     assert "open: session" in told.out
 
@@ -214,9 +197,9 @@ def test_the_doctor(live: LocalCluster, waltzctl: Tool) -> None:
     assert "WARN ZooKeeper ensemble: 127.0.0.1:" in told.out
 
 
-def test_the_doctor_of_a_cluster_that_is_ill(broken: LocalCluster, waltzctl: Tool) -> None:
-    broken.daemons["storage-1"].kill()
-    told = waltzctl("doctor", "--timeout", "30", "--directory", broken.directory)
+def test_the_doctor_of_a_cluster_that_is_ill(own: LocalCluster, waltzctl: Tool) -> None:
+    own.daemons["storage-1"].kill()
+    told = waltzctl("doctor", "--timeout", "30", "--directory", own.directory)
     assert told.code == 10
     assert "FAIL processes: storage storage-1 does not run" in told.out
     assert "UNKNOWN free space: storage-1 does not answer" in told.out
@@ -256,11 +239,11 @@ def test_a_bundle_has_everything_but_payloads(live: LocalCluster, waltzctl: Tool
     assert list(contents(place / "two.tar.gz")) == list(found), "the same names in the same order"
 
 
-def test_a_bundle_says_what_is_missing(broken: LocalCluster, waltzctl: Tool, place: Path) -> None:
-    assert waltzctl("status", "--timeout", "30", "--directory", broken.directory).code == 0
-    broken.daemons["zookeeper"].kill()
-    broken.daemons["storage-1"].kill()
-    told = waltzctl("support", "bundle", "--timeout", "30", "--to", place / "one.tar.gz", "--directory", broken.directory)
+def test_a_bundle_says_what_is_missing(own: LocalCluster, waltzctl: Tool, place: Path) -> None:
+    assert waltzctl("status", "--timeout", "30", "--directory", own.directory).code == 0
+    own.daemons["zookeeper"].kill()
+    own.daemons["storage-1"].kill()
+    told = waltzctl("support", "bundle", "--timeout", "30", "--to", place / "one.tar.gz", "--directory", own.directory)
     assert told.code == 7
     found = contents(place / "one.tar.gz")
     missing = json.loads(found["missing.json"])["missing"]
