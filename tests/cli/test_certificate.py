@@ -14,6 +14,7 @@ from tests.cli.outcome import refused
 from tests.cli.replicas import make_replicas
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
+from tests.tiers import together
 from waltzctl.main import COMMANDS
 from waltzctl.shell.cluster_target import tls_of
 from waltzd.client import loop
@@ -250,7 +251,7 @@ def test_every_change_of_a_cluster_is_among_those_that_an_observer_may_not_make(
                 assert not changes or f"{group} {name}".strip() in CHANGING
 
 
-@pytest.mark.parametrize("command", sorted(CHANGING))
+@together("command", sorted(CHANGING))
 def test_an_observer_is_refused_before_anything_is_asked(waltzctl: Tool, authority: Authority, command: str) -> None:
     """Nobody answers at these addresses."""
     files = authority.issue(KEY, Role.OBSERVER, "eve")

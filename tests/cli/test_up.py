@@ -201,19 +201,14 @@ def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
     assert len(LocalCluster.find(home / "waltz-local").running) == 4
     assert waltzctl(*tries["down"][1:]).out == "4 processes stopped; waltz-local keeps everything.\n"
 
+
+def test_a_terminal_shows_what_is_waited_for(home: Path, waltzctl: Tool) -> None:
+    """One line, never wider than the terminal, and gone at the end; the screen itself is on standard output. What it says
+    can be done in a directory of another name, too."""
     elsewhere = make_small(home / "other place")
-    told = waltzctl("up", elsewhere.directory, "--detach").out
-    tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(told)}
-    assert tries["status"][2:] == ["--directory", str(elsewhere.directory)]
-    wait_until_well(waltzctl, tries["status"][1:])
-
-
-def test_a_terminal_shows_what_is_waited_for(home: Path) -> None:
-    """One line, never wider than the terminal, and gone at the end; the screen itself is on standard output."""
-    make_small(home / "small")
     seen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 60))
-    command = [sys.executable, "-m", "waltzctl", "up", "small", "--detach"]
+    command = [sys.executable, "-m", "waltzctl", "up", str(elsewhere.directory), "--detach"]
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     environment.pop("COLUMNS", None)  # or the terminal would not be asked
     with subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=terminal, env=environment) as up:
@@ -231,6 +226,9 @@ def test_a_terminal_shows_what_is_waited_for(home: Path) -> None:
         assert any(f"waiting for {name}" in line for line in lines), (name, lines)
     assert max(map(len, lines)) <= 60
     assert lines[-1] == lines[-2].strip() == "", "what was waited for is wiped away"
+    tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(screen)}
+    assert tries["status"][2:] == ["--directory", str(elsewhere.directory)]
+    wait_until_well(waltzctl, tries["status"][1:])
 
 
 def read_terminal(seen: int) -> bytes:

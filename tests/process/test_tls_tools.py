@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -213,3 +214,28 @@ def test_looking_with_a_certificate(
         assert "speaks TLS, and no certificate was given" in reason["sentence"]
         assert "give --tls-certificate" in reason["next_step"]
     assert {node: took for node, took in told["answered_milliseconds"].items() if took is not None} == {}
+    code, out, _ = waltzctl("health", "0")
+    assert (code, "locate: W4003" in out, "Next: give --tls-certificate" in out) == (10, True, True), out
+    assert re.search(r"^ +0 +one +.*failed", out, re.M), "the coordinator says who the owner is"
+    code, _, err = waltzctl("events")
+    assert (code, "s1 does not answer: W4003" in err, err.count("Next: give --tls-certificate")) == (7, True, 1), err
+
+    foreign = secured.authority.issue(UUID(int=7), Role.OPERATOR, "ann", file="foreign")
+    code, out, err = waltzctl("status", *options(foreign))
+    assert (code, out) == (4, "")
+    assert f"W2002 the certificate belongs to the cluster {UUID(int=7)}" in err
+
+
+def test_an_observer_looks_and_changes_nothing(secured: Secured, waltzctl: Tool) -> None:
+    observer = options(secured.authority.issue(KEY, Role.OBSERVER, "eve"))
+    for words in (
+        ["storage", "list"], ["storage", "describe", "s1"], ["server", "list"],
+        ["partition", "list"], ["events"], ["history"], ["lock", "explain", "0", "door", "1"], ["health", "--no-write"],
+        ["server", "drain", "one", "--dry-run", "--override", "one"],
+    ):  # fmt: skip
+        assert waltzctl(*words, *observer)[::2] == (0, ""), words
+    for words in (["server", "drain", "one", "--yes"], ["health"], ["txn", "tail", "0"]):
+        code, out, err = waltzctl(*words, *observer)
+        assert (code, out, "W2024" in err) == (9, "", True), words
+    (made,) = json.loads(waltzctl("history", "-o", "json", *observer)[1])["history"]
+    assert (made["verb"], made["who"]) == ("create-cluster", "ann"), "the name is that of the certificate"

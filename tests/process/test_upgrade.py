@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ from waltzctl import main
 from waltzctl.placement.cluster import finalize_plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
-from waltzd.cluster.cluster import Cluster as ClusterDocuments
 from waltzd.errors.exit_codes import EXIT_OK
-from waltzd.errors.operations import IncompatibleVersion, Unsafe
+from waltzd.errors.operations import Unsafe
 from waltzd.protocol.level import THIS
 
 RACED = (0, 1)
@@ -42,11 +40,6 @@ from waltzd.client.settings import ClientSettings
 with BlockingClient(servers=sys.argv[1], partitions=[{OTHER}]) as client:
     assert isinstance(client.append(b"of before", partition={OTHER}), Committed)
 """
-FUTURE = (
-    ("waltzd/protocol/level.py", "RELEASE: Release = 0, 1\n", "RELEASE: Release = 0, 3\n"),
-    ("waltzd/protocol/level.py", "(0, 1): 1}", "(0, 1): 1, (0, 3): 2}"),
-)
-
 NEXT = (
     ("waltzd/protocol/level.py", "RELEASE: Release = 0, 1\n", "RELEASE: Release = 0, 2\n"),
     ("waltzd/protocol/level.py", "(0, 1): 1}", "(0, 1): 1, (0, 2): 2}"),
@@ -123,8 +116,6 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
         begin(cluster, storage, before)
         await cluster.until("the storage of before is out", lambda found: is_out(found, storage))
         await ends(cluster, server, before, "level is not known to this version of Waltz")
-        future = str(environment("HEAD", "0.3.0", *FUTURE))
-        await ends(cluster, server, future, f"{IncompatibleVersion.code} server {cluster.server_names[1]} runs version 0.1")
         end(cluster, storage)
         for name in (storage, server):
             begin(cluster, name, now)
@@ -137,31 +128,6 @@ def test_a_cluster_is_upgraded_in_each_order_and_back_and_then_finalized(tmp_pat
         assert finalize(cluster, "--reason", "it is the last test") == EXIT_OK
         assert finalize(cluster) == EXIT_OK, "there is nothing to do a second time"
         run(refused())
-    finally:
-        cluster.close()
-
-
-def test_a_storage_that_started_behind_the_look_of_finalize_is_cut_off(tmp_path: Path) -> None:
-    before = str(environment(BEFORE, "0.0.0"))
-    cluster = Cluster.make(tmp_path / "cluster", partitions=4, session_seconds=2)
-    old = cluster.storage_names[0]
-    cluster.local.daemons[old].command[0] = before
-
-    async def work() -> None:
-        await cluster.settled()
-        found = await cluster.local.snapshot()
-        assert found.meta.level == 0
-        assert "0.0.0" in versions(found), "it is a replica of all partitions"
-        async with cluster.local._coordinator() as coordinator:
-            await ClusterDocuments(coordinator).change_root(found.meta, replace(found.meta, level=THIS.level))
-        await cluster.until("the storage of before is out", lambda found: is_out(found, old))
-        end(cluster, old)
-        begin(cluster, old, sys.executable)
-        await cluster.settled()
-
-    try:
-        cluster.start()
-        run(work())
     finally:
         cluster.close()
 

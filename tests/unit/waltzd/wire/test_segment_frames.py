@@ -232,6 +232,7 @@ def test_a_receiver_that_does_nothing_is_given_up(leaves: int, sent: list[Kind])
         [(Kind.PIECE, b"".join(bytes(part) for part in piece_parts(1, b"x")))],
         [(Kind.PIECE, b"".join(bytes(part) for part in piece_parts(0, b"x"))[:-1] + b"y")],
         [(Kind.PIECE, b"")],
+        [(Kind.PIECE, b"".join(bytes(part) for part in piece_parts(0, b"")))],
         [(Kind.PIECE, b"".join(bytes(part) for part in piece_parts(0, b"x"))), (Kind.WHOLE, whole_bytes(2))],
         [(Kind.WHOLE, b"")],
         [(Kind.MARK, b"12345678")],
