@@ -1,11 +1,24 @@
-"""Archives for tests: the sealed segments of directories, as storages upload them."""
+"""Archives for tests: the sealed segments of directories, as storages upload them, and origins that read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
+import pytest
+from waltz_spark.log import archive_segments
+from waltz_spark.log.archive_segments import ArchiveSegments, is_piece
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.groups import read_grouped
+from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
+from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.table.columns import record_batch
+
+from tests.spark.batches import Log
+from waltzd.archive import manifest
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.local import LocalStore
 from waltzd.archive.store import Store
@@ -35,3 +48,36 @@ def archive_of(directories: Iterable[Path], place: Path, *, open_segments: int =
     place.mkdir()
     archived(directories, LocalStore(str(place)), open_segments=open_segments)
     return place
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks after a few segments, and windows that end anywhere."""
+    monkeypatch.setattr(manifest, "FAN_OUT", 3)
+    monkeypatch.setattr(archive_segments, "READ_BYTES", 1500)
+    monkeypatch.setattr(archive_segments, "LOOK_BYTES", 200)
+    monkeypatch.setattr(archive_segments, "REMEMBERED_SECONDS", 0.0)
+
+
+def plain(log: Log) -> DirectoryOrigin:
+    return DirectoryOrigin(storages=(str(log.directory.parent),), allows_uncommitted=True)
+
+
+def joined(log: Log, archive: ArchiveSegments) -> JoinedOrigin:
+    """Directories in place of the cluster: an origin like any other."""
+    return JoinedOrigin(archive=archive, live=cast(LiveOrigin, plain(log)))
+
+
+def only_archived(catalog: Catalog) -> Catalog:
+    """The catalog without the segments that are not in the archive."""
+    extents = [extent for extent in catalog.extents if is_piece(extent)]
+    return replace(catalog, spans={0: Span(0, extents[-1].span.last)}, extents=tuple(extents))
+
+
+def rows(origin: Origin, catalog: Catalog, span: Span, *, batch_bytes: int = 1 << 20) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for extent in catalog.extents:
+        part = extent.span.cut(span)
+        if part.count:
+            runs = read_grouped(origin, extent, part, batch_bytes=batch_bytes, with_locks=True)
+            found += [row for run, groups in runs for row in record_batch(run, extent.partition, groups).to_pylist()]
+    return found

@@ -1,4 +1,7 @@
-"""Beside a cluster, an archive gives what the storages uploaded; damage is named, and little is fetched for little."""
+"""Beside a cluster, an archive gives what the storages uploaded; damage is named, and little is fetched for little.
+
+That its rows are those of the storages is told by `test_batch_segment.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,13 @@ from uuid import UUID
 import pytest
 from waltz_spark.export.destination import LocalDestination
 from waltz_spark.log import archive_segments
-from waltz_spark.log.archive_segments import ArchiveSegments, ObjectFile, is_piece
+from waltz_spark.log.archive_segments import ArchiveSegments, ObjectFile
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.groups import read_grouped
 from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
-from waltz_spark.log.plan import Sizing
-from waltz_spark.table.columns import columns_of, record_batch
-from waltz_spark.table.pushdown import Filters, Ranges
-from waltz_spark.table.read_task import Reading, tasks
 
 from tests.simulation.faulty_store import FaultyStore
-from tests.spark.archiving import archive_of, archived
+from tests.spark.archiving import archive_of, archived, joined, make_small, only_archived, plain, rows
 from tests.spark.batches import KEY, Log, microseconds, mixed_log
 from tests.spark.exporting import Exporting
 from tests.spark.growing import GrowingStorage
@@ -33,18 +31,13 @@ from waltzctl.main import run
 from waltzd.archive import manifest
 from waltzd.archive.location import open_archive
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, StoreRefused, StoreUnavailable
-from waltzd.format.record import NO_TIME
 
 NUMBERS = iter(range(1_000_000))
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks after a few segments, and windows that end anywhere."""
-    monkeypatch.setattr(manifest, "FAN_OUT", 3)
-    monkeypatch.setattr(archive_segments, "READ_BYTES", 1500)
-    monkeypatch.setattr(archive_segments, "LOOK_BYTES", 200)
-    monkeypatch.setattr(archive_segments, "REMEMBERED_SECONDS", 0.0)
+    make_small(monkeypatch)
 
 
 @pytest.fixture
@@ -54,70 +47,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultyStore, Archive
     monkeypatch.setattr(archive_segments, "open_archive", lambda _: store)
     yield store, ArchiveSegments(place=f"memory {next(NUMBERS)}")
     archive_segments._opened.cache_clear()
-
-
-def rows(origin: Origin, catalog: Catalog, span: Span, *, batch_bytes: int = 1 << 20) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for extent in catalog.extents:
-        part = extent.span.cut(span)
-        if part.count:
-            runs = read_grouped(origin, extent, part, batch_bytes=batch_bytes, with_locks=True)
-            found += [row for run, groups in runs for row in record_batch(run, extent.partition, groups).to_pylist()]
-    return found
-
-
-def plain(log: Log) -> DirectoryOrigin:
-    return DirectoryOrigin(storages=(str(log.directory.parent),), allows_uncommitted=True)
-
-
-def joined(log: Log, archive: ArchiveSegments) -> JoinedOrigin:
-    """Directories in place of the cluster: an origin like any other."""
-    return JoinedOrigin(archive=archive, live=cast(LiveOrigin, plain(log)))
-
-
-def only_archived(catalog: Catalog) -> Catalog:
-    """The catalog without the segments that are not in the archive."""
-    extents = [extent for extent in catalog.extents if is_piece(extent)]
-    return replace(catalog, spans={0: Span(0, extents[-1].span.last)}, extents=tuple(extents))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_ids_of_an_archive_are_those_of_the_storage(tmp_path: Path, seed: int) -> None:
-    log = mixed_log(tmp_path / "s" / "0", seed, plain=seed != 4)
-    origin = joined(log, ArchiveSegments(place=str(archive_of([log.directory], tmp_path / "archive"))))
-    origin, catalog = copy.deepcopy((origin, only_archived(origin.catalog())))
-    last = catalog.spans[0].last
-    assert catalog.key == KEY
-    assert 0 < last < len(log.rows) - 1, "what is not sealed is not archived"
-    theirs = plain(log)
-    expected = rows(theirs, theirs.catalog(), catalog.spans[0])
-    chance = random.Random(seed)
-    for batch_bytes in (1, 300, 1 << 20):
-        assert rows(origin, catalog, catalog.spans[0], batch_bytes=batch_bytes) == expected
-        for _ in range(6):
-            first = chance.randrange(last + 1)
-            some = Span(first, chance.randrange(first, last + 1))
-            assert rows(origin, catalog, some, batch_bytes=batch_bytes) == expected[some.first : some.last + 1]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_of_each_time_and_what_filters_let_through(tmp_path: Path, seed: int) -> None:
-    log = mixed_log(tmp_path / "s" / "0", seed)
-    origin = joined(log, ArchiveSegments(place=str(archive_of([log.directory], tmp_path / "archive"))))
-    catalog = only_archived(origin.catalog())
-    count = catalog.spans[0].count
-    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows[:count]]
-    for time in {0, *(time + more for time in times if time > 0 for more in (-1, 0, 1))}:
-        expected = next((number for number, when in enumerate(times) if when >= time), count)
-        assert origin.first_at(catalog, 0, time) == expected
-    names = ("partition", "txid", "data", "time")
-    since = sorted(times)[count // 2]
-    filters = Filters(time=Ranges([(since, since + 5_000_000)]))
-    given = tasks(origin, catalog, catalog.spans, Sizing(), filters)
-    reading = Reading(origin, columns_of(names), filters)
-    found = [row for task in given for batch in reading.batches(task) for row in batch.to_pylist()]
-    inside = zip(log.rows[:count], times, strict=True)
-    assert found == [{name: row[name] for name in names} for row, time in inside if since <= time <= since + 5_000_000]
 
 
 def test_little_is_fetched_for_little(

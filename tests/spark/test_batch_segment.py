@@ -1,24 +1,27 @@
-"""Directories of both formats against what was put into them, one transaction after the other."""
+"""Directories and archives of both formats against what was put into them, one transaction after the other."""
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from waltz_spark.log.archive_segments import ArchiveSegments
 from waltz_spark.log.decode import BESIDE
 from waltz_spark.log.directory_origin import DirectoryOrigin
-from waltz_spark.log.groups import read_grouped
-from waltz_spark.log.origin import Span
+from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.log.segment import SegmentPlace, read_segment_runs
 from waltz_spark.table.columns import columns_of, record_batch
 from waltz_spark.table.pushdown import Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
 
+from tests.spark.archiving import archive_of, joined, make_small, only_archived, plain, rows
 from tests.spark.batches import Log, microseconds, mixed_log
 from waltzd.disk.real import RealDisk
 from waltzd.errors.operations import PartitionDamaged
@@ -27,75 +30,77 @@ from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import NO_TIME
 
 NAMES = ("partition", "txid", "client_id", "header", "data", "time", "locks", "group")
+Opened: TypeAlias = Callable[[Log], tuple[Origin, Catalog, list[dict[str, Any]]]]
 
 
-def origin_of(log: Log) -> DirectoryOrigin:
-    return DirectoryOrigin(storages=(str(log.directory.parent),), allows_uncommitted=True)
+def only(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in NAMES} for row in found]
 
 
-def read(origin: DirectoryOrigin, span: Span, batch_bytes: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for extent in origin.catalog().extents:
-        part = extent.span.cut(span)
-        if part.count:
-            runs = read_grouped(origin, extent, part, batch_bytes=batch_bytes, with_locks=True)
-            found += [row for run, groups in runs for row in record_batch(run, extent.partition, groups).to_pylist()]
-    return found
+@pytest.fixture(params=["directory", "archive"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Open a log as the directory of a storage, or as far as it is archived; return the rows that it must give, too."""
 
+    def open_log(log: Log) -> tuple[Origin, Catalog, list[dict[str, Any]]]:
+        origin: Origin = plain(log)
+        if request.param == "directory":
+            return origin, origin.catalog(), log.rows
+        origin = joined(log, ArchiveSegments(place=str(archive_of([log.directory], tmp_path / "archive"))))
+        origin, catalog = copy.deepcopy((origin, only_archived(origin.catalog())))
+        span = catalog.spans[0]
+        assert 0 < span.last < len(log.rows) - 1, "what is not sealed is not archived"
+        assert rows(origin, catalog, span) == rows(plain(log), plain(log).catalog(), span), "all columns"
+        return origin, catalog, log.rows[: span.count]
 
-def only(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in NAMES} for row in rows]
+    make_small(monkeypatch)
+    return open_log
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_ids_of_a_log_of_both_formats(tmp_path: Path, seed: int) -> None:
-    log = mixed_log(tmp_path / "0", seed)
-    origin, chance = origin_of(log), random.Random(seed)
-    (span,) = origin.catalog().spans.values()
-    assert span == Span(0, len(log.rows) - 1)
+def test_any_ids_of_a_log_of_both_formats(tmp_path: Path, opened: Opened, seed: int) -> None:
+    log, chance = mixed_log(tmp_path / "s" / "0", seed, plain=seed != 4), random.Random(seed)
+    origin, catalog, expected = opened(log)
+    assert catalog.spans == {0: Span(0, len(expected) - 1)}
     for index in (True, False):
         if not index:
             for path in log.directory.glob("*.idx"):
                 path.unlink()
         for batch_bytes in (1, 300, 1 << 20):
-            assert only(read(origin, span, batch_bytes)) == log.rows
+            assert only(rows(origin, catalog, catalog.spans[0], batch_bytes=batch_bytes)) == expected
             for _ in range(6):
-                first = chance.randrange(len(log.rows))
-                some = Span(first, chance.randrange(first, len(log.rows)))
-                assert only(read(origin, some, batch_bytes)) == log.rows[some.first : some.last + 1]
+                first = chance.randrange(len(expected))
+                some = Span(first, chance.randrange(first, len(expected)))
+                assert only(rows(origin, catalog, some, batch_bytes=batch_bytes)) == expected[some.first : some.last + 1]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_first_of_each_time(tmp_path: Path, seed: int) -> None:
-    log = mixed_log(tmp_path / "0", seed, plain=seed != 3)
-    origin = origin_of(log)
-    catalog = origin.catalog()
-    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows]
+def test_the_first_of_each_time(tmp_path: Path, opened: Opened, seed: int) -> None:
+    log = mixed_log(tmp_path / "s" / "0", seed, plain=seed != 3)
+    origin, catalog, expected = opened(log)
+    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in expected]
     for time in {0, *(time + more for time in times if time > 0 for more in (-1, 0, 1))}:
-        expected = next((number for number, when in enumerate(times) if when >= time), len(times))
-        assert origin.first_at(catalog, 0, time) == expected
+        at = next((number for number, when in enumerate(times) if when >= time), len(times))
+        assert origin.first_at(catalog, 0, time) == at
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_filters_by_time_find_the_same_rows_and_read_less(tmp_path: Path, seed: int) -> None:
-    log = mixed_log(tmp_path / "0", seed)
-    origin, chance = origin_of(log), random.Random(seed)
-    catalog = origin.catalog()
-    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows]
-    reading = Reading(origin, columns_of(NAMES))
+def test_filters_by_time_find_the_same_rows_and_read_less(tmp_path: Path, opened: Opened, seed: int) -> None:
+    log, chance = mixed_log(tmp_path / "s" / "0", seed), random.Random(seed)
+    origin, catalog, expected = opened(log)
+    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in expected]
+    projection = columns_of(NAMES)
     for _ in range(12):
         lows = chance.choices(times, k=chance.randrange(1, 4))
         ranges = Ranges([(low, low + chance.randrange(9_000_000)) for low in lows])
-        filters = Filters(time=ranges)
-        given = tasks(origin, catalog, catalog.spans, Sizing(), filters)
-        found = [row for task in given for batch in Reading(origin, reading.projection, filters).batches(task)
-                 for row in batch.to_pylist()]  # fmt: skip
-        assert found == [row for row, time in zip(log.rows, times, strict=True) if time in ranges]
+        reading = Reading(origin, projection, Filters(time=ranges))
+        given = tasks(origin, catalog, catalog.spans, Sizing(), reading.filters)
+        found = [row for task in given for batch in reading.batches(task) for row in batch.to_pylist()]
+        assert found == [row for row, time in zip(expected, times, strict=True) if time in ranges]
 
 
 def test_what_is_not_asked_for_is_not_made(tmp_path: Path) -> None:
     log = mixed_log(tmp_path / "0", 3)
-    origin = origin_of(log)
+    origin = plain(log)
     extent = origin.catalog().extents[-1]
     for run in origin.read(extent, extent.span, batch_bytes=1 << 20):
         assert run.locks is None
@@ -105,9 +110,9 @@ def test_what_is_not_asked_for_is_not_made(tmp_path: Path) -> None:
 def test_in_format_0_nothing_is_known_beside_the_record(tmp_path: Path) -> None:
     log = Log(directory=tmp_path / "0")
     log.add_plain(3)
-    for row in read(origin_of(log), Span(0, 2), 1 << 20):
+    for row in rows(plain(log), plain(log).catalog(), Span(0, 2)):
         assert [row[name] for name in BESIDE.names] == [None] * 3
-    assert record_batch(next(iter(origin_of(log).read(*whole(origin_of(log)), batch_bytes=99))), 0).schema.names[-3:] == [
+    assert record_batch(next(iter(plain(log).read(*whole(plain(log)), batch_bytes=99))), 0).schema.names[-3:] == [
         "time", "locks", "group",
     ]  # fmt: skip
 
@@ -119,7 +124,7 @@ def whole(origin: DirectoryOrigin) -> Any:
 
 def test_locks_are_columns_that_are_whole(tmp_path: Path) -> None:
     log = mixed_log(tmp_path / "0", 5)
-    origin = origin_of(log)
+    origin = plain(log)
     for extent in origin.catalog().extents:
         for run in origin.read(extent, extent.span, batch_bytes=500, with_locks=True):
             record_batch(run, 0).validate(full=True)
@@ -172,7 +177,7 @@ def test_damage_names_the_ids_and_another_directory_gives_them(tmp_path: Path) -
         list(alone.read(type(extent)(partition=0, span=span, bytes=1, place=place), span, batch_bytes=1 << 20))
     assert caught.value.facts["first_id"] == str(first)
     both = DirectoryOrigin(storages=(str(tmp_path / "other"), str(tmp_path / "one")), allows_uncommitted=True)
-    assert only(read(both, Span(0, span.last), 1 << 20)) == logs[0].rows
+    assert only(rows(both, both.catalog(), Span(0, span.last))) == logs[0].rows
 
 
 def test_types_are_those_that_are_promised() -> None:
