@@ -74,24 +74,20 @@ def test_a_segment_that_can_have_no_index_is_tried_once_and_forgotten_when_it_is
 @pytest.mark.parametrize("fault", Fault)
 def test_a_segment_that_cannot_be_read_or_written_ends_nothing(fault: Fault) -> None:
     """Each operation of the disk fails in turn. A bad sector in an old segment ended the storage, at each start again."""
-    at, failed = 0, 0
-    while True:
-        at += 1
-        disk, partition, log = test_key_indexes.written()
-        indexer = indexer_of(cast(Any, partition))
-        [newest, *_] = reversed(partition.missing_keys())
-        steps: list[str] = []
-        disk.observer = lambda kind, _, found=steps: found.append(kind)
-        asyncio.run(indexer_of(cast(Any, partition)).step())
-        if at > len(steps):
-            break
+    disk, partition, log = test_key_indexes.written()
+    [newest, *_] = reversed(partition.missing_keys())
+    steps: list[str] = []
+    disk.observer = lambda kind, _: steps.append(kind)
+    asyncio.run(indexer_of(cast(Any, partition)).step())
+    failed = 0
+    for at, kind in enumerate(steps, start=1):
         disk, partition, log = test_key_indexes.written()
         indexer = indexer_of(cast(Any, partition))
         disk.faults[disk.steps + at] = fault
         try:
             asyncio.run(indexer.step())
         except FlushFailed:
-            assert steps[at - 1] == "write", "only bytes that may be lost end a storage"
+            assert kind == "write", "only bytes that may be lost end a storage"
             continue
         failed += newest in partition.missing_keys()
         while asyncio.run(indexer.step()) != LOOK_SECONDS:
