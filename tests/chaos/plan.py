@@ -19,7 +19,6 @@ STORAGES_AT_ONCE = "storages"
 """A target of its own: all of them."""
 DAEMONS = (*STORAGES, *SERVERS, ZOOKEEPER)
 SECONDS_MIN, SECONDS_MAX = 2.0, 7.0
-STRIKES_MAX = 3
 
 
 class Part(enum.Enum):

@@ -21,8 +21,6 @@ import axe_core_python
 import httpx2
 
 PATIENCE_SECONDS = 60.0
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-"""What the protocol calls a reference to an element."""
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-default-apps",

@@ -11,8 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 FOR_FILES = ("numpy", "pyarrow")
-FOR_CLUSTERS = (*FOR_FILES, "grpcio", "protobuf", "typing_extensions")
-"""The last one grpcio asks for."""
 
 
 def bare_python(home: Path, packages: Iterable[str]) -> Path:

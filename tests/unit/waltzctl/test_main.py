@@ -77,7 +77,7 @@ def test_a_group_that_was_written_down_before(capsys: pytest.CaptureFixture[str]
     check(capsys.readouterr().out)
 
 
-def testwho_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person may choose what `LOGNAME` says."""
     monkeypatch.setenv("LOGNAME", f"ada{NASTY}\udcff")
     assert getpass.getuser() == f"ada{NASTY}\udcff"

@@ -363,9 +363,6 @@ OVER_TIME = {"WaltzApplicationSlowed", "WaltzCommitSlow", "WaltzManyRefusals", "
 """What no look can find: rates; and reasons that a daemon gives itself."""
 
 
-SEVERITIES = {Grade.FAIL: "critical", Grade.WARN: "warning"}
-
-
 def unready(view: ServerView, *, is_announced: bool = True) -> list[str]:
     assert view.reported is not None
     return readiness.of_server(view.reported, is_announced=is_announced)
