@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -63,7 +64,8 @@ def test_a_transaction_travels_between_certificates(
     loop.run(create())
     files = authority.issue(KEY, Role.SERVER, "one")
     port = {} if is_framed else {"stream_port": -1}
-    server = make_server("one", hosts=zookeeper.hosts, cluster=root, **files.settings, **port).start()
+    audit = {"audit_file": str(tmp_path / "server.log")}
+    server = make_server("one", hosts=zookeeper.hosts, cluster=root, **files.settings, **port, **audit).start()
 
     async def work() -> None:
         application = authority.issue(KEY, Role.CLIENT, "app")
@@ -134,6 +136,9 @@ def test_a_transaction_travels_between_certificates(
                 await without.locate()
 
     loop.run(work())
+    server.stop()
+    told = [json.loads(line) for line in (tmp_path / "server-traffic.log").read_text(encoding="utf-8").splitlines()]
+    assert ("client/app", "Log/Mount") in {(one["who"].partition("/role/")[2], one["what"]) for one in told}
 
 
 def options(files: Files) -> list[str]:
