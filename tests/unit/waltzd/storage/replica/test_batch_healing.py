@@ -192,7 +192,7 @@ def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> N
 
 
 def test_a_segment_at_the_floor_that_cannot_be_finished_comes_as_a_file() -> None:
-    """The footer in front of it was damaged, and has left the disk with its segment. Storages ended at this again and again."""
+    """The footer in front of it was damaged, and has left the disk with its segment."""
     log = in_an_open_segment()
     floor = segments_of(log.batches)[-1][0].first_id
     disk, partition = written(log)
