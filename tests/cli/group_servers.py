@@ -76,6 +76,8 @@ class Servers:
     """Changes: which server, what, and the request."""
     refusals: list[WaltzError] = field(default_factory=list)
     """What the next changes are answered, one after the other."""
+    epochs: list[int] = field(default_factory=list)
+    """Epochs that changes named, also those that were refused."""
     failing: set[int] = field(default_factory=set)
     """Partitions in which no group can be changed."""
     tree: MemoryTree = field(default_factory=MemoryTree)
@@ -153,6 +155,7 @@ class Admin(Answers):
         self.servers.asked.append((self.name, "pass over", request.id))
 
     async def ChangeGroup(self, request: Any, origin: Origin) -> Any:
+        self.servers.epochs.append(request.epoch)
         self._refuse()
         if request.partition in self.servers.failing:
             raise BadArgument("not this one")

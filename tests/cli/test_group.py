@@ -14,8 +14,17 @@ from tests.cli.group_servers import Servers, member, place, running
 from tests.cli.outcome import as_json, refused
 from waltzd.cluster.groups import GroupStart
 from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotReady
-from waltzd.errors.operations import NotOwner
-from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction
+from waltzd.errors.operations import ChangedMeanwhile, NotOwner
+from waltzd.protocol.groups import (
+    EPOCHS_OF_A_RESET,
+    RESET_DRAWS,
+    Change,
+    Exhausted,
+    KeyedBy,
+    Mode,
+    ParkedTransaction,
+    reset_epoch,
+)
 
 Tool = Callable[..., Any]
 WHERE = ("--coordinator", "zk:1", "--root", "/waltz")
@@ -254,6 +263,25 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     servers.put(3, partitions="0-1")
     assert "nothing to do" in waltzctl("group", "resume", "mailer", *WHERE).out
     assert "nothing to do" in waltzctl("group", "reset", "mailer", "--start", "first", *WHERE).out
+
+
+def test_a_reset_names_one_epoch_for_all_its_tries(servers: Servers, waltzctl: Tool) -> None:
+    servers.put(3, place(0, floor=89, reach=95, epoch=9), place(1, floor=5, reach=59), partitions="0-1")
+    servers.refusals += [NotReady("its answer is lost"), NotOwner("it was given away")]
+    reset = ("group", "reset", "mailer", "--after", "49", "--confirm", "mailer", *WHERE)
+    assert waltzctl(*reset).code == 0
+    *tries, other = servers.epochs
+    assert len({*tries}) == 1
+    assert len(tries) == 3
+    for epoch in (tries[0], other):
+        assert epoch % EPOCHS_OF_A_RESET == 0
+        assert reset_epoch(9, 0) <= epoch <= reset_epoch(9, RESET_DRAWS - 1)
+    servers.refusals += [ChangedMeanwhile("group mailer was reset by another operator")]
+    refused(waltzctl(*reset), 4, "reset by another operator")
+    assert len(servers.epochs) == 5, "a retry does not solve this"
+    servers.put(3, place(0, stopped="id 6", floor=5, reach=59), partitions="0")
+    assert waltzctl("group", "resume", "mailer", *WHERE).code == 0
+    assert servers.epochs[-1] == 0
 
 
 def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool) -> None:

@@ -1,13 +1,15 @@
 """Send changes of consumer groups to servers, and retry them.
 
 Any server can change a group as a whole; only the owner of a partition can change the group there. Owners change, and the
-group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. All requests are idempotent
-but one: a reset that is repeated because its answer was lost delivers again what members acknowledged between both.
+group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. A request may have been done
+although its answer was lost, so each can be repeated. A reset names the epoch that it begins, and a group begins no epoch
+twice. A transaction that failed between a replay, or a resume, and its repetition is tried once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -18,8 +20,8 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import Retry, WaltzError
-from waltzd.errors.operations import NoServerUp, Unfinished, WrongPeer
-from waltzd.protocol.groups import Change, Changed
+from waltzd.errors.operations import ChangedMeanwhile, NoServerUp, Unfinished, WrongPeer
+from waltzd.protocol.groups import RESET_DRAWS, Change, Changed, reset_epoch
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.tls import Tls
 
@@ -91,7 +93,9 @@ async def _changed(
     cluster: Cluster, tls: Tls | None, report: Report, group: GroupView, partition: int, change: Change, ids: Sequence[int]
 ) -> Changed:
     """Apply a change in one partition through its owner; follow a change of the owner."""
-    key, until = (await cluster.meta()).key, _now() + WAIT_SECONDS
+    key, until, view = (await cluster.meta()).key, _now() + WAIT_SECONDS, group.at(partition)
+    seen = 0 if view is None else view.place.epoch
+    epoch = reset_epoch(seen, random.randrange(RESET_DRAWS)) if change is Change.RESET else 0
     while True:
         assignment, _ = await cluster.assignment()
         owner, servers = assignment.owners[partition].server, await cluster.servers()
@@ -100,7 +104,7 @@ async def _changed(
             address = servers[owner].admin_listen
             async with ServerAdminClient(address, key, seconds=CALL_SECONDS, tls=tls, name=owner) as admin:
                 try:
-                    return await admin.change_group(group.name, group.made_at, partition, change, ids)
+                    return await admin.change_group(group.name, group.made_at, partition, change, ids, epoch)
                 except WaltzError as refusal:
                     error = _passing(refusal)
         await _pause(until, error, report)
@@ -108,7 +112,7 @@ async def _changed(
 
 def _passing(error: WaltzError) -> WaltzError:
     """Return an error that may pass; raise one that a retry cannot solve."""
-    if error.retry is Retry.NEVER or isinstance(error, WrongPeer):
+    if error.retry is Retry.NEVER or isinstance(error, (WrongPeer, ChangedMeanwhile)):
         raise error
     return error
 

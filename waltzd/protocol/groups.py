@@ -209,12 +209,25 @@ class Change(enum.IntEnum):
     """Resume a stopped group."""
 
 
+EPOCHS_OF_A_RESET = 1 << 16
+"""Number of epochs from that of a reset on that owners may begin until an answer is repeated."""
+RESET_DRAWS = 1 << 20
+"""Number of epochs of which a reset draws one. Two operators who reset a group at the same time seldom draw the same."""
+
+
+def reset_epoch(seen: int, drawn: int) -> int:
+    """Return the epoch that a reset begins. `seen` is the epoch of the state that the reset was decided upon; `drawn` is a
+    random number below `RESET_DRAWS`. Epochs only rise, so a reset that names its epoch is done at most once."""
+    assert 0 <= drawn < RESET_DRAWS
+    return (seen // EPOCHS_OF_A_RESET + 2 + drawn) * EPOCHS_OF_A_RESET
+
+
 @dataclass(frozen=True)
 class Changed:
     """The result of a change, which is on the disks of a majority."""
 
     count: int
-    """Number of transactions that were changed."""
+    """Number of transactions that were changed; 0 if the change was found done."""
     epoch: int
     floor: int
 

@@ -94,7 +94,8 @@ class ServerAdminService(Host):
             change = Change(request.change)
         except ValueError:
             raise BadArgument(f"unknown change {request.change} of a group") from None
-        return await self._groups.change(request.name, request.made_at, request.partition, change, list(request.ids))
+        ids, epoch = list(request.ids), request.epoch
+        return await self._groups.change(request.name, request.made_at, request.partition, change, ids, epoch)
 
 
 def add_admin_service(

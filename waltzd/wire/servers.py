@@ -711,10 +711,13 @@ class ServerAdminClient(Caller):
         """Have the groups continue without an entry of the group log that cannot be read."""
         await self._ask(calls.PASS_ENTRY, wire.PassEntryRequest(cluster_key=self._key, id=id))
 
-    async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+    async def change_group(
+        self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int], epoch: int = 0
+    ) -> Changed:
         """Change a group in a partition that this server owns. `ids` are the parked transactions; an empty sequence
-        means all of them. A skip and a reset take the one id to move to."""
+        means all of them. A skip and a reset take the one id to move to. `epoch` is that which a reset begins
+        (`reset_epoch`); with 0, a reset that is repeated is done twice."""
         request = wire.ChangeGroupRequest(
-            cluster_key=self._key, name=name, made_at=made_at, partition=partition, change=change, ids=ids
+            cluster_key=self._key, name=name, made_at=made_at, partition=partition, change=change, ids=ids, epoch=epoch
         )
         return await self._ask(calls.CHANGE_GROUP, request)

@@ -3706,12 +3706,15 @@ class ChangeGroupRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     name: _builtins.str
     made_at: _builtins.int
     partition: _builtins.int
     change: _builtins.int
     """1 replay, 2 discard, 3 skip, 4 reset, 5 go on"""
+    epoch: _builtins.int
+    """Reset: the epoch to begin, so that a reset which is repeated is not done twice; 0 for the next one."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Replay, discard: these ids, or all parked ones if empty. Skip: up to the only id. Reset: after the only id, which
@@ -3727,10 +3730,11 @@ class ChangeGroupRequest(_message.Message):
         partition: _builtins.int = ...,
         change: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "cluster_key", b"cluster_key", "ids", b"ids", "made_at", b"made_at", "name", b"name", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "cluster_key", b"cluster_key", "epoch", b"epoch", "ids", b"ids", "made_at", b"made_at", "name", b"name", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,14 +175,17 @@ class GroupCheckpointer:
         self.write_now()
         await self.kept(number)
 
-    async def reset(self, make: Callable[[GroupState], GroupState]) -> GroupState:
-        """Replace the state by `make(state)`, which is of a later epoch. It is not committed yet when this returns."""
+    async def reset(self, make: Callable[[GroupState], GroupState]) -> bool:
+        """Replace the state by `make(state)`, which is of a later epoch; return False if that is the state itself. It is
+        not committed yet when this returns."""
         while self.writer.is_writing:
             await self._next()
         state = make(self.writer.state)
-        self.writer.reset(state, self._now())
+        is_new = state is not self.writer.state
+        if is_new:
+            self.writer.reset(state, self._now())
         self.write_now()
-        return state
+        return is_new
 
     async def kept(self, number: int) -> None:
         """Wait until a change is durable on a majority."""

@@ -455,13 +455,15 @@ class GroupCoordinator:
         if self._active.get(group_partition.key) is group_partition:
             del self._active[group_partition.key]
 
-    async def change(self, name: str, made_at: int | None, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+    async def change(
+        self, name: str, made_at: int | None, partition: int, change: Change, ids: Sequence[int], epoch: int = 0
+    ) -> Changed:
         """Apply a change; it is durable on a majority when this returns. `made_at` is None for the group that has the
-        name now."""
+        name now. `epoch` is that which a reset begins; 0 for the next one."""
         await self.level()
         self._group(name, made_at)
         group_partition = await self.group_partition(name, partition, None)
-        return await group_partition.change(change, ids)
+        return await group_partition.change(change, ids, epoch)
 
     # -- status ----------------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,12 @@ from waltzd.errors import (
     Trimmed,
     WaltzError,
 )
+from waltzd.errors.operations import ChangedMeanwhile
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.groups import (
+    EPOCHS_OF_A_RESET,
+    RESET_DRAWS,
     Ack,
     AckKind,
     AckResult,
@@ -45,6 +48,7 @@ from waltzd.protocol.groups import (
     GroupPartitionStatus,
     KeyedBy,
     Mode,
+    reset_epoch,
 )
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.pipeline import Pipeline
@@ -568,10 +572,10 @@ class GroupPartition:
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
-    async def change(self, change: Change, ids: Sequence[int]) -> Changed:
+    async def change(self, change: Change, ids: Sequence[int], epoch: int = 0) -> Changed:
         await self.ready()
         if change is Change.RESET:
-            return await self._reset(_only(ids, "a reset"))
+            return await self._reset(_only(ids, "a reset"), epoch)
         if self._other is not None:
             raise self._other
         tracker, now = self._tracker, self._now()
@@ -603,31 +607,47 @@ class GroupPartition:
                 high_water_mark=self.pipeline.committed,
             )
 
-    async def _reset(self, after: int) -> Changed:
+    async def _reset(self, after: int, epoch: int) -> Changed:
         """Move the group to another position, in a new epoch. Acknowledgements of earlier deliveries do not count then,
-        and members join again."""
+        and members join again. If the group has reached `epoch`, the reset is done already, and its answer was lost."""
         self._check_id(after)
         count = 0
 
         def begin(old: GroupState) -> GroupState:
             nonlocal count
+            if epoch and self._is_reset(old.epoch, epoch):
+                return old
             count = abs(old.floor - after)
-            state = GroupState(after=after, epoch=old.epoch + 1, timeline=self.pipeline.session.lineage.current)
+            state = GroupState(after=after, epoch=epoch or old.epoch + 1, timeline=self.pipeline.session.lineage.current)
             shared = self.pipeline.session.lineage.shared_to(old.timeline)
             kept = after if shared is None else min(after, shared)
             state.parked = {id: one for id, one in old.parked.items() if id <= kept}
             return state
 
-        state = await self._checkpointer.reset(begin)
-        self._tracker, self._other = DeliveryTracker(settings_of(self.meta), state), None
-        number = self._checkpointer.writer.changes
-        if self._claimed.done():  # before it is written, a new owner could choose the same epoch
-            self._claimed = self._loop.create_future()
-            self._tasks.append(self._task(self._open_again(number), "reset"))
-        for member in list(self._members.values()):
-            self._send_away(member)
+        is_new = await self._checkpointer.reset(begin)
+        state, number = self._state, self._checkpointer.writer.changes
+        if is_new:
+            self._tracker, self._other = DeliveryTracker(settings_of(self.meta), state), None
+            if self._claimed.done():  # before it is written, a new owner could choose the same epoch
+                self._claimed = self._loop.create_future()
+                self._tasks.append(self._task(self._open_again(number), "reset"))
+            for member in list(self._members.values()):
+                self._send_away(member)
         await self._checkpointer.kept(number)
         return Changed(count, state.epoch, state.floor)
+
+    def _is_reset(self, known: int, epoch: int) -> bool:
+        """Return whether the reset that begins `epoch` is done, by the `known` epoch of the group. Raise if it never can
+        be."""
+        if known >= epoch + EPOCHS_OF_A_RESET:
+            raise ChangedMeanwhile(
+                f"group {self.key.name} was reset by another operator in partition {self.key.partition}: its epoch is "
+                f"{known}, and this reset was to begin epoch {epoch}",
+                not_done="this reset was not done, or it was done before the other one",
+            )
+        if epoch > reset_epoch(known, RESET_DRAWS - 1):
+            raise BadArgument(f"a reset cannot begin epoch {epoch} of a group in epoch {known}")
+        return known >= epoch
 
     async def _open_again(self, number: int) -> None:
         """Let members join once this change is durable on a majority."""

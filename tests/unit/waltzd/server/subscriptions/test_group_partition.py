@@ -27,10 +27,21 @@ from waltzd.errors import (
     NotSent,
     WaltzError,
 )
-from waltzd.errors.operations import BadFrame, GroupStateDamaged, SessionEnded
+from waltzd.errors.operations import BadFrame, ChangedMeanwhile, GroupStateDamaged, SessionEnded
 from waltzd.protocol.batches import PROBE_KIND
 from waltzd.protocol.channels import Parts
-from waltzd.protocol.groups import AckKind, Change, Exhausted, KeyedBy, Mode, ParkedTransaction
+from waltzd.protocol.groups import (
+    EPOCHS_OF_A_RESET,
+    RESET_DRAWS,
+    AckKind,
+    Change,
+    Changed,
+    Exhausted,
+    KeyedBy,
+    Mode,
+    ParkedTransaction,
+    reset_epoch,
+)
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Unknown, append_lock, write_lock
 from waltzd.protocol.policy import Amount, Quotas
 from waltzd.protocol.positions import Position
@@ -163,6 +174,87 @@ def test_operators_replay_skip_and_reset() -> None:
             await coordinator.change("mailer", made_at + 1, 0, Change.SKIP, [1])
 
     Room.run(story)
+
+
+@pytest.mark.parametrize("is_owner_lost", [False, True])
+def test_a_reset_that_is_repeated_because_its_answer_was_lost_is_done_once(is_owner_lost: bool) -> None:
+    """What was acknowledged between both is not delivered again."""
+
+    async def story(room: Room) -> None:
+        await room.append(4)
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a") as a:
+            await a.take(4)
+            await a.acknowledge(0, 1, 2, 3)
+            epoch = reset_epoch(a.epoch, 7)
+
+            async def reset() -> Changed:
+                return await room.coordinator().change("mailer", made_at, 0, Change.RESET, [-1], epoch)
+
+            first = await reset()
+            assert (first.count, first.epoch, first.floor) == (4, epoch, -1)
+            assert isinstance(await a.dismissed(), NotReady)
+        async with room.member("mailer", "a") as again:
+            await again.take(4)
+            await again.kept((await again.acknowledge(0, 1, 2)).number)
+            if is_owner_lost:
+                await room.cluster.kill_owner()
+            else:
+                assert [(one.count, one.floor) for one in (await reset(), await reset())] == [(0, 2), (0, 2)]
+        repeated = await room.again_and_again(reset)
+        assert (repeated.count, repeated.epoch, repeated.floor) == (0, epoch + is_owner_lost, 2)
+        async with room.member("mailer", "a") as last:
+            assert [one.id for one in await last.take(1)] == [3]
+
+    Room.run(story, servers=2 if is_owner_lost else 1)
+
+
+def test_a_reset_that_is_repeated_while_it_is_written_waits_for_it() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a") as a:
+            await a.take(2)
+            coordinator, log, epoch = room.coordinator(), room.coordinator().group_log, reset_epoch(a.epoch, 0)
+            coordinator.group_log = Away(log)
+            resets = [
+                asyncio.create_task(coordinator.change("mailer", made_at, 0, Change.RESET, [0], epoch)) for _ in range(2)
+            ]
+            assert isinstance(await a.dismissed(), NotReady)
+            assert (await asyncio.wait(resets, timeout=0.2))[0] == set()
+            coordinator.group_log = log
+            assert [(one.epoch, one.floor) for one in await asyncio.gather(*resets)] == [(epoch, 0)] * 2
+
+    Room.run(story)
+
+
+def test_a_reset_is_refused_after_one_of_another_operator() -> None:
+    async def story(room: Room) -> None:
+        await room.append(4)
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a") as a:
+            seen = a.epoch
+
+        async def reset(after: int, epoch: int) -> Changed:
+            return await room.coordinator().change("mailer", made_at, 0, Change.RESET, [after], epoch)
+
+        assert (await reset(1, reset_epoch(seen, 5))).floor == 1
+        for drawn in (0, 4):
+            with pytest.raises(ChangedMeanwhile, match="reset by another operator"):
+                await reset(3, reset_epoch(seen, drawn))
+        with pytest.raises(BadArgument):
+            await reset(3, reset_epoch(reset_epoch(seen, 5), RESET_DRAWS - 1) + 1)
+        assert room.group_partition("mailer").floor == 1
+        assert (await reset(0, reset_epoch(seen, 6))).floor == 0, "the later one of two counts"
+        assert (await reset(2, 0)).epoch == reset_epoch(seen, 6) + 1, "an older tool names no epoch"
+
+    Room.run(story)
+
+
+def test_the_epoch_of_a_reset_is_above_those_of_owners_that_came_since_it_was_decided() -> None:
+    for seen in (0, 1, EPOCHS_OF_A_RESET - 1, EPOCHS_OF_A_RESET, reset_epoch(9, RESET_DRAWS - 1)):
+        assert reset_epoch(seen, 0) > seen + EPOCHS_OF_A_RESET
+        assert reset_epoch(seen, 1) >= reset_epoch(seen, 0) + EPOCHS_OF_A_RESET
 
 
 def test_a_group_that_stops_goes_on_when_an_operator_says_so() -> None:
