@@ -20,6 +20,7 @@ KEYED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=
 ORDERED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "ordered"})
 FILTERED = replace(QUEUE, faults=("subscribers", "filters"))
 REMOVED = replace(QUEUE, faults=("removals",))
+REPEATED = replace(QUEUE, faults=("subscribers", "repeats"))
 
 
 @mutant(4, 5, aim=QUEUE)
@@ -234,3 +235,16 @@ def removes_no_group(patches: Patches) -> None:
         return None
 
     patches.set(GroupCoordinator, "remove", remove)
+
+
+@mutant(0, 1, aim=REPEATED)
+def resets_again_when_the_answer_was_lost(patches: Patches) -> None:
+    """A reset begins the next epoch, whatever epoch it names."""
+
+    def make(right: Any) -> Any:
+        async def reset(self: GroupPartition, after: int, epoch: int) -> Any:
+            return await right(self, after, 0)
+
+        return reset
+
+    patches.wrap(GroupPartition, "_reset", make)

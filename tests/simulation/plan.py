@@ -62,6 +62,7 @@ FAULTS = (
     "lookups",
     "decisions",
     "versions",
+    "repeats",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -91,7 +92,8 @@ arrives alone in the call that brings it; else they take all as columns, as serv
 `lookups`: an owner looks up in the log which transaction marked a lock that its table does not know. `decisions`: clients
 read the events of a boundary, and append under the condition that nothing in it has changed; in format 1 only. `versions`:
 daemons are upgraded to the next minor version and back, one after the other, and the cluster is finalized in between; now
-and then one starts that must be refused."""
+and then one starts that must be refused. `repeats`: the answer of a reset of a consumer group is lost, and it is sent
+again."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -118,6 +120,7 @@ BESIDE: dict[str, dict[str, float]] = {
     "looking": {"lookups": 0.4},
     "deciding": {"decisions": 0.2},
     "mixing": {"versions": 0.15},
+    "repeating": {"repeats": 0.2},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -704,6 +707,13 @@ def _removals(weather: _Weather) -> None:
             weather.add(at + 0.1 * pick.random(), "kill owner", "group", amount=pick.choice((0.05, 0.5)))
 
 
+def _repeats(weather: _Weather) -> None:
+    """Where there is a consumer group, it is reset more often, too."""
+    pick, at = weather.pick, 0.0
+    while weather.setup.members and (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        weather.add(at, "reset", "group", other=str(pick.randrange(weather.setup.partitions)), amount=pick.random())
+
+
 def _policies(weather: _Weather) -> None:
     _changing_grants(weather, "grant")
 
@@ -832,6 +842,7 @@ ONCE: dict[str, Callable[[_Weather], None]] = {
     "instances": _instances,
     "subscribers": _subscribers,
     "removals": _removals,
+    "repeats": _repeats,
     "policies": _policies,
     "quotas": _quotas,
 }

@@ -19,7 +19,7 @@ from tests.simulation.plan import Event, names
 from tests.simulation.ports import SimServerPort
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError
-from waltzd.protocol.groups import Change, Exhausted, GroupPartitionStatus, KeyedBy, Mode
+from waltzd.protocol.groups import RESET_DRAWS, Change, Exhausted, GroupPartitionStatus, KeyedBy, Mode, reset_epoch
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 
@@ -106,6 +106,7 @@ class Subscribers:
     def __init__(self, world: Simulation) -> None:
         self.world = world
         pick = self.pick = random.Random(f"group {world.plan.seed}")
+        self.repeating = random.Random(f"repeating group {world.plan.seed}")
         self.meta = GroupMeta(
             name=GROUP,
             partitions=None,
@@ -217,8 +218,21 @@ class Subscribers:
         self._changed_in[len(self.history.changed)] = self.made_at
         self.notes.changed(change)
         life = self._life_of(coordinator)
-        if life is not None:
+        if event.what == "reset" and "repeats" in self.world.setup.faults:
+            epoch = reset_epoch(place.epoch, self.repeating.randrange(RESET_DRAWS))
+            self._send_again(change, self.made_at, epoch, self.repeating.randrange(1, 5))
+        elif life is not None:
             self.world.loop.run_in(life, self._change(coordinator, change), f"an operator's {event.what}")
+
+    def _send_again(self, change: Changed, made_at: int, epoch: int, times: int) -> None:
+        """Send a reset to whoever owns the partition, then again and again, as if each answer were lost."""
+        coordinator = self._owner(change.partition)
+        life = None if coordinator is None else self._life_of(coordinator)
+        if coordinator is not None and life is not None and self.made_at == made_at:
+            self.world.loop.run_in(life, self._change(coordinator, change, epoch), "an operator's reset")
+        if times > 1 and self.world.is_going_wrong:
+            pause = self.repeating.choice((0.0, 0.3, 1.0, 3.0))
+            self.world.loop.after(pause, None, self._send_again, change, made_at, epoch, times - 1)
 
     def _life_of(self, coordinator: GroupCoordinator) -> Life | None:
         return next(
@@ -255,16 +269,15 @@ class Subscribers:
         self.gone_until = self.world.loop.now + seconds
         self.world.say("group", f"{made_at} is removed")
 
-    async def _change(self, coordinator: GroupCoordinator, change: Changed) -> None:
+    async def _change(self, coordinator: GroupCoordinator, change: Changed, epoch: int = 0) -> None:
         assert self.made_at is not None
+        ids = change.ids or (change.up_to,)
         try:
-            done = await coordinator.change(
-                GROUP, self.made_at, change.partition, CHANGES[change.verb], change.ids or (change.up_to,)
-            )
+            done = await coordinator.change(GROUP, self.made_at, change.partition, CHANGES[change.verb], ids, epoch)
         except WaltzError as error:
             self.world.say("group", f"{change.verb} ends with: {error}")
             return
-        change.returned, change.epoch = self.clock(), done.epoch
+        change.returned, change.epoch = self.clock(), epoch or done.epoch
         self.world.say("group", f"{change.verb} is done in epoch {done.epoch}")
 
     # -- what has to be true
