@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 RESTART_SECONDS = 1.0
 """How long the supervisor waits before it starts a daemon again that ended by itself."""
 ZOOKEEPER = "zookeeper"
+FIRST_SECOND = 1_800_000_000
+"""When all runs begin."""
 
 
 def server_address(name: str) -> str:
@@ -56,7 +58,7 @@ class World(Protocol):
     log_count: int
     """The partitions, and behind them the group log where there is one."""
     latest_shown: int
-    """The highest time, in microseconds, that the clock of a server has shown."""
+    """The highest time, in microseconds, that a clock has shown."""
 
     def say(self, who: str, what: str) -> None: ...
     def mistake(self, error: BaseException) -> None: ...
@@ -73,6 +75,14 @@ class Machine(ABC):
         self.is_wanted = False
         """It shall run: its supervisor starts it again when it ends by itself."""
         self._restart: asyncio.TimerHandle | None = None
+        self.clock_ahead = 0.0
+        """So many seconds what it shows as the time of day is wrong."""
+
+    def microseconds(self) -> int:
+        """Since 1970, as its clock shows them."""
+        shown = round((FIRST_SECOND + self.world.loop.now + self.clock_ahead) * 1e6)
+        self.world.latest_shown = max(self.world.latest_shown, shown)
+        return shown
 
     @property
     def is_up(self) -> bool:
@@ -133,4 +143,6 @@ class Machine(ABC):
 
     def resume(self) -> None:
         if self.life is not None and self.life.is_paused:
+            if self.life.halted_at is not None:  # its time of day stood still as well
+                self.clock_ahead -= self.world.loop.now - self.life.halted_at
             self.world.loop.resume(self.life)

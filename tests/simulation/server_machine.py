@@ -41,8 +41,6 @@ LOOKUP_SECONDS = 0.25
 """Time for a look-up: so short that some have no answer."""
 PIECE_BYTES = 500
 """Of the log that is read at a time for locks: some batches."""
-FIRST_SECOND = 1_800_000_000
-"""When all runs begin."""
 
 
 class ServerMachine(Machine):
@@ -52,19 +50,6 @@ class ServerMachine(Machine):
         self.session: Session | None = None
         self._instance: UUID | None = None
         self._lateness = random.Random(f"{world.plan.seed} {name} lookups")
-        self.clock_ahead = 0.0
-        """So many seconds what it shows as the time of day is wrong."""
-
-    def microseconds(self) -> int:
-        """Since 1970, as its clock shows them."""
-        shown = round((FIRST_SECOND + self.world.loop.now + self.clock_ahead) * 1e6)
-        self.world.latest_shown = max(self.world.latest_shown, shown)
-        return shown
-
-    def resume(self) -> None:
-        if self.life is not None and self.life.halted_at is not None:  # its time of day stood still as well
-            self.clock_ahead -= self.world.loop.now - self.life.halted_at
-        super().resume()
 
     async def _live(self, life: Life) -> None:
         try:

@@ -30,12 +30,12 @@ from tests.simulation.events import happen
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.files import archived_runs, batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
-from tests.simulation.machines import ZOOKEEPER, Exited, Machine
+from tests.simulation.machines import FIRST_SECOND, ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
 from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.policies import Policies
-from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
+from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
 from tests.simulation.versions import PROGRAMS, Versions
