@@ -165,7 +165,8 @@ def _wait_without(name: str, timeout: float, progress: Shown, target: ClusterTar
         raise Unsafe(
             f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
             not_done="it was not waited for the other storages: they do not become level without a server",
-            next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
+            next_step="start a server and ask again; where one runs, it registers again by itself within one ZooKeeper "
+            "session timeout; when the whole cluster is shut down, stop the storage all the same",
         )
     if left := waits_for(found):
         hopeless = cannot_spare(found.snapshot, name)

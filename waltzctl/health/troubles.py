@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from waltzctl.health.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzctl.shell.blueprint import ZOOKEEPER
@@ -93,8 +93,8 @@ def processes(facts: Facts) -> Found:
     if not found.servers and facts.lost is None:
         yield Reason(
             key="servers",
-            sentence="no server is up: none is registered in ZooKeeper, so no partition has a known owner",
-            next_step="start a server; where one runs, its log says why it has no contact with ZooKeeper",
+            sentence="no server is registered in ZooKeeper, so none is known to be up",
+            next_step=_server_step(found.partitions),
         )
     # `coordination` reports ZooKeeper itself.
     down = [name for name in facts.down if facts.lost is None or name != ZOOKEEPER]
@@ -131,6 +131,19 @@ def processes(facts: Facts) -> Found:
             names=(view.meta.name,),
         )
     return f"all {len(found.nodes)} answer"
+
+
+def _server_step(views: Iterable[PartitionView]) -> str:
+    """Return what to do where no server is registered. A server that runs registers again by itself after ZooKeeper has
+    ended its session, or lost all sessions."""
+    owners = sorted({view.owner for view in views if view.owner is not None})
+    if not owners:
+        return "start a server; where one runs, its log says why it has no contact with ZooKeeper"
+    return (
+        f"wait for one ZooKeeper session timeout: {', '.join(owners)} owned partitions, and a server that runs registers "
+        "again by itself after ZooKeeper has ended its session; if none comes back, start a server, or see in its log why "
+        "it has no contact with ZooKeeper"
+    )
 
 
 def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *, is_down: bool) -> Reason:
@@ -225,7 +238,7 @@ def _closed(facts: Facts) -> Iterator[Reason]:
         cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else _why(views)
         refusing = sorted(views[0].refusing)
         if not found.servers:
-            step = "start a server"
+            step = _server_step(views)
         elif refusing and views[0].owner_says_open:
             step = f"bring those on {', '.join(refusing)} back: `waltzctl storage describe {refusing[0]}` says how they are"
         elif not owners or waiting == GONE or set(owners) & silent:

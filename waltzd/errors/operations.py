@@ -383,9 +383,10 @@ class NotTakenOver(WaltzError, code="W2111", exit_code=EXIT_TIMEOUT, retry=Retry
 
 
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """The cluster has no running server, so its partitions have no owner: nothing can be read or appended. Committed
-    transactions are on the storages. Not done: nothing was read or written. Next: start a server of this cluster;
-    `waltzctl status` shows what else is wrong."""
+    """No server of the cluster is registered in ZooKeeper, so none is known to own a partition. Either none runs, or
+    ZooKeeper has ended the sessions of those that run, and they register again by themselves. Committed transactions are
+    on the storages. Not done: nothing was read or written. Next: wait for one ZooKeeper session timeout, or start a server
+    of this cluster; `waltzctl status` shows what else is wrong."""
 
 
 class NotOurExport(WaltzError, code="W2222", exit_code=EXIT_CONFLICT):

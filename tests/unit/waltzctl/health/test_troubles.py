@@ -201,6 +201,16 @@ def test_nobody_owns_a_partition() -> None:
     assert [reason.next_step.partition(";")[0] for reason in found.reasons] == ["start a server", "start a server"]
 
 
+def test_servers_register_again_by_themselves_after_zookeeper_has_ended_their_sessions() -> None:
+    views = (replace(partition(0, owner="a"), reported=None), replace(partition(1, owner="b"), reported=None))
+    found = judge(well(servers=(), leader=None, partitions=views))
+    assert found.reasons[0].sentence.startswith("partitions 0-1 take no transactions: the owner is gone (a, b)")
+    assert "no server is registered in ZooKeeper, so none is known to be up" in [one.sentence for one in found.reasons]
+    for reason in found.reasons:
+        assert reason.next_step.startswith("wait for one ZooKeeper session timeout: a, b owned partitions")
+        assert "if none comes back, start a server" in reason.next_step
+
+
 def test_the_owner_is_gone() -> None:
     """It is no longer registered, and the assignment still names it."""
     views = (replace(partition(0, owner="c"), reported=None), replace(partition(1, owner="d"), reported=None))
