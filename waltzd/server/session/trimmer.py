@@ -118,16 +118,17 @@ class Trimmer:
         remove does not come back."""
         if keep.seconds is None:
             return EMPTY
-        log = self._log
-        untimed = await self._before(1)
+        log, last = self._log, self._log.committed
+        untimed = await self._before(1, last)
         now = log.storage_clocks.bounded(log.settings.wall(), asyncio.get_running_loop().time())
-        older = await self._before(now - keep.seconds * 1_000_000)
+        older = await self._before(now - keep.seconds * 1_000_000, last)
         return older if older > untimed else EMPTY
 
-    async def _before(self, time: int) -> int:
-        """Return the highest id before this time; the id before the floor if all that is left is later."""
+    async def _before(self, time: int, last: int) -> int:
+        """Return the highest id up to `last` before this time; the id before the floor if all that is left is later. A
+        replica of format 0 answers with its last id, which may be above `last`, and rises from call to call."""
         try:
-            return await self._log.find_time(time, self._log.committed)
+            return min(last, await self._log.find_time(time, last))
         except Trimmed as error:
             return int(error.facts["floor"]) - 1
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.simulation.cell import SETTINGS, story
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.retention import Keep
 from waltzd.server.core.clock import OWN_AHEAD_MAX, StorageClocks
 from waltzd.server.session.replicated_log import ReplicatedLog
@@ -50,3 +51,17 @@ async def test_a_clock_that_jumps_forward_removes_nothing_that_the_policy_keeps(
     assert OWN_AHEAD_MAX < HOUR
     trimmer = Trimmer(cast("ReplicatedLog", log), cast("Any", None), say=print)
     assert await trimmer._older(KEEP) == older
+
+
+class UntimedLog(FakeLog):
+    """A log of format 0: a replica takes each transaction for older than any time. Three come between two questions."""
+
+    async def find_time(self, _time: int, _last: int) -> int:
+        self.committed += 3
+        return self.committed
+
+
+@story
+async def test_nothing_is_old_in_a_log_without_times_that_grows_between_two_questions() -> None:
+    trimmer = Trimmer(cast("ReplicatedLog", UntimedLog(hours=200, ahead=0)), cast("Any", None), say=print)
+    assert await trimmer._older(KEEP) == EMPTY
