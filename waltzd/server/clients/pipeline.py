@@ -475,7 +475,7 @@ class Pipeline:
         check_seen(seen, self._now(), self._clock.last)
 
     def _now(self) -> int:
-        return self.session.storage_clocks.bounded(self.settings.clock(), self._time())
+        return self.session.storage_clocks.corrected(self.settings.clock(), self._time())
 
     def check_groups(self, batch: AppendBatch) -> None:
         if batch.follows is None or not batch.follows.any():

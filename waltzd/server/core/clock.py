@@ -16,13 +16,14 @@ AHEAD_MAX = 60_000_000
 """Microseconds that a client's time may be ahead of the owner's clock. One wrong clock must not push the time of the
 whole cluster into the future."""
 OWN_AHEAD_MAX = 10_000_000
-"""Microseconds that an owner's clock may be ahead of the median of the clocks of its storages. Clocks that are
-synchronized over a network differ by less, and people do not notice a time that is wrong by so little."""
+"""Microseconds that an owner's clock may be ahead of the median of the clocks of its storages, or behind it. Clocks that
+are synchronized over a network differ by less, and people do not notice a time that is wrong by so little."""
 
 
 class StorageClocks:
     """Clocks of the storages of a partition, each read once and then advanced by the owner's steady clock. They bound the
-    owner's own clock: if it is wrong or jumps, the time of the log is not pushed into the future."""
+    owner's own clock: if it is wrong or jumps, the time of the log is not pushed into the future, and does not stand still
+    either. What was written while it stood still would look older than it is, and would be trimmed too early."""
 
     def __init__(self) -> None:
         self._ahead: dict[str, int] = {}
@@ -39,6 +40,16 @@ class StorageClocks:
         """Return the time of the owner's clock, or the highest time that the storages' clocks allow if that is less."""
         known = median(self._ahead)
         return own if known is None else min(own, known + round(1e6 * steady) + OWN_AHEAD_MAX)
+
+    def corrected(self, own: int, steady: float) -> int:
+        """Return the time of the owner's clock, or the nearest time that the storages' clocks allow. If their number is
+        even, the owner's clock is one of those that decide, so that a single wrong clock is outvoted. The clock of one
+        storage alone sets no lower bound."""
+        if len(self._ahead) < 2:
+            return self.bounded(own, steady)
+        clocks = [ahead + round(1e6 * steady) for ahead in self._ahead.values()]
+        middle = sorted(clocks if len(clocks) % 2 else [*clocks, own])[len(clocks) // 2]
+        return min(max(own, middle - OWN_AHEAD_MAX), middle + OWN_AHEAD_MAX)
 
 
 def median(values: Mapping[str, int]) -> int | None:

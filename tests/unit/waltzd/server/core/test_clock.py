@@ -67,3 +67,31 @@ def test_an_owner_whose_clock_is_a_day_ahead_is_held_by_its_storages() -> None:
     assert storage_clocks.bounded(NOW + 3 * SECOND, 5.0) == NOW + 3 * SECOND
     storage_clocks.note("b", 0, 6.0)
     assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "an answer without a time changes nothing"
+
+
+DAY = 86_400 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("own", "storages", "corrected"),
+    [
+        pytest.param(DAY, [0, 0, 0], OWN_AHEAD_MAX, id="owner-ahead"),
+        pytest.param(-DAY, [0, 0, 0], -OWN_AHEAD_MAX, id="owner-behind"),
+        pytest.param(-DAY, [0, 0, -DAY], -OWN_AHEAD_MAX, id="owner-and-a-storage-behind"),
+        pytest.param(DAY, [DAY, 0, 0], OWN_AHEAD_MAX, id="owner-and-a-storage-ahead"),
+        pytest.param(0, [-DAY, 0], 0, id="one-of-two-behind"),
+        pytest.param(0, [DAY, 0], 0, id="one-of-two-ahead"),
+        pytest.param(-DAY, [0, 0], -OWN_AHEAD_MAX, id="owner-behind-two"),
+        pytest.param(-DAY, [0, 0, 0, DAY], -OWN_AHEAD_MAX, id="owner-behind-and-a-storage-ahead"),
+        pytest.param(0, [DAY], 0, id="one-storage-ahead"),
+        pytest.param(DAY, [0], OWN_AHEAD_MAX, id="owner-ahead-of-one"),
+        pytest.param(DAY, [], DAY, id="no-storage-tells-a-time"),
+        pytest.param(-3 * SECOND, [0, 0, 0], -3 * SECOND, id="as-far-off-as-clocks-are"),
+    ],
+)
+def test_a_single_wrong_clock_does_not_move_the_time_of_a_log(own: int, storages: list[int], corrected: int) -> None:
+    storage_clocks = StorageClocks()
+    for number, ahead in enumerate(storages):
+        storage_clocks.note(f"storage-{number}", NOW + ahead, 5.0)
+    assert storage_clocks.corrected(NOW + own, 5.0) == NOW + corrected
+    assert storage_clocks.corrected(NOW + own + 60 * SECOND, 65.0) == NOW + corrected + 60 * SECOND
