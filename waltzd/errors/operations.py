@@ -383,7 +383,7 @@ class NotTakenOver(WaltzError, code="W2111", exit_code=EXIT_TIMEOUT, retry=Retry
 
 
 class NoServerUp(WaltzError, code="W2132", exit_code=EXIT_UNHEALTHY, retry=Retry.LATER):
-    """No server of the cluster is registered in ZooKeeper, so none is known to own a partition. Either none runs, or
+    """ZooKeeper lists no server of the cluster, so none is known to own a partition. Either none runs, or
     ZooKeeper has ended the sessions of those that run, and they register again by themselves. Committed transactions are
     on the storages. Not done: nothing was read or written. Next: wait for one ZooKeeper session timeout, or start a server
     of this cluster; `waltzctl status` shows what else is wrong."""

@@ -212,7 +212,7 @@ class Change(enum.IntEnum):
 EPOCHS_OF_A_RESET = 1 << 16
 """Number of epochs from that of a reset on that owners may begin until an answer is repeated."""
 RESET_DRAWS = 1 << 20
-"""Number of epochs of which a reset draws one. Two operators who reset a group at the same time seldom draw the same."""
+"""Number of epochs of which a reset draws one. Two resets at the same time seldom draw the same one."""
 
 
 def reset_epoch(seen: int, drawn: int) -> int:
