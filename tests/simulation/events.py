@@ -18,6 +18,11 @@ def happen(world: Simulation, event: Event) -> None:
     if event.what in ("kill", "start", "pause", "halt", "resume"):
         assert machine is not None
         getattr(machine, event.what)()
+    elif event.what == "set clock":
+        assert machine is not None
+        machine.clock_ahead = event.amount
+    elif event.what == "pass time":
+        world.skip(event.amount)
     elif event.who == "group":
         assert world.subscribers is not None
         world.subscribers.happen(event)
@@ -81,15 +86,10 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
 }
 
 
-def _set_clock(server: ServerMachine, event: Event) -> None:
-    server.clock_ahead = event.amount
-
-
 _TO_SERVERS: dict[str, Callable[[ServerMachine, Event], None]] = {
     "expire": lambda server, event: server.session.expire() if server.session is not None else None,
     "lose answer": lambda server, event: server.session.coordinator.lose_answer() if server.session is not None else None,
     "stop": lambda server, event: server.stop(),
-    "set clock": _set_clock,
 }
 
 

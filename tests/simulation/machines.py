@@ -59,6 +59,8 @@ class World(Protocol):
     """The partitions, and behind them the group log where there is one."""
     latest_shown: int
     """The highest time, in microseconds, that a clock has shown."""
+    skipped: float
+    """Seconds that have passed at once, in which nothing happened."""
 
     def say(self, who: str, what: str) -> None: ...
     def mistake(self, error: BaseException) -> None: ...
@@ -80,7 +82,7 @@ class Machine(ABC):
 
     def microseconds(self) -> int:
         """Since 1970, as its clock shows them."""
-        shown = round((FIRST_SECOND + self.world.loop.now + self.clock_ahead) * 1e6)
+        shown = round((FIRST_SECOND + self.world.loop.now + self.world.skipped + self.clock_ahead) * 1e6)
         self.world.latest_shown = max(self.world.latest_shown, shown)
         return shown
 

@@ -63,6 +63,7 @@ FAULTS = (
     "decisions",
     "versions",
     "repeats",
+    "jumps",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -93,7 +94,8 @@ arrives alone in the call that brings it; else they take all as columns, as serv
 read the events of a boundary, and append under the condition that nothing in it has changed; in format 1 only. `versions`:
 daemons are upgraded to the next minor version and back, one after the other, and the cluster is finalized in between; now
 and then one starts that must be refused. `repeats`: the answer of a reset of a consumer group is lost, and it is sent
-again."""
+again. `jumps`: storages keep minutes of what is archived, minutes pass at once, and clocks of servers or of a storage are
+wrong."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -121,6 +123,7 @@ BESIDE: dict[str, dict[str, float]] = {
     "deciding": {"decisions": 0.2},
     "mixing": {"versions": 0.15},
     "repeating": {"repeats": 0.2},
+    "jumping": {"jumps": 0.15},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -264,9 +267,7 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
-        keep_local=(
-            "1m" if "age" in chosen else picks["trim"].choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all"
-        ),
+        keep_local=_keep_local(chosen, picks["trim"]),
         spares=picks["later"].choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else picks["newest"].choice((0, 1, 1)),
         feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
@@ -285,6 +286,14 @@ def make_plan(
     if chosen and not {"losses", "rescue"} & {*chosen} and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
+
+
+def _keep_local(chosen: tuple[str, ...], pick: random.Random) -> str:
+    if "jumps" in chosen:
+        return "5m"
+    if "age" in chosen:
+        return "1m"
+    return pick.choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all"
 
 
 def _never_mended(pick: random.Random, weather: _Weather) -> tuple[str, ...]:
@@ -828,6 +837,31 @@ def _age(weather: _Weather) -> None:
             weather.add(at, "set clock", name, amount=ahead)
 
 
+TAKING_AWAY = (
+    "crash", "power", "pause", "cut", "slow", "aim", "disk", "damage", "forget", "drain", "stall", "halt", "members",
+    "rot", "restore", "losses", "rescue", "versions", "reset", "rewind", "spoil", "suspicion",
+)  # fmt: skip
+"""Kinds by which a storage may be silent, or may be another one."""
+
+
+def _jumps(weather: _Weather) -> None:
+    """Time passes at once for all, with segments that the policy keeps at first, and not later. Beside that the clock of
+    one storage is wrong, the same one all the time, or those of any servers; or both, where all storages answer."""
+    pick, setup = weather.pick, weather.setup
+    wrong = pick.choice((weather.servers, [pick.choice(weather.storages)]))
+    if not {*TAKING_AWAY} & {*setup.faults}:  # else two of three clocks that are known may be wrong
+        wrong = [*weather.servers, pick.choice(weather.storages)]
+    elif {"skew", "age"} & {*setup.faults}:
+        wrong = weather.servers
+    at = 0.0
+    while (at := at + pick.choice((0.3, 1.5)) * (0.5 + pick.random())) < setup.seconds:
+        if pick.random() < 0.4 and "backup" not in setup.faults:  # the moment of a backup is compared with virtual time
+            weather.add(at, "pass time", "everybody", amount=pick.choice((30.0, 120.0, 120.0, 400.0)))
+        else:
+            ahead = pick.choice((0.0, 25.0, 3600.0, DAY_SECONDS, -25.0, -3600.0, -DAY_SECONDS))
+            weather.add(at, "set clock", pick.choice(wrong), amount=ahead)
+
+
 ONCE: dict[str, Callable[[_Weather], None]] = {
     "halt": _halt,
     "losses": _losses,
@@ -843,6 +877,7 @@ ONCE: dict[str, Callable[[_Weather], None]] = {
     "subscribers": _subscribers,
     "removals": _removals,
     "repeats": _repeats,
+    "jumps": _jumps,
     "policies": _policies,
     "quotas": _quotas,
 }

@@ -162,16 +162,18 @@ class SimReplicaPort(_Port[StorageCalls], Replicas):
         late: Callable[[], float] = lambda: 0.0,
         check_version: Callable[[str], None] = lambda version: None,
         acknowledged: Callable[[], None] = lambda: None,
+        clock: Callable[[], int] = lambda: 0,
     ) -> None:
         """`late`: by how many seconds the next answer about a lock is late. `acknowledged` is called in the life of the
-        storage before each acknowledgement."""
+        storage before each acknowledgement. `clock`: what the storage shows, in microseconds; 0 for nothing."""
         _Port.__init__(self, network, caller, name, find, seconds=seconds, lingers=lingers)
         Replicas.__init__(self, key, owner_key, number=next(_numbers), check_version=check_version)
         self._late = late
         self._acknowledged = acknowledged
+        self._clock = clock
 
     def _service(self, host: StorageCalls) -> Host:
-        return ReplicaService(host, clock=lambda: 0)
+        return ReplicaService(host, clock=self._clock)
 
     async def find_marks(self, partition: int, query: LockQuery, *, session: int) -> LockMarks:
         found = await super().find_marks(partition, query, session=session)

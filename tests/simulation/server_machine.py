@@ -159,6 +159,7 @@ class ServerMachine(Machine):
             late=self._late,
             check_version=check_version,
             acknowledged=acknowledged,
+            clock=machine.microseconds if "jumps" in self.world.setup.faults else lambda: 0,
         )
 
     def _late(self) -> float:

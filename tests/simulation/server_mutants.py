@@ -15,10 +15,12 @@ from waltzd.errors.operations import StaleSession
 from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
+from waltzd.protocol.retention import Keep
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.mounts import Mount
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage
+from waltzd.server.core import clock
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
@@ -492,6 +494,38 @@ def trims_what_is_not_in_the_store(patches: Patches) -> None:
         return ArchiveCheck(last_id=meta.last)
 
     patches.set(Trimmer, "_see", see)
+
+
+JUMPING = Aim(
+    faults=("jumps",), seconds=15.0, storages=3, format=1,
+    setup={**BUSY, "segment_bytes": 1500, "session_bytes": 4000, "keep_local": "5m"},
+)  # fmt: skip
+"""Segments are archived, and no replica needs them, a moment after they were written: only the policy keeps them."""
+
+
+@mutant(0, 5, aim=JUMPING)
+def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
+    """What a policy of time does not keep is trimmed, by the clock of the owner alone."""
+
+    async def older(self: Trimmer, keep: Keep) -> int:
+        assert keep.seconds is not None
+        time, last = self._log.settings.wall() - keep.seconds * 1_000_000, self._log.committed
+        untimed, older = await self._before(1, last), await self._before(time, last)
+        return older if older > untimed else EMPTY
+
+    patches.set(Trimmer, "_older", older)
+
+
+@mutant(6, 11, aim=JUMPING)
+def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
+    """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
+    patches.set(clock.StorageClocks, "corrected", clock.StorageClocks.bounded)
+
+
+@mutant(5, aim=JUMPING)
+def believes_the_newest_clock_of_the_storages(patches: Patches) -> None:
+    """The clock of the owner is bounded by the one of a storage that is ahead of all others."""
+    patches.set(clock, "median", lambda values: max(values.values()) if values else None)
 
 
 # -- who may do what ---------------------------------------------------------------------------------------------------

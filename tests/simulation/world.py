@@ -67,6 +67,8 @@ from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.storage.offline.verify import Options, Target, verify
 
 T = TypeVar("T")
+CLOCKS_DIFFER_SECONDS = 60.0
+"""What a policy of time may be wrong by: the bounds of two clocks, and clocks that run at different speeds."""
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -185,7 +187,7 @@ class Simulation:
         self.policies = Policies(self) if {"policies", "quotas"} & {*self.setup.faults} else None
         self.store: FaultyStore | None = None
         """Of the archive."""
-        if {"archive", "trim", "backup", "age", "vanish"} & {*self.setup.faults}:
+        if {"archive", "trim", "backup", "age", "vanish", "jumps"} & {*self.setup.faults}:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.vanished: dict[str, None] = {}
         """Objects that somebody has taken out of the store."""
@@ -194,6 +196,11 @@ class Simulation:
         self.committed = 0
         self.ended = 0.0
         self.latest_shown = 0
+        self.skipped = 0.0
+        self._skips = [(0.0, 0.0)]
+        """When time was skipped, and all seconds that were until then."""
+        self._firsts: dict[tuple[str, int], int] = {}
+        """First id of each replica, as it was seen last."""
         self.is_racing = True
         self.is_going_wrong = True
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
@@ -283,6 +290,37 @@ class Simulation:
         machine = self.servers.get(name) or self.clients.get(name)
         if machine is not None:
             machine.check()
+        if name in self.storages and "jumps" in self.setup.faults:
+            self._check_young(self.storages[name])
+
+    def skip(self, seconds: float) -> None:
+        """So much time passes at once, by all clocks that are not wrong."""
+        self.skipped += seconds
+        self._skips.append((self.loop.now, self.skipped))
+        for machine in self.machines().values():
+            if machine.life is not None:
+                machine.life.ahead += seconds
+
+    def _check_young(self, storage: StorageMachine) -> None:
+        """A policy of time keeps what is not as old as it says, whatever the clocks of owners and of a minority of the
+        storages show. What was written is at most as old as its request."""
+        seconds = (keep_of(self.setup.keep_local) or Keep()).seconds
+        if seconds is None or storage.calls is None:
+            return
+        for replica in storage.calls.directory.partitions():
+            begins = self._firsts.get((storage.name, replica.number), 0)
+            self._firsts[storage.name, replica.number] = replica.first_id
+            if replica.first_id <= begins:
+                continue
+            for one in self.history.operations:
+                if one.partition == replica.number and one.id is not None and begins <= one.id < replica.first_id:
+                    asked = one.invoked / 1e9
+                    skipped = next(total for at, total in reversed(self._skips) if at <= asked)
+                    age = self.loop.now + self.skipped - asked - skipped
+                    if age < seconds - CLOCKS_DIFFER_SECONDS:
+                        self.mistake(
+                            Broken(f"{storage.name} has trimmed id {one.id} of partition {one.partition}, {age:.0f} s old")
+                        )
 
     def _check(self) -> None:
         if self.mistakes:
@@ -400,8 +438,8 @@ class Simulation:
             storage.disk_seconds = storage.disk_hangs_until = 0.0
         if self.policies is not None:
             self.policies.give_all()
-        for server in self.servers.values():
-            server.clock_ahead = 0.0
+        for machine in (*self.storages.values(), *self.servers.values()):
+            machine.clock_ahead = 0.0
         if self.versions is not None:
             self.versions.mend([name for name in (*self.storages, *self.servers) if name not in self._lost])
         for name, machine in self.machines().items():
