@@ -516,13 +516,13 @@ def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
     patches.set(Trimmer, "_older", older)
 
 
-@mutant(6, 11, aim=JUMPING)
+@mutant(22, 32, aim=JUMPING)
 def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
     """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
     patches.set(clock.StorageClocks, "corrected", clock.StorageClocks.bounded)
 
 
-@mutant(5, aim=JUMPING)
+@mutant(49, 62, aim=JUMPING)
 def believes_the_newest_clock_of_the_storages(patches: Patches) -> None:
     """The clock of the owner is bounded by the one of a storage that is ahead of all others."""
     patches.set(clock, "median", lambda values: max(values.values()) if values else None)

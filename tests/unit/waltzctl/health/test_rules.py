@@ -149,7 +149,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
          "s1 holds partition 4, which no document assigns to it"),
         (replace(sound(), moves={1: ("s1",), 2: ("s1",)}), "unfinished moves", Grade.WARN, "partitions 1-2"),
         (replace(sound(), servers=(server("a"), server("b", is_draining=True))), "drained servers", Grade.WARN, "b is"),
-        (replace(sound(), servers=()), "processes", Grade.FAIL, "no server is up"),
+        (replace(sound(), servers=()), "processes", Grade.FAIL, "no server is registered"),
         (replace(sound(), missing=(server("c").meta,)), "processes", Grade.FAIL, "server c is not up: it was at c:2"),
         (with_partition(MUTE), "quorum margin", Grade.UNKNOWN, "0 takes no transactions: its owner a does not report"),
         (with_partition(MUTE), "replica lag", Grade.UNKNOWN, "no owner reports the replicas of partition 0"),
