@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -56,7 +56,7 @@ from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_key, check_piece, check_unsealed, survey
 from waltzd.cluster.archives import all_archived
-from waltzd.cluster.cluster import ARCHIVES, Cluster
+from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
@@ -203,28 +203,11 @@ def verify(
       waltzctl archive verify /mnt/archive
       waltzctl archive verify s3://waltz-archive/orders --quick -o json
     """
-
-    def ask() -> Mapping[int, ArchiveMeta]:
-        return using(given.target(), lambda cluster: all_archived(cluster.coordinator))
-
-    return verified(
-        store, quick=quick, partitions=partitions, output=output, progress=progress, ask=ask if with_cluster else None
-    )
-
-
-def verified(
-    store: str,
-    *,
-    quick: bool = False,
-    partitions: str | None = None,
-    output: AnyForm = "table",
-    progress: Shown = Shown.AUTO,
-    ask: Callable[[], Mapping[int, ArchiveMeta]] | None = None,
-) -> int:
-    """Verify a store and print what was found; return the exit code. `ask` gives the documents of the running cluster."""
     opened, started = open_archive(store), time.monotonic()
     # Before the survey: what documents name is in the store before they do.
-    known = [saved_documents(opened), *([] if ask is None else [ask()])]
+    known = [saved_documents(opened)]
+    if with_cluster:
+        known.append(using(given.target(), lambda cluster: all_archived(cluster.coordinator)))
     found = survey(opened)
     if partitions is not None:
         wanted = partitions_of(partitions)
@@ -257,14 +240,9 @@ def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
     if newest is None:
         return None
     try:
-        documents = read(newest[1], f"the documents {newest[0]}").documents
+        return read(newest[1], f"the documents {newest[0]}").archives
     except BadMetadata:  # `metadata_flaws` names it
         return {}
-    return {
-        int(path.rpartition("/")[2]): document
-        for path, document in documents.items()
-        if path.rpartition("/")[0] == ARCHIVES and isinstance(document, ArchiveMeta)
-    }
 
 
 def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:

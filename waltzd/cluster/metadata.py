@@ -142,6 +142,11 @@ class SavedDocuments:
         assert found is None or isinstance(found, PartitionMeta)
         return found
 
+    @property
+    def archives(self) -> dict[int, ArchiveMeta]:
+        """Documents of the archives, by partition."""
+        return {int(name): meta for name, meta in self.below(ARCHIVES, ArchiveMeta).items()}
+
     def replicas(self, number: int) -> ReplicaSet:
         found = self.documents.get(f"{REPLICAS}/{number}", ReplicaSet({}))
         assert isinstance(found, ReplicaSet)
