@@ -14,15 +14,15 @@ from typer import Option
 from waltzctl.shell import moment
 from waltzctl.shell.options import From, Misused
 from waltzd.archive.cut_point import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, logs_in
-from waltzd.archive.listing import label_of
+from waltzd.archive.listing import ONE_LOG, label_of
 from waltzd.archive.location import open_archive
-from waltzd.archive.manifest import Label
+from waltzd.archive.manifest import Label, folder_of, manifest_name
 from waltzd.archive.metadata import metadata_at, newest_metadata
 from waltzd.archive.store import Store
 from waltzd.cluster.metadata import SavedDocuments, read
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument
-from waltzd.errors.operations import ForeignArchive, ObjectAbsent
+from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent
 from waltzd.format.layout import ID_MAX, NO_MARK
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
@@ -160,7 +160,31 @@ class Source:
         rescue before the first upload after it."""
         log, saved = self.logs.get(partition), None if self.newest is None else self.newest.partition(partition)
         known = [NEVER_FORKED if log is None else log.tree, NEVER_FORKED if saved is None else saved.lineage]
-        return max(known, key=lambda lineage: lineage.number)
+        fewer, more = sorted(known, key=lambda lineage: lineage.number)
+        if not more.continues(fewer):
+            raise ArchiveDamaged(
+                f"{self.store.place}: timelines of partition {partition} in the store, up to {known[0].number}, and those "
+                f"in the saved documents, up to {known[1].number}, are of two logs",
+                next_step=f"{ONE_LOG}: {folder_of(partition, known[0].current)}, or the newest objects of `metadata`",
+            )
+        return more
+
+    def cut_at(self, end: End, now: datetime) -> Cut:
+        """Return the cut that the options ask for. Raise `ArchiveDamaged` if they ask for the end of a log, and the store
+        lacks a manifest or a timeline that the saved documents name."""
+        archives = {} if self.newest is None or not end.latest or end.each else self.newest.archives
+        for number, meta in archives.items():
+            log = self.logs.get(number) or empty_log(self.store, self.label, number)
+            is_its = log.archive.timeline == meta.timeline
+            if number in self.chosen or (log.manifest.number >= meta.number if is_its else meta.timeline in log.tree):
+                continue
+            raise ArchiveDamaged(
+                f"{self.store.place}: {manifest_name(number, meta.number, meta.timeline)}, which has ids up to {meta.last} "
+                "by the saved documents of the cluster, is not in the store",
+                next_step="bring it back with `waltzctl archive heal`, or from a copy of the store; or take what is left, "
+                "with --each-as-far-as-it-goes",
+            )
+        return self.within_newest(end.cut(self.logs, now))
 
     def within_newest(self, cut: Cut) -> Cut:
         """Return the cut, limited to the fork of any newer timeline of which the archive holds nothing yet."""

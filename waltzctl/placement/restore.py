@@ -35,6 +35,7 @@ from waltzctl.shell.progress import Amount, Report
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
 from waltzd.archive.cut_point import ArchivedLog, Cut, format_time
+from waltzd.archive.manifest import folder_of
 from waltzd.cluster.archives import archive_path
 from waltzd.cluster.cluster import (
     ARCHIVES,
@@ -236,7 +237,7 @@ def _spec_for(
     key, partitions = one.cluster_key, one.partitions
     _check_key(source, key, same_key=same_key)
     source = of_size(source, partitions)
-    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
+    cut = source.cut_at(end, datetime.now(UTC))
     saved = source.documents_at(cut)
     name = name or (saved.meta.name if saved is not None else None)
     if name is None:
@@ -283,8 +284,10 @@ def of_size(source: Source, partitions: int) -> Source:
     if least > max(logs, partitions) or known not in (None, partitions):
         raise BadArgument(
             f"the storages were set up for {partitions} partitions, and the cluster in the store has "
-            f"{least if known is None else known}" + (" or more" if known is None else ""),
-            next_step="set `partitions` to that number in the configuration of the storages, in empty directories",
+            f"{known if known not in (None, partitions) else f'{least} or more'}",
+            next_step=f"find out who put `{folder_of(least - 1)}` into the store: its documents have {known} partitions"
+            if known == partitions
+            else "set `partitions` to that number in the configuration of the storages, in empty directories",
         )
     return source.completed(max(logs, partitions))
 

@@ -146,7 +146,7 @@ def _marks(store: str, end: End, output: str) -> int:
         end = replace(end, latest=True)
     end.check()
     source = source_at(store, end.chosen)
-    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
+    cut = source.cut_at(end, datetime.now(UTC))
     put(backup.marks(source.store.place, cut, moment_of(cut), cut_rows(cut, source.logs)), output)
     return EXIT_OK
 

@@ -290,7 +290,7 @@ def drill(
 
 def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int, int], None]) -> Drill:
     source = source_at(store, end.chosen)
-    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
+    cut = source.cut_at(end, datetime.now(UTC))
     total = sum(bytes_up_to(log, cut.points[number].mark) for number, log in source.logs.items())
     disk = RealDisk()
     free = disk.free_bytes(str(scratch))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from waltzd.archive.listing import highest_numbers, rank
+from waltzd.archive.listing import check_one_log, highest_numbers, rank
 from waltzd.archive.manifest import Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store
 from waltzd.archive.unsealed import read_unsealed
@@ -318,7 +318,9 @@ def logs_in(
     found = dict[int, ArchivedLog]()
     for partition in sorted({partition for partition, _ in numbers}):
         archives = [PartitionArchive(store, label, *branch) for branch in numbers if branch[0] == partition]
-        newest = max(archives, key=lambda archive: rank(archive.start()))
+        archives.sort(key=lambda archive: rank(archive.start()))
+        check_one_log([archive.start() for archive in archives], store)
+        newest = archives[-1]
         tree, wanted = newest.start().lineage, (chosen or {}).get(partition)
         archive = newest
         if wanted is not None:

@@ -7,7 +7,7 @@ reads the same objects, and continues after damage."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
@@ -20,6 +20,8 @@ from waltzd.protocol.timelines import FIRST
 TIMELINE = r"(?:timeline/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/)?"
 """Pattern of the folder of a later timeline in an object name; the first timeline has no such folder."""
 _MANIFEST = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}(?:manifest/([0-9]{{10}})|begin)\.json")
+_LATER = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE.removesuffix('?')}(?:tail\.json|tail/[0-9]{{1,3}})")
+"""Objects that are written only after `begin.json` of their timeline."""
 CALLS_MAX = 16
 """Number of objects that are fetched at once. Each is a few KiB, so the latency of the store decides."""
 
@@ -45,18 +47,21 @@ def label_of(store: Store, *, not_done: str) -> Label:
     return found
 
 
+ONE_LOG = "find out which of the two is the log of the cluster, and move the folder of the other out of the store"
 Branch = tuple[int, UUID]
 """A partition, and one of its timelines."""
 
 
 def highest_numbers(listed: Iterable[Listed]) -> dict[Branch, int]:
-    """Return the highest manifest number of each timeline of each partition; 0 for a later timeline with only
-    `begin.json`."""
+    """Return the highest manifest number of each timeline of each partition; 0 for a later timeline without a numbered
+    manifest, even if its `begin.json` is lost."""
     found: dict[Branch, int] = {}
     for one in listed:
         if match := _MANIFEST.fullmatch(one.name):
             branch, number = branch_of(match), int(match[3] or 0)
             found[branch] = max(number, found.get(branch, 0))
+        elif match := _LATER.fullmatch(one.name):
+            found.setdefault(branch_of(match), 0)
     return found
 
 
@@ -78,13 +83,34 @@ def branches_in(store: Store, label: Label, partitions: Collection[int] | None =
     numbers = highest_numbers(one for folder in folders for one in store.list(folder))
     with ThreadPoolExecutor(CALLS_MAX) as pool:
         found = pool.map(lambda each: _last(PartitionArchive(store, label, *each[0]), each[1]), sorted(numbers.items()))
-        return sorted(found, key=rank)
+        branches = sorted(found, key=rank)
+    check_one_log(branches, store)
+    return branches
 
 
 def rank(manifest: Manifest) -> tuple[int, int, int]:
     """Return a sort key: partition, then number of the timeline, then the session in which the timeline began."""
     later = manifest.lineage.later
     return manifest.partition, manifest.lineage.number, later[-1].session if later else 0
+
+
+def contradictions(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, str]]:
+    """Yield each timeline that the newest timeline of its partition does not continue, and the error message. `manifests`
+    are in the order of `rank`.
+
+    Each new timeline is added to all known ones, so such an object came from another copy of the archive, or two clusters
+    with one key wrote to the store."""
+    newest = {one.partition: one.lineage for one in manifests}
+    for one in manifests:
+        after = newest[one.partition]
+        if not after.continues(one.lineage):
+            named = f"timeline {after.number}, {folder_of(one.partition, after.current)}, does not continue it"
+            yield one, f"is timeline {one.lineage.number} of another log: {named}"
+
+
+def check_one_log(manifests: Sequence[Manifest], store: Store) -> None:
+    for one, detail in contradictions(manifests):
+        raise ArchiveDamaged(f"{store.place}: {folder_of(one.partition, one.timeline)} {detail}", next_step=ONE_LOG)
 
 
 def newest_manifests(store: Store, label: Label, partitions: Collection[int] | None = None) -> dict[int, Manifest]:

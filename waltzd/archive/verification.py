@@ -14,8 +14,8 @@ from itertools import islice
 from uuid import UUID
 
 from waltzd.archive.archived_segment import segment_entry, unkeyed
-from waltzd.archive.listing import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
-from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name
+from waltzd.archive.listing import TIMELINE, Branch, branch_of, contradictions, highest_numbers, is_manifest, label_of, rank
+from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name, folder_of
 from waltzd.archive.metadata import number_of
 from waltzd.archive.store import Listed, Store
 from waltzd.archive.unsealed import read_unsealed, unsealed_index_name
@@ -94,6 +94,8 @@ def survey(store: Store) -> Survey:
         found.older += [older] if before is not manifest else []
         pieces = [*found.pieces.get(partition, ()), *_walk(archive, partition, manifest.entries, named, found.flaws)]
         found.pieces[partition] = sorted(set(pieces), key=lambda piece: (piece.first, piece.sha256))
+    for other, detail in contradictions(sorted((*found.older, *found.manifests.values()), key=rank)):
+        found.flaws.append(Flaw(name=folder_of(other.partition, other.timeline), partition=other.partition, detail=detail))
     for one in listed:
         if tail := _TAIL.fullmatch(one.name):
             found.unsealed += [branch_of(tail)] if tail[3] == ".json" else []

@@ -79,6 +79,10 @@ class Lineage:
     def __hash__(self) -> int:
         return hash(self.current)
 
+    def continues(self, other: Lineage) -> bool:
+        """Return whether this is the other lineage, or the other one with later timelines."""
+        return Lineage(self.later[: len(other.later)]) == other
+
     @property
     def current(self) -> UUID:
         return self.later[-1].identity if self.later else FIRST
@@ -111,13 +115,11 @@ class Lineage:
         timeline or its ancestors; None for no limit."""
         by_number = {one.number: one for one in self.later}
         number, shared = self.number, None
-        while True:
-            yield number, shared
-            found = by_number.get(number)
-            if found is None:
-                return
+        yield number, shared
+        while (found := by_number.get(number)) is not None:
             shared = found.fork if shared is None else min(shared, found.fork)
             number = found.parent
+            yield number, shared
 
     def shared_to(self, identity: UUID) -> int | None:
         """Return the last id that a timeline shares with the current one.
