@@ -21,9 +21,10 @@ are synchronized over a network differ by less, and people do not notice a time 
 
 
 class StorageClocks:
-    """Clocks of the storages of a partition, each read once and then advanced by the owner's steady clock. They bound the
-    owner's own clock: if it is wrong or jumps, the time of the log is not pushed into the future, and does not stand still
-    either. What was written while it stood still would look older than it is, and would be trimmed too early."""
+    """Clocks of the storages of a partition, advanced by the owner's steady clock from when they were last read: at the
+    start of a session, and again while they correct the owner's clock. They bound that clock: if it is wrong or jumps, the
+    time of the log is not pushed into the future, and does not stand still either. What was written while it stood still
+    would look older than it is, and would be trimmed too early."""
 
     def __init__(self) -> None:
         self._ahead: dict[str, int] = {}

@@ -7,6 +7,7 @@ flight never outlive it. However a session ends, the next one begins with the sa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -48,6 +49,7 @@ class ClosablePipeline(Protocol):
 
 P = TypeVar("P", bound=ClosablePipeline)
 RETRY_SECONDS_MAX = 10.0
+CLOCKS_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 """Interval in which a new owner looks whether the old owner, which is to close its session, still lives."""
 
@@ -190,6 +192,7 @@ class OwnedLog(Generic[P]):
             self._was_open, self._trouble = True, ""
             self._pipeline = pipeline = self._make_pipeline(session.log)
             uploading.append(asyncio.create_task(uploader.run(), name=f"archive of partition {self.partition}"))
+            uploading.append(asyncio.create_task(self._read_clocks(session.log)))
             if self._settings.backup_seconds:
                 uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
             self.signal.notify()
@@ -275,6 +278,16 @@ class OwnedLog(Generic[P]):
                 await session.reassign()
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)
+
+    async def _read_clocks(self, log: ReplicatedLog) -> None:
+        """Read the clocks of the storages again while they correct that of this owner: all may have been set."""
+        while True:
+            await asyncio.sleep(CLOCKS_SECONDS)
+            now = self._settings.wall()
+            if log.storage_clocks.corrected(now, asyncio.get_running_loop().time()) != now:
+                for _, replicator in sorted(log.replicators.items()):
+                    with contextlib.suppress(WaltzError):
+                        await replicator.read_clock()
 
     async def _look_for_others(self, session: Session) -> None:
         """Look for a session of another owner, because a session that waits for replicas would not notice that an operator

@@ -507,6 +507,10 @@ class Replicator:
             await self._catch_up()
             await self._stream_cache()
 
+    async def read_clock(self) -> None:
+        status = await self._timely(self.port.status(self._log.partition), "say what time it is")
+        self._log.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
+
     async def _ask(self) -> None:
         """Ask for the status before the replica is opened. Opening fences the replica, and its status no longer says
         which session had fenced it before."""
