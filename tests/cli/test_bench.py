@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Tool
+from tests.cli.conftest import LASTING, Tool
 from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
 from waltzctl.local_cluster.local import LocalCluster
@@ -35,6 +36,18 @@ def figures(waltzctl: Tool, *arguments: str | Path) -> dict[str, Any]:
     assert told.code == 0, told.err
     found: dict[str, Any] = json.loads(told.out)
     return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    local = LocalCluster.make(
+        tmp_path_factory.mktemp("bench") / "c", partitions=2, storages=1, servers=1, replication=1, settings=LASTING
+    )
+    try:
+        local.start()
+        yield local
+    finally:
+        local.kill()
 
 
 def length(cluster: LocalCluster) -> int:
@@ -63,31 +76,31 @@ def written_under(home: Path) -> bool:
     return False
 
 
-def test_what_it_counts_is_in_the_log(waltzctl: Tool, live: LocalCluster) -> None:
-    before = length(live)
-    at = ("--at", ",".join(live.server_addresses), "--yes")
+def test_what_it_counts_is_in_the_log(waltzctl: Tool, cluster: LocalCluster) -> None:
+    before = length(cluster)
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
     found = figures(waltzctl, "append", *at, "--count", "3001", "--batch", "7", "--producers", "3")
-    assert length(live) - before == 3001
+    assert length(cluster) - before == 3001
     (committed,) = found["series"]
     assert (committed["name"], committed["count"], found["attempts"]) == ("committed", 3001, 3001)
     assert committed["bytes"] == 3001 * 512
     assert "replicas" not in found["place"]
 
 
-def test_a_rate_is_kept(waltzctl: Tool, live: LocalCluster) -> None:
-    at = ("--at", ",".join(live.server_addresses), "--yes")
+def test_a_rate_is_kept(waltzctl: Tool, cluster: LocalCluster) -> None:
+    at = ("--at", ",".join(cluster.server_addresses), "--yes")
     found = figures(waltzctl, "append", *at, "--rate", "200", "--count", "100", "--locks", "0")
     (committed,) = found["series"]
     assert committed["count"] == 100
     assert committed["seconds"] >= 100 / 200 - 0.01  # not faster than it was due
 
 
-def test_nobody_writes_to_somebody_elses_log_without_being_asked(waltzctl: Tool, live: LocalCluster) -> None:
-    before = length(live)
-    told = waltzctl("bench", "append", "--at", ",".join(live.server_addresses), "--seconds", "1")
+def test_nobody_writes_to_somebody_elses_log_without_being_asked(waltzctl: Tool, cluster: LocalCluster) -> None:
+    before = length(cluster)
+    told = waltzctl("bench", "append", "--at", ",".join(cluster.server_addresses), "--seconds", "1")
     assert (told.code != 0, told.out) == (True, "")
     assert "for good" in told.err
-    assert length(live) == before
+    assert length(cluster) == before
 
 
 def test_a_cluster_of_its_own_is_gone_afterwards(waltzctl: Tool, tmp_path: Path) -> None:
