@@ -273,12 +273,11 @@ class Session:
         return None
 
     def _is_nearly_level(self, name: str) -> bool:
-        replicator, held, next_id = (
-            self.log.replicators.get(name),
-            self.log.core.held(name),
-            self.log.cache.next_id,
-        )
-        return replicator is not None and replicator.is_readable and held < next_id <= held + NEAR_IDS
+        core, replicator = self.log.core, self.log.replicators.get(name)
+        if replicator is None or not replicator.is_readable or core.progress(name).has_forgotten:
+            return False  # what it has forgotten is saved first
+        held = core.held(name)
+        return held < self.log.cache.next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
         """Save members that join, have forgotten something or have diverged; return whether there was anything to save."""
