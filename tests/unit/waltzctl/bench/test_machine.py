@@ -326,7 +326,8 @@ def test_the_floor_keeps_what_it_acknowledges(tmp_path: Path) -> None:
 
 
 def test_a_family_is_everybody_that_was_started_and_its_cpu_is_counted() -> None:
-    command = [sys.executable, "-c", "import sys; sum(range(10**6)); print('here', flush=True); sys.stdin.read()"]
+    busy = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint('here', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", busy]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
