@@ -109,6 +109,7 @@ def contradictions(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, st
 
 
 def check_one_log(manifests: Sequence[Manifest], store: Store) -> None:
+    """Raise `ArchiveDamaged` if the timelines of a partition are of two logs. `manifests`: in the order of `rank`."""
     for one, detail in contradictions(manifests):
         raise ArchiveDamaged(f"{store.place}: {folder_of(one.partition, one.timeline)} {detail}", next_step=ONE_LOG)
 

@@ -7,9 +7,8 @@ flight never outlive it. However a session ends, the next one begins with the sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -50,6 +49,7 @@ class ClosablePipeline(Protocol):
 P = TypeVar("P", bound=ClosablePipeline)
 RETRY_SECONDS_MAX = 10.0
 CLOCKS_SECONDS = 60.0
+"""Interval in which an owner looks whether the clocks of its storages have to be read again."""
 LOOK_SECONDS = 0.05
 """Interval in which a new owner looks whether the old owner, which is to close its session, still lives."""
 
@@ -286,7 +286,7 @@ class OwnedLog(Generic[P]):
             now = self._settings.wall()
             if log.storage_clocks.corrected(now, asyncio.get_running_loop().time()) != now:
                 for _, replicator in sorted(log.replicators.items()):
-                    with contextlib.suppress(WaltzError):
+                    with suppress(WaltzError):
                         await replicator.read_clock()
 
     async def _look_for_others(self, session: Session) -> None:
