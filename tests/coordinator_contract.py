@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import pytest
 
-from waltzd.cluster import group_log
 from waltzd.cluster.clients import KEPT_SECONDS, SEEN_SECONDS, ClientNames, client_path
 from waltzd.cluster.cluster import (
     ATTEMPTS_MAX,
@@ -45,6 +44,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
+from waltzd.cluster.group_log import begin_group_log, has_group_log, logs_of
 from waltzd.errors import BadArgument, CannotConnect, TooLarge
 from waltzd.errors.operations import (
     BadMetadata,
@@ -420,10 +420,10 @@ async def a_new_cluster_has_a_group_log_where_replicas_are_named_for_it(world: W
     coordinator = await world.connect_elsewhere("/waltz/groups")
     cluster = await Cluster.create(coordinator, meta, storages=[ONE, TWO], replicas=ReplicaSets(partitions=replicas))
     assignment, _ = await cluster.assignment()
-    assert group_log.is_there(assignment, meta)
-    assert group_log.logs_of(assignment, meta) == range(3)
+    assert has_group_log(assignment, meta)
+    assert logs_of(assignment, meta) == range(3)
     assert (await cluster.replicas())[0].partitions == {**replicas, 1: {}}
-    assert not await group_log.begin(cluster, meta, {"one": Membership.MEMBER}), "it has one already"
+    assert not await begin_group_log(cluster, meta, {"one": Membership.MEMBER}), "it has one already"
     await Cluster.create(coordinator, meta, storages=[ONE, TWO], replicas=ReplicaSets(partitions=replicas))
     assert (await cluster.assignment())[0] == assignment
 
@@ -452,7 +452,7 @@ async def the_group_log_is_in_the_first_of_the_transactions_that_create_a_cluste
                 await create()
         cluster = Cluster(coordinator)
         assignment, _ = await cluster.assignment()
-        assert group_log.is_there(assignment, meta)
+        assert has_group_log(assignment, meta)
         assert (await cluster.replicas())[0].partitions == {2: everywhere[2]}
         await create()
     assert (await cluster.replicas())[0].partitions == everywhere

@@ -44,10 +44,10 @@ from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_key, check_piece
-from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
+from waltzd.cluster.group_log import begin_group_log
 from waltzd.disk.seam import join, read_whole
 from waltzd.errors import ArchiveAway, CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
@@ -344,7 +344,7 @@ class Simulation:
             replicas=ReplicaSets(partitions=everywhere),
         )
         if self.subscribers is not None:
-            await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(first, Membership.MEMBER))
+            await begin_group_log(Cluster(coordinator), self.meta, dict.fromkeys(first, Membership.MEMBER))
         await coordinator.close()
         if self.policies is not None:
             self.policies.write()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.session import PREFIX, clear_logs, clear_up, scratch
+from waltz_spark.engine.session import FOLDER_PREFIX, clear_logs, clear_up, scratch
 
 WORKING = """
 import sys, tempfile
@@ -87,11 +87,11 @@ def test_only_directories_of_ours_are_touched(temporary: Path, tmp_path: Path) -
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").touch()
-    (temporary / f"{PREFIX}link").symlink_to(elsewhere)
-    (temporary / f"{PREFIX}file").touch()
+    (temporary / f"{FOLDER_PREFIX}link").symlink_to(elsewhere)
+    (temporary / f"{FOLDER_PREFIX}file").touch()
     (temporary / "other").mkdir()
     clear_up()
-    assert sorted(path.name for path in temporary.iterdir()) == ["other", f"{PREFIX}file", f"{PREFIX}link"]
+    assert sorted(path.name for path in temporary.iterdir()) == ["other", f"{FOLDER_PREFIX}file", f"{FOLDER_PREFIX}link"]
     assert (elsewhere / "file").exists()
 
 

@@ -161,7 +161,7 @@ def losses(old: Policy | None, new: Policy | None, names: Iterable[str], count: 
         Loss(name=name, verb=verb, partitions=lost)
         for name in names
         for verb in Verb
-        if (lost := _lost(rights(old, name), rights(new, name), verb, count))
+        if (lost := _lost(rights_by(old, name), rights_by(new, name), verb, count))
     ]
 
 
@@ -169,7 +169,7 @@ def _lost(old: Rights, new: Rights, verb: Verb, count: int) -> tuple[int, ...]:
     return tuple(number for number in range(count) if old.may(verb, number) and not new.may(verb, number))
 
 
-def rights(policy: Policy | None, name: str) -> Rights:
+def rights_by(policy: Policy | None, name: str) -> Rights:
     return everything(name) if policy is None else policy.rights_of(name)
 
 

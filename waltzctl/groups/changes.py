@@ -24,9 +24,9 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count
 from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups
-from waltzd.cluster import group_log
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
+from waltzd.cluster.group_log import has_group_log
 from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart
 from waltzd.errors import BadArgument, NoSuchGroup
 from waltzd.errors.operations import NameInUse
@@ -173,7 +173,7 @@ def create(
         afters = await begin.afters(wanted, cluster, command.target)
         starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
-        if not group_log.is_there((await cluster.assignment())[0], meta):
+        if not has_group_log((await cluster.assignment())[0], meta):
             storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=command.target.tls))
         plan = Plan(
             verb="group create",

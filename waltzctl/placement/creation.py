@@ -33,10 +33,10 @@ from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.group_log import begin_group_log
 from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, NoSuchPartition, TlsMismatch, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import (
@@ -581,7 +581,7 @@ async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
         storages = {name: found.storage(name).meta for name in names}
         await _create_replicas(found.meta.key, storages, {found.meta.partitions: names}, found.storage_reports, tls)
         try:
-            return await group_log.begin(cluster, found.meta, dict.fromkeys(names, Membership.MEMBER))
+            return await begin_group_log(cluster, found.meta, dict.fromkeys(names, Membership.MEMBER))
         except ChangedMeanwhile:
             continue
     raise ChangedMeanwhile(f"the documents of the cluster were changed by others {ATTEMPTS_MAX} times in a row")

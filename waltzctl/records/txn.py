@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from waltzctl.records import append as appending
-from waltzctl.records.append import Submitted
+from waltzctl.records.append import Submitted, lock_of, payloads_of, submit
 from waltzctl.records.decode import Filters, How, JsonPath, Sink, pattern_of, sink_for
 from waltzctl.records.decode import Form as TransactionForm
 from waltzctl.records.follow import Feed, Groups, between, each, mark_for, stretch, with_client
@@ -402,8 +401,8 @@ def append(
       waltzctl txn append 0 "hello"
       waltzctl txn append 0 "{\\"order\\": {\\"sku\\": 17}}" --kind 7 --lock append:order:17
     """
-    wanted = [appending.lock_of(lock) for lock in locks]
-    payloads = appending.payloads_of(texts, file, is_atomic=is_atomic)
+    wanted = [lock_of(lock) for lock in locks]
+    payloads = payloads_of(texts, file, is_atomic=is_atomic)
     # No question: the command line says it all. Only a protected context needs its name.
     what = f"{len(payloads):,} transactions in one atomic append, " if is_atomic else ""
     step = f"append {what}{sum(map(len, payloads)):,} bytes of kind {kind} to partition {partition}, permanently"
@@ -413,9 +412,7 @@ def append(
         return EXIT_OK
     done = with_client(
         target,
-        lambda client: appending.submit(
-            client, partition, payloads, kind=kind, locks=wanted, mark=mark, is_atomic=is_atomic
-        ),
+        lambda client: submit(client, partition, payloads, kind=kind, locks=wanted, mark=mark, is_atomic=is_atomic),
         seconds=seconds,
         typed=partition,
         is_appending=True,

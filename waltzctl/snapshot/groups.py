@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from waltzctl.snapshot.client_inventory import check_heard
-from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ServerMeta
+from waltzd.cluster.group_log import has_group_log
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.channels import Channels, named_in, numbers_of
@@ -231,7 +231,7 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
     meta, (assignment, _), (channels, _) = await asyncio.gather(
         cluster.meta(), cluster.assignment(), channels_of(cluster.coordinator)
     )
-    if not group_log.is_there(assignment, meta):
+    if not has_group_log(assignment, meta):
         return NO_GROUPS
     servers = await cluster.servers()
 

@@ -17,23 +17,23 @@ from waltzd.errors.operations import NodeMissing
 from waltzd.protocol.document import encode
 
 
-def is_there(assignment: Assignment, meta: ClusterMeta) -> bool:
+def has_group_log(assignment: Assignment, meta: ClusterMeta) -> bool:
     return len(assignment.owners) > meta.partitions
 
 
 def logs_of(assignment: Assignment, meta: ClusterMeta) -> range:
     """Return the numbers of all logs: the partitions, and the group log if there is one."""
-    return range(meta.partitions + is_there(assignment, meta))
+    return range(meta.partitions + has_group_log(assignment, meta))
 
 
-async def begin(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, Membership]) -> bool:
+async def begin_group_log(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, Membership]) -> bool:
     """Create the group log with replicas on these storages, in one transaction; return False if there is one already.
 
     Raises:
         ChangedMeanwhile: One of the documents changed at the same moment; read them again and retry.
     """
     assignment, version = await cluster.assignment()
-    if is_there(assignment, meta):
+    if has_group_log(assignment, meta):
         return False
     number, coordinator = meta.partitions, cluster.coordinator
     checks: list[Change] = []

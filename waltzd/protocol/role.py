@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from waltzd.protocol import x509
+from waltzd.protocol.x509 import read_certificate
 
 
 class Role(enum.StrEnum):
@@ -61,5 +61,5 @@ class Identity:
     @staticmethod
     def of_certificate(certificate: bytes) -> Identity | None:
         """Return the identity in a certificate in DER, whose signature the TLS handshake has checked."""
-        found = x509.certificate(certificate)
+        found = read_certificate(certificate)
         return None if found is None else Identity.among(found.uris)

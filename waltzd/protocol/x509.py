@@ -44,7 +44,7 @@ class Certificate:
         return None
 
 
-def certificate(der: bytes) -> Certificate | None:
+def read_certificate(der: bytes) -> Certificate | None:
     """Parse a certificate in DER; return None if it is not one."""
     try:
         signed = list(_elements(next(_elements(_only(der, _SEQUENCE)))[1]))
@@ -60,7 +60,7 @@ def certificate(der: bytes) -> Certificate | None:
         return None
 
 
-def revoked_in(pem: bytes) -> Revoked:
+def read_revocations(pem: bytes) -> Revoked:
     """Return the certificates in the revocation lists of a file; raise ValueError if there is no valid list."""
     texts = _LIST.findall(pem)
     if not texts or len(texts) != pem.count(b"-----BEGIN "):

@@ -17,14 +17,14 @@ from waltzd.storage.append_queue import RunBlocking
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 
-LOOK_SECONDS = 5.0
+INDEX_SECONDS = 5.0
 """Time between two looks for sealed segments without a key index."""
 log = logging.getLogger("waltz.storage")
 BYTES_PER_SECOND = 32 << 20
 """Bytes of segments that are indexed in a second: faster than most logs grow, and a twentieth of what a disk reads."""
 
 
-class Replicas(Protocol):
+class IndexedReplicas(Protocol):
     """The replicas of this storage, as far as the indexer needs them."""
 
     @property
@@ -32,7 +32,7 @@ class Replicas(Protocol):
 
 
 class KeyIndexer:
-    def __init__(self, replicas: Replicas, run: RunBlocking, write: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, replicas: IndexedReplicas, run: RunBlocking, write: Callable[..., Awaitable[Any]]) -> None:
         """`run`: runs a function that reads on a thread. `write`: runs one that writes, to its end."""
         self._replicas = replicas
         self._run = run
@@ -60,7 +60,7 @@ class KeyIndexer:
                 size = await self._run(partition.segment_bytes, name[1])
                 await self._index(partition, name[1])
                 return float(size / BYTES_PER_SECOND)
-        return LOOK_SECONDS
+        return INDEX_SECONDS
 
     async def index_missed(self, partition: Partition) -> None:
         """Index the segments whose index a question missed."""

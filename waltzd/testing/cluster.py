@@ -21,7 +21,6 @@ from uuid import UUID, uuid4
 from waltzd.client.client import Client
 from waltzd.client.routes import Connect
 from waltzd.client.view import E, Serializer, View, checked_time
-from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
     ChannelsDocument,
@@ -34,6 +33,7 @@ from waltzd.cluster.documents import (
     StorageMeta,
     whole_grant,
 )
+from waltzd.cluster.group_log import begin_group_log
 from waltzd.cluster.groups import GroupPort
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
@@ -161,7 +161,7 @@ class LocalCluster:
             for door in self._storages.values():
                 await door.calls.create_partition(self.meta.partitions)
             coordinator = self.tree.connect()
-            await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(self._storage_names, Membership.MEMBER))
+            await begin_group_log(Cluster(coordinator), self.meta, dict.fromkeys(self._storage_names, Membership.MEMBER))
             await coordinator.close()
             self._has_groups = True
         await self.wait_until_ready()

@@ -82,7 +82,7 @@ class StoragePort(LocalTransport, Replicas):
         Replicas.__init__(self, key, owner_key, number=next(_numbers))
         self._door = door
         self._is_cut = False
-        self._streams: list[DirectStream] = []
+        self._streams: list[DirectAppend] = []
 
     async def _reach(self) -> Host:
         await self._pass()
@@ -98,8 +98,8 @@ class StoragePort(LocalTransport, Replicas):
         self._door.calls.check_key(self._key)
         return self._door.calls
 
-    def append(self, partition: int, session: int) -> DirectStream:
-        stream = DirectStream(self._door, self._calls, partition, session, self._contact(partition, session))
+    def append(self, partition: int, session: int) -> DirectAppend:
+        stream = DirectAppend(self._door, self._calls, partition, session, self._contact(partition, session))
         self._streams = [known for known in self._streams if not known.is_over] + [stream]
         return stream
 
@@ -129,7 +129,7 @@ class StoragePort(LocalTransport, Replicas):
             stream.cancel()
 
 
-class DirectStream:
+class DirectAppend:
     """One append stream, as the server holds it."""
 
     def __init__(

@@ -22,9 +22,9 @@ import grpc.aio
 
 from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError
 from waltzd.errors.operations import WrongPeer, WrongStorage
-from waltzd.protocol import x509
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role, dns_name
+from waltzd.protocol.x509 import Certificate, read_certificate
 from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
@@ -100,14 +100,14 @@ def peer_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
 
 
-def certificate_of(context: grpc.aio.ServicerContext[Any, Any]) -> x509.Certificate | None:
+def certificate_of(context: grpc.aio.ServicerContext[Any, Any]) -> Certificate | None:
     found = context.auth_context().get("x509_pem_cert")
     return None if not found else _read(bytes(next(iter(found))))
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(pem: bytes) -> x509.Certificate | None:
-    return x509.certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
+def _read(pem: bytes) -> Certificate | None:
+    return read_certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
 KNOCK = "/waltz.v1.Door/Knock"
@@ -189,7 +189,7 @@ class Channel:
     def _is_proven(self, tls: Tls) -> bool:
         if self._channel is None or self._proven != (self.name,) or self._credentials is not tls.current():
             return False
-        if tls.refusal(x509.certificate(self._trusted)) is not None:
+        if tls.refusal(read_certificate(self._trusted)) is not None:
             return False
         return self._channel.get_state() not in _LOST
 

@@ -23,10 +23,10 @@ import grpc.aio
 
 from waltzd.errors import CannotConnect, NotPermitted, WaltzError
 from waltzd.errors.operations import BadFrame, PortInUse, TooManyCallers
-from waltzd.protocol import x509
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.role import Role
+from waltzd.protocol.x509 import Certificate
 from waltzd.wire.audited import noted
 from waltzd.wire.calls import allowed
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
@@ -189,7 +189,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
             looking.cancel()
 
 
-async def _end_with_certificate(context: Any, serving: asyncio.Task[Any], tls: Tls, certificate: x509.Certificate) -> None:
+async def _end_with_certificate(context: Any, serving: asyncio.Task[Any], tls: Tls, certificate: Certificate) -> None:
     why = None
     while why is None:
         await asyncio.sleep(CERTIFIED_SECONDS)

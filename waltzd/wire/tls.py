@@ -22,10 +22,9 @@ from uuid import UUID
 
 from waltzd.errors import CannotConnect, TlsMismatch
 from waltzd.errors.operations import BadConfig, WrongPeer
-from waltzd.protocol import x509
 from waltzd.protocol.address import Address, parse_address
 from waltzd.protocol.role import Identity, Role, dns_name
-from waltzd.protocol.x509 import Revoked
+from waltzd.protocol.x509 import Certificate, Revoked, read_certificate, read_revocations
 
 FILE_BYTES_MAX = 1 << 20
 PROBE_SECONDS = 2.0
@@ -117,7 +116,7 @@ class Tls:
             self._look(again=False)
             return self._credentials
 
-    def refusal(self, certificate: x509.Certificate | None) -> str | None:
+    def refusal(self, certificate: Certificate | None) -> str | None:
         """Return why a certificate is not valid now; None if it is."""
         return None if certificate is None else certificate.refusal(time.time(), self.current().revoked)
 
@@ -234,7 +233,7 @@ def _revoked_in(path: str | None) -> Revoked:
     if path is None:
         return frozenset()
     try:
-        return x509.revoked_in(_content(path))
+        return read_revocations(_content(path))
     except ValueError as error:
         raise BadConfig(f"{path} has {error}") from error
 
@@ -261,10 +260,10 @@ def _check_secret(path: str) -> None:
 # -- the other end -----------------------------------------------------------------------------------------------------
 
 
-def certificate_of(side: ssl.SSLObject | None) -> x509.Certificate | None:
+def certificate_of(side: ssl.SSLObject | None) -> Certificate | None:
     """Return the certificate of the other end; None without one."""
     found = None if side is None else side.getpeercert(binary_form=True)
-    return None if found is None else x509.certificate(found)
+    return None if found is None else read_certificate(found)
 
 
 def identity_of(side: ssl.SSLObject | None) -> Identity | None:

@@ -18,7 +18,7 @@ from waltzd.errors import BadArgument
 if TYPE_CHECKING:
     from waltzctl.local_cluster.java import Java
 
-VARIABLE = "WALTZ_JAVA_HOME"
+JAVA_VARIABLE = "WALTZ_JAVA_HOME"
 JAVAS = Path("/usr/lib/jvm")
 """Directory in which Linux distributions install Java."""
 _NEEDLESS = "--add-modules=jdk.incubator.vector"
@@ -43,7 +43,7 @@ def find_java(home: str | None = None, environment: Mapping[str, str] | None = N
     from waltzctl.local_cluster.java import Java, first_java, version_of
 
     environment = os.environ if environment is None else environment
-    named, place = (home, "--java-home") if home else (environment.get(VARIABLE), f"${VARIABLE}")
+    named, place = (home, "--java-home") if home else (environment.get(JAVA_VARIABLE), f"${JAVA_VARIABLE}")
     if not named:
         return first_java(_found(environment), _NEEDLESS)
     program = str(Path(named, "bin", "java"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-PREFIX = "spark."
+SETTING_PREFIX = "spark."
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SPECIAL = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f", "=": "\\=", ":": "\\:", " ": "\\ "}
@@ -41,7 +41,7 @@ def trimmed(text: str) -> str:
 
 def secret_names(settings: Mapping[str, str]) -> list[str]:
     """Return the settings whose values are secrets, according to their names."""
-    return sorted(name for name, value in settings.items() if value and _SECRET.search(name.removeprefix(PREFIX)))
+    return sorted(name for name, value in settings.items() if value and _SECRET.search(name.removeprefix(SETTING_PREFIX)))
 
 
 def _lines(text: str) -> Iterator[str]:

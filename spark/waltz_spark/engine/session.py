@@ -37,8 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
-from waltz_spark.engine import java as machine
-from waltz_spark.engine.java import cache_directory
+from waltz_spark.engine.java import cache_directory, find_java
 from waltz_spark.engine.properties import BadLine, encode, parse
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, WaltzError
@@ -98,14 +97,14 @@ class SparkChoice:
     def java(self) -> Java | WaltzError:
         """Return the Java that would be used, or the error if there is none."""
         try:
-            return machine.find_java(self.java_home)
+            return find_java(self.java_home)
         except WaltzError as error:
             return error
 
     def ready(self) -> Java:
         """Return the Java that Spark runs on; raise if there is none, or the master does not answer."""
         knock(self.master)
-        return machine.find_java(self.java_home)
+        return find_java(self.java_home)
 
 
 def default_master() -> str:
@@ -458,7 +457,7 @@ def summary(text: str) -> str:
 
 # -- temporary files ---------------------------------------------------------------------------------------------------
 
-PREFIX = "waltz-run-"
+FOLDER_PREFIX = "waltz-run-"
 LOGS_KEPT = 10
 
 
@@ -478,7 +477,7 @@ def scratch() -> Iterator[Path]:
 
 def _made() -> tuple[Path, int]:
     while True:  # another run that clears up may remove it before it is locked
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         lock = _locked(path)
         if lock is not None:
             return path, lock
@@ -486,7 +485,7 @@ def _made() -> tuple[Path, int]:
 
 def clear_up() -> None:
     """Remove the temporary directories of earlier runs, except those that cannot be removed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         lock = _locked(path)
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from waltz_spark.engine.properties import PREFIX, secret_names
+from waltz_spark.engine.properties import SETTING_PREFIX, secret_names
 from waltz_spark.engine.session import EXECUTOR_SECONDS, SparkChoice, check_master, conf_of, default_master, settings_in
 from waltzctl.shell.options import SPARK, From, positive
 from waltzctl.shell.removed import REMOVED
@@ -82,9 +82,9 @@ def chosen(
 
 def _from_file(path: str) -> dict[str, str]:
     found = settings_in(path)
-    foreign = sorted(name for name in found if not name.startswith(PREFIX))
+    foreign = sorted(name for name in found if not name.startswith(SETTING_PREFIX))
     if foreign:
-        typer.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {PREFIX}", err=True)
+        typer.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {SETTING_PREFIX}", err=True)
     settings = {name: value for name, value in found.items() if name not in foreign}
     secrets = secret_names(settings)
     if secrets and stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRGRP | stat.S_IROTH):

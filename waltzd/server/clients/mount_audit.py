@@ -11,13 +11,13 @@ from dataclasses import replace
 from waltzd.protocol.audit import ANONYMOUS, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Mounted, MountRequest, Refused, ServerFrame
 
-MOUNT = "Log/Mount"
+MOUNT_CALL = "Log/Mount"
 
 
 class MountAudit:
     def __init__(self, auditor: Auditor, *, who: str, peer: str) -> None:
         self._auditor = auditor
-        self._deed = AuditRecord(who=who or ANONYMOUS, peer=peer, what=MOUNT)
+        self._deed = AuditRecord(who=who or ANONYMOUS, peer=peer, what=MOUNT_CALL)
         self._is_asked = self._is_mounted = False
         self._code: str | None = None
 
@@ -40,6 +40,6 @@ class MountAudit:
             self._code = frames[-1].error.code
 
     def note_end(self) -> None:
-        what = f"{MOUNT}/end" if self._is_mounted else MOUNT
+        what = f"{MOUNT_CALL}/end" if self._is_mounted else MOUNT_CALL
         if self._is_mounted or self._code is not None:
             self._auditor.note(replace(self._deed, what=what, code=self._code))

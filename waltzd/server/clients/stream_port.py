@@ -16,9 +16,8 @@ from waltzd.errors.operations import BadFrame
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleAppend, SingleCommittal
-from waltzd.server.clients import mount_audit
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.mount_audit import MountAudit
+from waltzd.server.clients.mount_audit import MOUNT_CALL, MountAudit
 from waltzd.server.clients.service import LogService
 from waltzd.wire.audited import name_of
 from waltzd.wire.call_connection import CallConnection
@@ -164,7 +163,7 @@ class StreamPort:
             identity = self._identity(connection)
         except NotPermitted as error:
             who = name_of(connection.identity)
-            self._auditor.note(AuditRecord(who=who, peer=connection.peer, what=mount_audit.MOUNT, code=error.code))
+            self._auditor.note(AuditRecord(who=who, peer=connection.peer, what=MOUNT_CALL, code=error.code))
             await self._refuse(connection, error)
             return
         mount = MountAudit(self._auditor, who=identity, peer=connection.peer)

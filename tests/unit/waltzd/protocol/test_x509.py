@@ -11,8 +11,8 @@ from cryptography import x509 as library
 
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY
-from waltzd.protocol import x509
 from waltzd.protocol.role import Identity, Role
+from waltzd.protocol.x509 import read_certificate, read_revocations
 
 
 def der(path: Path) -> bytes:
@@ -23,7 +23,7 @@ def der(path: Path) -> bytes:
 def test_a_certificate(tmp_path: Path, days: float) -> None:
     path = Authority(tmp_path).issue(KEY, Role.SERVER, "one", days=days).certificate
     twin = library.load_pem_x509_certificate(path.read_bytes())
-    found = x509.certificate(der(path))
+    found = read_certificate(der(path))
     assert found is not None
     assert found.uris == (Identity(KEY, Role.SERVER, "one").uri,)
     assert found.number == twin.serial_number
@@ -35,22 +35,22 @@ def test_a_certificate(tmp_path: Path, days: float) -> None:
 def test_a_revocation_list(tmp_path: Path) -> None:
     ours, others = Authority(tmp_path / "a"), Authority(tmp_path / "b")
     files = [ours.issue(KEY, Role.CLIENT, f"c{number}") for number in range(3)]
-    found = [x509.certificate(der(one.certificate)) for one in files]
+    found = [read_certificate(der(one.certificate)) for one in files]
     now = datetime.datetime.now(datetime.UTC).timestamp()
     both = ours.revoke(files[0], files[2]).read_bytes() + others.revoke().read_bytes()
-    revoked = x509.revoked_in(both)
+    revoked = read_revocations(both)
     assert [one.refusal(now, revoked) for one in found if one is not None] == ["was revoked", None, "was revoked"]
     assert len(revoked) == 2
     theirs = others.revoke(files[0])  # the same number, of another authority
     assert found[0] is not None
-    assert found[0].refusal(now, x509.revoked_in(theirs.read_bytes())) is None
+    assert found[0].refusal(now, read_revocations(theirs.read_bytes())) is None
 
 
 def test_what_is_not_whole_is_nothing(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue(KEY, Role.CLIENT, "c")
     whole = der(files.certificate)
-    assert [size for size in range(len(whole)) if x509.certificate(whole[:size]) is not None] == []
+    assert [size for size in range(len(whole)) if read_certificate(whole[:size]) is not None] == []
     text = authority.revoke(files).read_bytes()
     lines = text.splitlines(keepends=True)
     for wrong in (
@@ -61,4 +61,4 @@ def test_what_is_not_whole_is_nothing(tmp_path: Path) -> None:
         text + b"-----BEGIN ",
     ):
         with pytest.raises(ValueError, match=r"revocation list|element|certificate has|padding"):
-            x509.revoked_in(wrong)
+            read_revocations(wrong)
