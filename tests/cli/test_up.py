@@ -43,8 +43,8 @@ from waltzctl.shell.blueprint import (
     ports_from,
 )
 from waltzd import BlockingClient, FeedMode
+from waltzd.archive.listing import metadata_name
 from waltzd.archive.manifest import LABEL, Label, manifest_name
-from waltzd.archive.metadata import metadata_name
 from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster

@@ -15,8 +15,8 @@ from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, SimPort, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
 from tests.tiers import in_turns
+from waltzd.archive.listing import newest_metadata
 from waltzd.archive.manifest import pieces_of
-from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.unsealed import UnsealedIndex, read_unsealed, unsealed_index_at, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.cluster import Cluster

@@ -14,10 +14,9 @@ from typer import Option
 from waltzctl.shell import moment
 from waltzctl.shell.options import From, Misused
 from waltzd.archive.cut_point import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, logs_in
-from waltzd.archive.listing import ONE_LOG, label_of
+from waltzd.archive.listing import ONE_LOG, label_of, metadata_at, newest_metadata
 from waltzd.archive.location import open_archive
 from waltzd.archive.manifest import Label, folder_of, manifest_name
-from waltzd.archive.metadata import metadata_at, newest_metadata
 from waltzd.archive.store import Store
 from waltzd.cluster.metadata import SavedDocuments, read
 from waltzd.disk.real import translate

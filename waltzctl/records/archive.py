@@ -44,10 +44,9 @@ from waltzctl.show.forms import (
 from waltzctl.show.terminal import console, count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.archive.listing import branches_in, label_of
+from waltzd.archive.listing import FOLDER, branches_in, label_of, metadata_in, newest_metadata
 from waltzd.archive.location import open_archive, open_store
 from waltzd.archive.manifest import Entry, Label, Manifest, manifest_name
-from waltzd.archive.metadata import FOLDER, metadata_in, newest_metadata
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
 from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
 from waltzd.archive.signature import new_key as fresh
@@ -360,7 +359,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
 
 
 def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
-    from waltzd.archive.local import LocalStore
+    from waltzd.archive.location import LocalStore
 
     opened = open_archive(store)
     found = survey(opened)

@@ -42,8 +42,8 @@ from waltzctl.show.terminal import count, rate, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import snapshot_of
 from waltzd.archive.cut_point import ArchivedLog, Cut
+from waltzd.archive.listing import newest_metadata
 from waltzd.archive.location import open_archive
-from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.restoration import restore_partition
 from waltzd.archive.unsealed import unsealed_index_at
 from waltzd.archive.verification import survey

@@ -1,6 +1,6 @@
 """The interface of an object store: named objects, each written as a whole.
 
-It is small enough to simulate. Two implementations pass one suite of tests: `waltzd.archive.local` keeps objects
+It is small enough to simulate. Two implementations pass one suite of tests: `waltzd.archive.location` keeps objects
 in a directory, `waltzd.archive.objects` in a bucket of S3, GCS or Azure. Calls block; callers run them on threads. A call
 succeeds, or raises one of four errors:
 

@@ -14,9 +14,18 @@ from itertools import islice
 from uuid import UUID
 
 from waltzd.archive.archived_segment import segment_entry, unkeyed
-from waltzd.archive.listing import TIMELINE, Branch, branch_of, contradictions, highest_numbers, is_manifest, label_of, rank
+from waltzd.archive.listing import (
+    TIMELINE,
+    Branch,
+    branch_of,
+    contradictions,
+    highest_numbers,
+    is_manifest,
+    label_of,
+    number_of,
+    rank,
+)
 from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name, folder_of
-from waltzd.archive.metadata import number_of
 from waltzd.archive.store import Listed, Store
 from waltzd.archive.unsealed import read_unsealed, unsealed_index_name
 from waltzd.archive.upload import PartitionArchive

@@ -19,12 +19,10 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.archive.archived_segment import content_of, footer_in, index_to_keep, keyed, records_hash, segment_entry
-from waltzd.archive.listing import highest_numbers
+from waltzd.archive.listing import METADATA_BYTES_MAX, highest_numbers, save_metadata
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of
-from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.store import Store
-from waltzd.archive.unsealed import SlotRecords, UnsealedIndex, read_unsealed
-from waltzd.archive.unsealed_writer import UnsealedWriter
+from waltzd.archive.unsealed import SlotRecords, UnsealedIndex, UnsealedWriter, read_unsealed
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened

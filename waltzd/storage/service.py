@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import time_ns
 from uuid import UUID
 
-from waltzd.archive.metadata import METADATA_BYTES_MAX
+from waltzd.archive.listing import METADATA_BYTES_MAX
 from waltzd.daemon import logs
 from waltzd.daemon.process import vitals
 from waltzd.errors import NotPermitted, TooLarge, WaltzError

@@ -14,9 +14,8 @@ from waltzctl.placement import backup
 from waltzctl.placement.backup import End, source_at
 from waltzctl.placement.restore import of_size
 from waltzd.archive.cut_point import Cut
-from waltzd.archive.listing import branches_in, label_of
+from waltzd.archive.listing import branches_in, label_of, save_metadata
 from waltzd.archive.manifest import Manifest, begin_name, folder_of, manifest_name
-from waltzd.archive.metadata import save_metadata
 from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey

@@ -12,10 +12,9 @@ from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.records.archive import file_of, key_of, metadata_flaws, missing_flaws
 from waltzd.archive.archived_segment import keyed, segment_entry
+from waltzd.archive.listing import metadata_name
 from waltzd.archive.manifest import Entry, Label, manifest_name
-from waltzd.archive.metadata import metadata_name
-from waltzd.archive.unsealed import unsealed_index_name
-from waltzd.archive.unsealed_writer import UnsealedWriter
+from waltzd.archive.unsealed import UnsealedWriter, unsealed_index_name
 from waltzd.archive.verification import survey
 from waltzd.cluster.cluster import ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta

@@ -6,7 +6,7 @@ import random
 
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.tiers import together
-from waltzd.archive.metadata import metadata_at, metadata_in, newest_metadata, number_of, save_metadata
+from waltzd.archive.listing import metadata_at, metadata_in, newest_metadata, number_of, save_metadata
 from waltzd.errors.operations import StoreUnavailable
 
 

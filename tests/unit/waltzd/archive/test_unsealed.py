@@ -9,18 +9,18 @@ import pytest
 
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
+from waltzd.archive.listing import save_metadata
 from waltzd.archive.manifest import Label, Manifest
-from waltzd.archive.metadata import save_metadata
 from waltzd.archive.unsealed import (
     UNIQUE_BYTES,
     Slot,
     SlotRecords,
     UnsealedIndex,
+    UnsealedWriter,
     read_unsealed,
     slot_name,
     unsealed_index_name,
 )
-from waltzd.archive.unsealed_writer import UnsealedWriter
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_unsealed, survey
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive

@@ -18,10 +18,16 @@ from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from tests.tiers import tiers, together
 from tests.unit.waltzd.archive.test_upload import FAULTS, Turns
 from waltzd.archive import manifest as manifests
-from waltzd.archive import unsealed_writer
+from waltzd.archive import unsealed
 from waltzd.archive.manifest import Entry, Label, Manifest
-from waltzd.archive.unsealed import UNIQUE_BYTES, UnsealedIndex, read_unsealed, slot_name, unsealed_index_name
-from waltzd.archive.unsealed_writer import UnsealedWriter
+from waltzd.archive.unsealed import (
+    UNIQUE_BYTES,
+    UnsealedIndex,
+    UnsealedWriter,
+    read_unsealed,
+    slot_name,
+    unsealed_index_name,
+)
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
@@ -48,7 +54,7 @@ SAID = (StoreUnavailable, ArchiveDamaged, ObjectExists, UnknownVersion)
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsealed_writer, "SLOT_BYTES", 700)
+    monkeypatch.setattr(unsealed, "SLOT_BYTES", 700)
 
 
 def log(first: int, last: int, bytes_max: int) -> Content:
@@ -166,7 +172,7 @@ class Room:
 
 
 def test_a_round_takes_three_requests_and_an_idle_one_at_most_one() -> None:
-    unsealed_writer.SLOT_BYTES = 1 << 20
+    unsealed.SLOT_BYTES = 1 << 20
     room = Room(committed=4)
     tail = room.tail()
     room.back_up(tail)
@@ -185,7 +191,7 @@ def test_a_round_takes_three_requests_and_an_idle_one_at_most_one() -> None:
 def test_slots_are_few_and_each_byte_is_uploaded_a_few_times() -> None:
     room = Room()
     tail, uploaded = room.tail(), 0
-    unsealed_writer.SLOT_BYTES = 1 << 20
+    unsealed.SLOT_BYTES = 1 << 20
     for room.committed in range(FORMAT_0):
         room.store.log.clear()
         room.back_up(tail)
@@ -300,9 +306,9 @@ def test_what_rotted_on_its_way_is_not_counted() -> None:
 
 
 def test_a_round_that_has_no_slot_for_all_of_it_is_true_up_to_no_new_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsealed_writer, "SLOT_BYTES", 200)
-    monkeypatch.setattr(unsealed_writer, "SLOTS_MAX", 2)
-    monkeypatch.setattr(unsealed_writer, "CROWD", 100)
+    monkeypatch.setattr(unsealed, "SLOT_BYTES", 200)
+    monkeypatch.setattr(unsealed, "SLOTS_MAX", 2)
+    monkeypatch.setattr(unsealed, "CROWD", 100)
     room = Room(committed=2)
     tail = room.tail()
     assert room.back_up(tail, moment=5).moment == 5
