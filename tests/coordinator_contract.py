@@ -44,7 +44,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.cluster.group_log import begin_group_log, has_group_log, logs_of
+from waltzd.cluster.groups import begin_group_log, has_group_log, logs_of
 from waltzd.errors import BadArgument, CannotConnect, TooLarge
 from waltzd.errors.operations import (
     BadMetadata,

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.cluster.documents import Membership, PartitionMeta
+from waltzd.cluster.documents import Membership, PartitionMeta, acknowledging, joining, losing
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
-from waltzd.server.core.membership import acknowledging, joining, losing
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery, Step
 from waltzd.server.core.task import Copy, Foreign, Heal, Level, SetLowMark, Truncate

@@ -10,12 +10,11 @@ import numpy as np
 
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import PartitionMeta
+from waltzd.cluster.documents import Keep, PartitionMeta
 from waltzd.errors.operations import StaleSession
 from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
-from waltzd.protocol.retention import Keep
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.mounts import Mount
 from waltzd.server.clients.pipeline import Pipeline

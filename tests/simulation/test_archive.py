@@ -16,7 +16,7 @@ from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
-from waltzd.cluster.archives import archived
+from waltzd.cluster.cluster import archived
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors.operations import ForeignArchive, StoreUnavailable
 from waltzd.format.layout import FileHeader

@@ -16,8 +16,7 @@ from tests.simulation.world import simulate
 from tests.unit.timeless import run
 from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Delete, Set
-from waltzd.cluster.documents import Assignment, Membership, Ownership
-from waltzd.server.core.membership import acknowledging
+from waltzd.cluster.documents import Assignment, Membership, Ownership, acknowledging
 from waltzd.server.session.owned import OwnedLog
 
 DOCUMENT = partition_path(0)

@@ -14,7 +14,7 @@ from tests.simulation.cell import SETTINGS, Appender, Cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving, document, reached, written
 from tests.tiers import in_turns
-from waltzd.cluster.archives import archived
+from waltzd.cluster.cluster import archived
 from waltzd.cluster.coordinator import Delete
 from waltzd.errors import Trimmed
 from waltzd.errors.operations import ChangedMeanwhile

@@ -44,10 +44,9 @@ from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.unsealed import read_unsealed
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_key, check_piece
-from waltzd.cluster.archives import archive_path, archived, said
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
-from waltzd.cluster.group_log import begin_group_log
+from waltzd.cluster.cluster import Cluster, archive_path, archived, said
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Keep, Membership, ReplicaSets, keep_of
+from waltzd.cluster.groups import begin_group_log
 from waltzd.disk.seam import join, read_whole
 from waltzd.errors import ArchiveAway, CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import ArchiveDamaged, ControlDamaged, NotOwner, PartitionDamaged
@@ -60,7 +59,6 @@ from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.protocol.document import decode
 from waltzd.protocol.locks import MarkedQuery, Mode
 from waltzd.protocol.peers import runs_of
-from waltzd.protocol.retention import Keep, keep_of
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX

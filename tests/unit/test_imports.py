@@ -71,7 +71,7 @@ DECIDING = (
     "waltz_spark.engine.properties", "waltz_spark.export.manifest",
     "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
-    "waltzd.cluster.document_check", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
+    "waltzd.cluster.documents", "waltzd.cluster.assignment", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
     "waltzd.archive.manifest", "waltzd.archive.archived_segment",
     "waltzd.daemon.readiness", "waltzd.daemon.settings",

@@ -26,8 +26,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
-from waltzd.cluster.group_log import has_group_log
-from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart
+from waltzd.cluster.groups import BACK_OFF_MAX, KINDS_MAX, MS_MAX, GroupMeta, GroupStart, has_group_log
 from waltzd.errors import BadArgument, NoSuchGroup
 from waltzd.errors.operations import NameInUse
 from waltzd.protocol.channels import Parts, is_parts, numbers_of

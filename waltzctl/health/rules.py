@@ -21,9 +21,9 @@ from waltzctl.placement.replica_assignment import crowded, sizes
 from waltzctl.placement.replica_assignment import together as together_in_one
 from waltzctl.shell.numbers import format_partitions
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
+from waltzd.cluster.documents import ALL
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
-from waltzd.protocol.retention import ALL
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
 """Milliseconds between the clocks of two daemons. No decision of Waltz depends on clocks. Half a second confuses the

@@ -36,7 +36,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
-from waltzd.cluster.group_log import begin_group_log
+from waltzd.cluster.groups import begin_group_log
 from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, NoSuchPartition, TlsMismatch, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import (

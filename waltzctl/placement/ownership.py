@@ -44,7 +44,7 @@ from waltzctl.snapshot.collector import AdminConnections, snapshot_of
 from waltzd.cluster.assignment import format_numbers, moved, obstacles, plan, preferring, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
-from waltzd.cluster.group_log import is_there
+from waltzd.cluster.groups import is_there
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_OK
 from waltzd.errors.operations import ChangedMeanwhile, NotTakenOver, WouldNotLast

@@ -33,8 +33,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzctl.snapshot.cluster_snapshot import StorageView
-from waltzd.cluster.document_check import contradiction
-from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState, contradiction
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import MetadataBehind
 from waltzd.format.layout import ID_MAX

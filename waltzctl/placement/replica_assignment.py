@@ -6,9 +6,9 @@ counts of the storages are laid in one line, group by group, and the line is wou
 is no longer than one turn meets no partition twice.
 
 If there are replicas already, a third aim is to copy as few as possible. These aims conflict, which is solved as a
-minimum-cost flow (`waltzd.cluster.flow`): replicas flow from partitions of the same kind, through groups, to storages.
-A copy has a price; a further replica on a storage costs more than all copies together, and the more the fuller the
-storage is.
+minimum-cost flow (`waltzd.cluster.assignment`): replicas flow from partitions of the same kind, through groups, to
+storages. A copy has a price; a further replica on a storage costs more than all copies together, and the more the
+fuller the storage is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from waltzd.cluster.assignment import Network
 from waltzd.cluster.documents import ClusterMeta, StorageMeta
-from waltzd.cluster.flow import Network
 from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import majority
 

@@ -36,7 +36,6 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
 from waltzd.archive.cut_point import ArchivedLog, Cut, format_time
 from waltzd.archive.manifest import folder_of
-from waltzd.cluster.archives import archive_path
 from waltzd.cluster.cluster import (
     ARCHIVES,
     ASSIGNMENT,
@@ -50,6 +49,7 @@ from waltzd.cluster.cluster import (
     ROOT,
     STORAGES,
     Cluster,
+    archive_path,
     put,
 )
 from waltzd.cluster.documents import (

@@ -54,8 +54,7 @@ from waltzd.archive.store import Store, read_object
 from waltzd.archive.unsealed import unsealed_index_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_key, check_piece, check_unsealed, survey
-from waltzd.cluster.archives import all_archived
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, all_archived
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
@@ -64,7 +63,7 @@ from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
 from waltzd.errors.operations import BadMetadata, ObjectAbsent, StoreUnavailable, Unsafe
 from waltzd.format.layout import index_name, segment_name
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 
 Place = Annotated[str, Argument(metavar="STORE", help="Archive, as set for storages: a directory, or s3://bucket/folder.")]
 SHOWN = 5

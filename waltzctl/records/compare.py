@@ -34,8 +34,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, WaltzError
 from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL
-from waltzd.format.digest import Digest
-from waltzd.format.record import Record
+from waltzd.format.record import Digest, Record
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.wire.storages import AdminClient, ReplicaClient
 

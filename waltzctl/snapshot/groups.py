@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from waltzctl.snapshot.client_inventory import check_heard
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ServerMeta
-from waltzd.cluster.group_log import has_group_log
-from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
+from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, has_group_log
 from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.channels import Channels, named_in, numbers_of
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription

@@ -41,8 +41,19 @@ from uuid import UUID
 
 from waltzd.errors.operations import ArchiveDamaged
 from waltzd.format.checksum import joined_crc
-from waltzd.protocol.digest import DigestFormat, sha256_of
-from waltzd.protocol.document import ADDED, IS_SHA256, ROW, Crc, Document, Rule, Sha256, read, whole
+from waltzd.protocol.document import (
+    ADDED,
+    IS_SHA256,
+    ROW,
+    Crc,
+    DigestFormat,
+    Document,
+    Rule,
+    Sha256,
+    read,
+    sha256_of,
+    whole,
+)
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
 TEXT_FORMAT = DigestFormat(name="waltz-archive", version=2, thing="an object of an archive", damage=ArchiveDamaged)

@@ -38,8 +38,7 @@ from waltzd.format.batch import End, parse_batches, why_wrong
 from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.layout import BATCHES, VERSIONS
 from waltzd.format.record import Run, first_bad, walk
-from waltzd.protocol.digest import sha256_of
-from waltzd.protocol.document import ADDED, ROW, AnyText, Crc, Document, Sha256
+from waltzd.protocol.document import ADDED, ROW, AnyText, Crc, Document, Sha256, sha256_of
 from waltzd.protocol.peers import Content, runs_of
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage, Timeline, lineage_mistake
 

@@ -30,7 +30,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.protocol.descriptions import Archived
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 from waltzd.protocol.timelines import FIRST, Lineage
 
 STEP_BYTES = 1 << 20

@@ -40,7 +40,7 @@ from waltzd.errors.operations import (
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 from waltzd.protocol.timelines import FIRST
 
 _OBJECT = re.compile(

@@ -2,22 +2,39 @@
 
 The most important one is `PartitionMeta`: the newest session of a partition, its members, and the decision that closed the
 session before. Recovery relies on nothing else. `waltzd.protocol.document` writes and reads the JSON.
+
+The setting of how much of the archived log storages keep on their own disks. Pure.
+
+The setting is a short text: `all`, a time as in `7d` or `12h`, or a size as in `500GB` or `2TiB`, which applies to each
+replica of a partition. Only archived segments may be removed; the others are kept regardless of their size.
+
+Checks of a partition's document against its storages: the document may have been restored, lost or forged. Pure.
+
+An owner saves each session in the document before any storage receives it, and nothing is committed that no storage holds.
+So the sessions and ids that a storage reports, also a storage that the document does not name, are evidence about the
+document. Owners make these checks before they decide anything, and tools before they restore older documents.
+
+Changes of the document of a partition: which replicas take part in its session, which have forgotten, which diverged.
+
+Each change is a new document, saved before anything relies on it (`waltzd.server.core.recovery` says when). Pure.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
-from waltzd.errors import BadArgument
-from waltzd.errors.operations import BadMetadata, MetadataUnfinished
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors.operations import BadMetadata, MetadataBehind, MetadataMissing, MetadataUnfinished
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import CHANNELS_MAX, KeyHash, Ranges, is_channel
+from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import (
     ADDED,
     NUMBERED,
@@ -34,8 +51,41 @@ from waltzd.protocol.document import (
 )
 from waltzd.protocol.level import LEVEL_MAX, THIS, Program
 from waltzd.protocol.policy import Grant, Quotas
-from waltzd.protocol.retention import keep_of
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
+
+ALL = "all"
+_UNITS_OF_TIME = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_OF_SIZE = {
+    name: base ** (power + 1)
+    for base, ending in ((1000, "B"), (1024, "iB"))
+    for power, name in enumerate(letter + ending for letter in "KMGTP")
+}
+_KEEP = re.compile(rf"([1-9][0-9]{{0,5}})({'|'.join([*_UNITS_OF_TIME, *_UNITS_OF_SIZE])})")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A parsed setting: at most one of the two limits is set; without a limit, everything is kept."""
+
+    seconds: int | None = None
+    """Age up to which records are kept; None for no limit of age."""
+    size: int | None = None
+    """Bytes of the newest segments of a replica that are kept; None for no limit of size."""
+
+
+def keep_of(text: str) -> Keep | None:
+    """Parse a setting; return None if it is invalid."""
+    if text == ALL:
+        return Keep()
+    found = _KEEP.fullmatch(text)
+    if found is None:
+        return None
+    number, unit = int(found[1]), found[2]
+    if unit in _UNITS_OF_TIME:
+        return Keep(seconds=number * _UNITS_OF_TIME[unit])
+    return Keep(size=number * _UNITS_OF_SIZE[unit])
+
 
 FORMAT = 1
 """Format of segments that a new cluster writes by default."""
@@ -437,3 +487,194 @@ def check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: R
         for name in members:
             if name not in names:
                 raise BadArgument(f"partition {partition} cannot have a replica on {name}: there is no such storage")
+
+
+SESSIONS_AHEAD_MAX = 1000
+"""Sessions by which a document may be ahead of the promises of its storages.
+
+Each of them was saved by an owner that had asked the storages just before, and ended before it opened a replica."""
+
+
+def contradiction(
+    meta: PartitionMeta, name: str, status: ReplicaStatus, *, begun_max: int, is_before: bool
+) -> WaltzError | None:
+    """Return an error if the status of a storage contradicts the document of its partition; None if the two agree.
+
+    Args:
+        meta: The document, with the session of this owner as the newest.
+        name: The storage.
+        status: The status that the storage reported.
+        begun_max: The newest session before this owner's that the storage may have begun, according to the document.
+        is_before: Whether the storage reported before it received the session of this owner. Only then its promised
+            session is that of an earlier owner. It can have begun this owner's session only after a closing mark was saved.
+    """
+    number, decision = status.partition, meta.decision
+    if meta.opened > 0 and status.timeline != meta.lineage.current:
+        return _of_another_timeline(meta, name, status, is_before=is_before)
+    may_have_begun_ours = not is_before and (decision is not None or meta.opened == meta.session)
+    begun = EMPTY if may_have_begun_ours and status.session == meta.session else status.session
+    promised = status.promised_session if is_before else EMPTY
+    given_up = meta.gave_up(status.session, status.certain)
+    if meta.opened == 0:
+        has_nothing = max(status.last_id, status.low_mark, status.certain) == EMPTY
+        if has_nothing and (begun <= 0 or decision is not None) and promised < meta.session:
+            return None
+        return MetadataMissing(
+            f"partition {number} was never opened, says the coordinator; but storage {name} holds ids up to "
+            f"{status.last_id}, has begun session {status.session} and promised itself to session "
+            f"{status.promised_session}",
+            storage=name,
+        )
+    if begun > begun_max:
+        what, known = f"has begun session {begun}", begun_max
+    elif promised >= meta.session:
+        what, known = f"has promised itself to session {promised}", meta.session - 1
+    elif is_before and decision is not None and status.certain > decision.mark and given_up is None:
+        what, known = f"knows that ids up to {status.certain} are committed", decision.mark
+    elif begun > meta.opened and status.last_id > status.low_mark and given_up is None:
+        # The session began with its low-water mark, and nothing is written before a session is open.
+        what, known = f"has written in session {begun}", meta.opened
+    else:
+        return None
+    return MetadataBehind(
+        f"storage {name} {what} of partition {number}; the coordinator knows of none above {known}", storage=name
+    )
+
+
+def _of_another_timeline(meta: PartitionMeta, name: str, status: ReplicaStatus, *, is_before: bool) -> WaltzError | None:
+    """Check a replica of another timeline; return an error if it contradicts the document.
+
+    Sessions and ids of another timeline say nothing about this log, so the replica is brought to the current timeline, or
+    set aside. Two findings show that the document is an older one that was restored: it records this replica and does not
+    have the replica's timeline, or the replica promised itself to a session that the document does not have."""
+    state = meta.replicas.get(name)
+    is_recorded = state is not None and state.incarnation == status.incarnation and not state.is_diverged
+    if status.timeline not in meta.lineage and is_recorded:
+        what, known = f"holds the log of timeline {status.timeline}", f"timeline {meta.lineage.number}"
+    elif status.timeline in meta.lineage and is_before and status.promised_session >= meta.session:
+        what, known = f"has promised itself to session {status.promised_session}", str(meta.session - 1)
+    else:
+        return None
+    return MetadataBehind(
+        f"storage {name} {what} of partition {status.partition}; the coordinator knows of none above {known}", storage=name
+    )
+
+
+def unfounded(meta: PartitionMeta, asked: Collection[ReplicaStatus]) -> WaltzError | None:
+    """Return an error if the newest session of the document is too far above the sessions of the storages that were asked.
+
+    A storage that is fenced with a forged session would refuse the right owner, so check this before fencing."""
+    newest = max((status.promised_session for status in asked), default=EMPTY)
+    if not asked or meta.session <= newest + SESSIONS_AHEAD_MAX:
+        return None
+    number = next(iter(asked)).partition
+    return MetadataBehind(
+        f"the coordinator says that partition {number} has had session {meta.session - 1}; the newest that its "
+        f"storages know "
+        f"of is {newest}"
+    )
+
+
+def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
+    """Return the error for a storage that holds ids of this owner's session that this owner never wrote."""
+    return MetadataBehind(
+        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
+        f"{last_id}: another owner had a session of this number",
+        storage=storage,
+    )
+
+
+def admitting(
+    meta: PartitionMeta,
+    mark: int,
+    members: tuple[str, ...],
+    roles: Iterable[str],
+    level: Mapping[str, ReplicaStatus],
+    diverged: Mapping[str, UUID] | None = None,
+) -> PartitionMeta:
+    """Return the document that opens the session. Level replicas have joined it. For each other replica the document says
+    up to which id it can be trusted; what is cut above that id does not count as forgotten. `diverged`: directories that
+    hold another history."""
+    outside = diverged or {}
+    states: dict[str, ReplicaState] = {}
+    for name in roles:
+        status, state = level.get(name), meta.replicas.get(name)
+        if status is not None:
+            states[name] = _joined(meta, status, mark)
+        elif name in outside:
+            states[name] = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=outside[name], is_diverged=True)
+        elif state is not None and state.closing is None and state.session == meta.opened:
+            states[name] = replace(state, closing=mark, acknowledged=min(mark, state.acknowledged), is_lost=False)
+        elif state is not None:
+            states[name] = state
+    return replace(meta, opened=meta.session, low_mark=mark, members=members, replicas=states, decision=None)
+
+
+def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaState:
+    return ReplicaState(session=meta.session, closing=None, incarnation=status.incarnation, acknowledged=held)
+
+
+def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
+    """Return the document that makes the acknowledgements of this member count; None if it may not join. A member that
+    had forgotten something joins again when it holds all that it had acknowledged, or that the replica in whose place it
+    stands had acknowledged."""
+    state = meta.replicas.get(name)
+    if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
+        return None
+    if state is not None and state.is_diverged and state.incarnation == status.incarnation:
+        return None
+    if state is not None and state.session == meta.session and not (state.is_lost and held >= state.acknowledged):
+        return None
+    return replace(meta, replicas={**meta.replicas, name: _joined(meta, status, held)})
+
+
+def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
+    """Return the document that takes the vote from a member that has forgotten what it acknowledged in this session, up
+    to `mark`; None if that is not needed."""
+    state = meta.replicas.get(name)
+    if name not in meta.joined or state is None or state.is_lost:
+        return None
+    lost = replace(state, is_lost=True, acknowledged=max(mark, state.acknowledged))
+    return replace(meta, replicas={**meta.replicas, name: lost})
+
+
+def diverging(meta: PartitionMeta, name: str, incarnation: UUID, mark: int) -> PartitionMeta | None:
+    """Return the document that excludes a replica whose directory holds another history; None if it is excluded already.
+    The replica may have acknowledged up to `mark`: its successor has to hold all of that."""
+    state = meta.replicas.get(name)
+    if state is not None and state.is_diverged and state.incarnation == incarnation:
+        return None
+    if state is not None and name in meta.joined:
+        mark = max(mark, state.acknowledged)
+        out = replace(state, incarnation=incarnation, is_lost=True, is_diverged=True, acknowledged=mark)
+    else:
+        out = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=incarnation, is_diverged=True)
+    return replace(meta, replicas={**meta.replicas, name: out})
+
+
+def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMeta:
+    """Return the document that records how far the joined members have acknowledged; `meta` itself if nothing has risen."""
+    risen = {
+        name: replace(state, acknowledged=marks[name])
+        for name, state in meta.replicas.items()
+        if name in meta.joined and marks.get(name, -1) > state.acknowledged
+    }
+    return replace(meta, replicas={**meta.replicas, **risen}) if risen else meta
+
+
+def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
+    """Return the document that closes its session at `mark`: nothing is in flight, and nothing more will be written."""
+    assert meta.opened == meta.session
+    return replace(meta, decision=Decision(mark=mark, session=meta.session))
+
+
+def released(meta: PartitionMeta) -> PartitionMeta:
+    """Return the document without a lease: its owner answers no more reads, so no server has to wait for the lease to
+    end."""
+    return replace(meta, lease_ms=0)
+
+
+def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
+    """Return the document that closes its session at `mark` and takes the next session in one write, so that no other
+    owner comes between."""
+    return replace(closing(meta, mark), session=meta.session + 1)

@@ -3,6 +3,11 @@
 The annotations declare the document: which JSON each field accepts. Reading is strict: a field that is missing, has the
 wrong type, is out of bounds or is unknown raises an error with the path and the field. Each document contains the version
 of its schema, so that an older Waltz refuses a document that it does not understand.
+
+JSON objects that contain a digest of themselves, as the manifests of archives and exports. Pure.
+
+Reading makes three checks. The digest detects bit rot. `waltzd.protocol.document` detects invalid fields. The reader then
+encodes the decoded value again, and accepts the object only if the result is identical.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import hashlib
 import json
 import re
 import typing
@@ -21,7 +27,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from waltzd.errors import WaltzError
-from waltzd.errors.operations import BadMetadata
+from waltzd.errors.operations import BadMetadata, UnknownVersion
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import KeyHash, Parts, Ranges, is_key_hash, is_parts, is_ranges
@@ -402,3 +408,50 @@ def _below(place: str, name: str) -> str:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def sha256_of(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestFormat:
+    """A format of JSON objects that have a member with the SHA-256 of all other members."""
+
+    name: str
+    version: int
+    """Newest version; each version from 1 on can be read."""
+    thing: str
+    """Noun for one of the objects, with its article, for error messages."""
+    damage: type[WaltzError]
+    """Class of the error for a damaged object."""
+
+    def with_digest(self, value: Mapping[str, Any], *, version: int | None = None) -> dict[str, Any]:
+        """Return the object with its format, its version (the newest by default) and its digest."""
+        whole = {"format": self.name, "version": self.version if version is None else version, **value}
+        return {**whole, "sha256": _digest(whole)}
+
+    def parse(self, text: bytes, where: str) -> dict[str, Any]:
+        """Return the object that was passed to `with_digest`.
+
+        Raises:
+            UnknownVersion: A newer Waltz wrote the object.
+            WaltzError: The object is damaged; the class is `damage`.
+        """
+        try:
+            value = parse(text)
+        except ValueError as error:
+            raise self.damage(f"{where} cannot be understood: {error}") from error
+        if not isinstance(value, dict) or value.get("format") != self.name:
+            raise self.damage(f"{where} is not {self.thing}")
+        version = value.get("version")
+        if type(version) is int and version > self.version:
+            raise UnknownVersion(f"{where} is {self.thing} of version {version}; this program knows {self.version}")
+        if value.pop("sha256", None) != _digest(value) or type(version) is not int or version < 1:
+            raise self.damage(f"{where} does not have the checksum that it carries")
+        del value["format"], value["version"]
+        return value
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return sha256_of(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())

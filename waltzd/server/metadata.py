@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from uuid import UUID
 
-from waltzd.cluster.archives import all_archived
-from waltzd.cluster.cluster import ARCHIVES, Cluster
+from waltzd.cluster.cluster import ARCHIVES, Cluster, all_archived
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.metadata import document_versions, read_documents, without_secret, write
 from waltzd.errors import WaltzError

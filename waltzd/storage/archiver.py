@@ -38,7 +38,7 @@ from waltzd.errors.operations import (
 )
 from waltzd.format.layout import FileHeader, index_name
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.storage.append_queue import AppendQueue, RunBlocking

@@ -26,11 +26,10 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Buffer, Disk
 from waltzd.errors import BadArgument, BeyondLog, Displaced, ForeignCluster, NoSuchPartition, TooLarge, WaltzError
 from waltzd.errors.operations import Draining, FlushFailed, PartitionDamaged, ReadFailed, TooManyCallers, Unsafe
-from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import NO_SESSION, VERSIONS
-from waltzd.format.record import Run
+from waltzd.format.record import Digest, Hashing, Run
 from waltzd.protocol.descriptions import (
     Archived,
     PartitionDescription,

@@ -14,9 +14,9 @@ from waltzd.daemon import logs
 from waltzd.daemon.process import vitals
 from waltzd.errors import NotPermitted, TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame
-from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
+from waltzd.format.record import Digest
 from waltzd.protocol.descriptions import (
     ArchiveCheck,
     Archived,

@@ -33,8 +33,7 @@ from waltzd.cluster.documents import (
     StorageMeta,
     whole_grant,
 )
-from waltzd.cluster.group_log import begin_group_log
-from waltzd.cluster.groups import GroupPort
+from waltzd.cluster.groups import GroupPort, begin_group_log
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk

@@ -25,10 +25,9 @@ from waltzd.cluster.groups import GroupList, MadeGroup
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Batch
-from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks
-from waltzd.format.record import Run, id_and_length, is_sound_record, walk
+from waltzd.format.record import HASH_BYTES, Digest, Run, id_and_length, is_sound_record, walk
 from waltzd.protocol.batches import Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import (
     ArchiveCheck,

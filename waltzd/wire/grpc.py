@@ -23,8 +23,7 @@ import grpc.aio
 from waltzd.errors import CannotConnect, TlsMismatch, TooLarge, WaltzError
 from waltzd.errors.operations import WrongPeer, WrongStorage
 from waltzd.protocol.address import parse_address
-from waltzd.protocol.role import Identity, Role, dns_name
-from waltzd.protocol.x509 import Certificate, read_certificate
+from waltzd.protocol.role import Certificate, Identity, Role, dns_name, read_certificate
 from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls

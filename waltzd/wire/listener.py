@@ -25,8 +25,7 @@ from waltzd.errors import CannotConnect, NotPermitted, WaltzError
 from waltzd.errors.operations import BadFrame, PortInUse, TooManyCallers
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor
-from waltzd.protocol.role import Role
-from waltzd.protocol.x509 import Certificate
+from waltzd.protocol.role import Certificate, Role
 from waltzd.wire.audited import noted
 from waltzd.wire.calls import allowed
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections

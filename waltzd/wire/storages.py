@@ -18,10 +18,9 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import BadFrame
 from waltzd.format.batch import Piece
-from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
-from waltzd.format.record import Run
+from waltzd.format.record import Digest, Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import (
     ArchiveCheck,

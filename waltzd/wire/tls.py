@@ -23,8 +23,7 @@ from uuid import UUID
 from waltzd.errors import CannotConnect, TlsMismatch
 from waltzd.errors.operations import BadConfig, WrongPeer
 from waltzd.protocol.address import Address, parse_address
-from waltzd.protocol.role import Identity, Role, dns_name
-from waltzd.protocol.x509 import Certificate, Revoked, read_certificate, read_revocations
+from waltzd.protocol.role import Certificate, Identity, Revoked, Role, dns_name, read_certificate, read_revocations
 
 FILE_BYTES_MAX = 1 << 20
 PROBE_SECONDS = 2.0

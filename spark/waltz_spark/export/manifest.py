@@ -29,7 +29,7 @@ from uuid import UUID
 from waltz_spark.log.origin import Span
 from waltzd.errors.operations import ExportDamaged, ExportUnfit
 from waltzd.format.checksum import joined_crc
-from waltzd.protocol.digest import DigestFormat, sha256_of
+from waltzd.protocol.document import DigestFormat, sha256_of
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 

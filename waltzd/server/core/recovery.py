@@ -47,7 +47,7 @@ nothing is decided (`refusal`). A document may also be confirmed by none of its 
 log, or names storages without the partition. Then all storages of the cluster are asked before any is fenced, since the
 log may be on storages that the document does not name.
 
-Changes of the document when a session opens, while it is open and when it ends are in `waltzd.server.core.membership`.
+Changes of the document when a session opens, while it is open and when it ends are in `waltzd.cluster.documents`.
 Stories of recovery are in `tests/golden/recovery/`. Pure.
 """
 
@@ -58,14 +58,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from waltzd.cluster.document_check import contradiction, unfounded
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, admitting, contradiction, unfounded
 from waltzd.errors import WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
-from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress, certain_of, print_of
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 

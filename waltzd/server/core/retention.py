@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from waltzd.cluster.documents import Membership, PartitionMeta
+from waltzd.cluster.documents import Keep, Membership, PartitionMeta
 from waltzd.format.layout import index_offset
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
-from waltzd.protocol.retention import Keep
 
 Sealed = tuple[int, int, int]
 """First id, last id and data file bytes of a segment that takes no more records."""

@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from waltzd.cluster.archives import archived, of_timeline, said, save_archived
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import Cluster, archived, of_timeline, said, save_archived
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment

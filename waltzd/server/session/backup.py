@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from waltzd.cluster.archives import archived, of_timeline, said
+from waltzd.cluster.cluster import archived, of_timeline, said
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp

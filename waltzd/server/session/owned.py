@@ -12,16 +12,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from waltzd.cluster.archives import archived, shared_with
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import PartitionMeta, StorageMeta
+from waltzd.cluster.cluster import Cluster, archived, shared_with
+from waltzd.cluster.documents import PartitionMeta, StorageMeta, acknowledging
 from waltzd.errors import CannotConnect, NotReady, WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, MetadataBehind, MetadataMissing, NotOwner, SessionEnded
 from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.clock import AHEAD_MAX
-from waltzd.server.core.membership import acknowledging
 from waltzd.server.core.recovery import Step
 from waltzd.server.session.archive_upload import ArchiveUploader
 from waltzd.server.session.backup import Backup

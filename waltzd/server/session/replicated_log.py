@@ -19,13 +19,11 @@ import enum
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from waltzd.cluster.document_check import written_by_another
-from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
+from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, written_by_another
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.errors.operations import BadFrame, DiskFull, Diverged, SessionEnded, StaleSession, WrongStorage
 from waltzd.format.batch import Piece
-from waltzd.format.digest import TAIL_RECORDS, tail_hash
-from waltzd.format.record import Run
+from waltzd.format.record import TAIL_RECORDS, Run, tail_hash
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, last_id_of
 from waltzd.protocol.quorum import EMPTY

@@ -32,7 +32,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import ceil
 
-from waltzd.cluster.documents import PartitionMeta, StorageMeta
+from waltzd.cluster.documents import (
+    PartitionMeta,
+    StorageMeta,
+    acknowledging,
+    closing,
+    diverging,
+    following,
+    joining,
+    losing,
+    released,
+)
 from waltzd.errors import NoSuchPartition, WaltzError
 from waltzd.errors.operations import Diverged
 from waltzd.format.batch import End
@@ -40,7 +50,6 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.core.membership import acknowledging, closing, diverging, following, joining, losing, released
 from waltzd.server.core.recovery import NEAR_IDS
 from waltzd.server.core.task import Level
 from waltzd.server.session.change_signal import PeriodicTimer

@@ -16,14 +16,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from waltzd.cluster.archives import archived, of_timeline, said, save_archived
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ArchiveMeta
+from waltzd.cluster.cluster import Cluster, archived, of_timeline, said, save_archived
+from waltzd.cluster.documents import ArchiveMeta, Keep, keep_of
 from waltzd.errors import Trimmed, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, ObjectAbsent
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.quorum import EMPTY
-from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.core.retention import Sealed, next_floor, reach_of
 from waltzd.server.session.replicated_log import ReplicatedLog
 

@@ -45,11 +45,10 @@ from waltzd.errors.operations import (
     Unsafe,
 )
 from waltzd.format.batch import Batch, Head, Piece
-from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding
 from waltzd.format.key_index import LockMarks, LockQuery
 from waltzd.format.layout import ID_MAX
-from waltzd.format.record import LockColumns, Run, join_locks
+from waltzd.format.record import TAIL_RECORDS, LockColumns, Run, join_locks, tail_hash
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.protocol.timelines import Lineage

@@ -11,9 +11,9 @@ from tests.unit import snapshots
 from waltzctl.placement.cluster import keep_local_plan, too_much
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzd.cluster.documents import keep_of
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import Unsafe
-from waltzd.protocol.retention import keep_of
 
 
 def cluster(**changes: Any) -> ClusterSnapshot:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from waltzctl.records.compare import Answers, Question, Standing, Verdict, comparison, differing_byte
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.errors.operations import PartitionDamaged
-from waltzd.format.digest import Digest
+from waltzd.format.record import Digest
 
 SAME, DIFFERENT, UNKNOWN = Verdict.SAME, Verdict.DIFFERENT, Verdict.UNKNOWN
 

@@ -33,7 +33,7 @@ from waltzd.errors.operations import ArchiveDamaged, CutImpossible, ForeignArchi
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import crc32
 from waltzd.format.record import encode_payloads
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 
 KEY = UUID(int=3)
 LATE = TIME + 1_000_000_000

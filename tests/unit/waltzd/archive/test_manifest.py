@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from waltzd.archive.manifest import FAN_OUT, Chunk, Entry, Label, Manifest, opened, pieces_of, total_of
 from waltzd.errors.operations import ArchiveDamaged, UnknownVersion
 from waltzd.format.layout import ID_MAX
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 
 ARCHIVE, CLUSTER = UUID(int=1), UUID(int=2)
 EMPTY = Manifest(archive=ARCHIVE, cluster=CLUSTER, partition=3)

@@ -14,7 +14,7 @@ from waltzd.archive import manifest as manifests
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from waltzd.archive.verification import check_unsealed, survey
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
-from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import sha256_of
 
 CLUSTER, ARCHIVE = UUID(int=2), UUID(int=9)
 LABEL = Label(archive=ARCHIVE, cluster=CLUSTER)

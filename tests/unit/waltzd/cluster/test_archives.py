@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.archives import all_archived, archived, save_archived
-from waltzd.cluster.cluster import NO_VERSION, Cluster
+from waltzd.cluster.cluster import NO_VERSION, Cluster, all_archived, archived, save_archived
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster.assignment import NO_PREFERENCES, format_numbers, moved, obstacles, plan, transferred
+from waltzd.cluster.assignment import NO_PREFERENCES, Network, format_numbers, moved, obstacles, plan, transferred
 from waltzd.cluster.documents import Assignment, Ownership, Preferences, ServerMeta
-from waltzd.cluster.flow import Network
 
 
 def server(name: str, preferred: Sequence[int] = (), *, is_draining: bool = False) -> ServerMeta:

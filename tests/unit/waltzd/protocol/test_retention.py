@@ -2,7 +2,7 @@
 
 import pytest
 
-from waltzd.protocol.retention import Keep, keep_of
+from waltzd.cluster.documents import Keep, keep_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from cryptography import x509 as library
 
 from tests.process.certificates import Authority
 from tests.process.daemon import KEY
-from waltzd.protocol.role import Identity, Role
-from waltzd.protocol.x509 import read_certificate, read_revocations
+from waltzd.protocol.role import Identity, Role, read_certificate, read_revocations
 
 
 def der(path: Path) -> bytes:

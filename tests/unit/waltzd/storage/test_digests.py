@@ -11,8 +11,8 @@ from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition, WaltzError
 from waltzd.errors.operations import PartitionDamaged, TooManyCallers
-from waltzd.format.digest import Digest, Hashing
 from waltzd.format.layout import segment_name
+from waltzd.format.record import Digest, Hashing
 from waltzd.storage.calls import StorageCalls
 
 

@@ -8,13 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, diverging, joining
 from waltzd.errors.operations import MetadataBehind
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
-from waltzd.server.core.membership import diverging, joining
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Trim, Truncate, Wait
 

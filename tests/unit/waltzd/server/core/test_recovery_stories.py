@@ -28,12 +28,20 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import (
+    Decision,
+    Membership,
+    PartitionMeta,
+    ReplicaState,
+    diverging,
+    following,
+    joining,
+    losing,
+)
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.membership import diverging, following, joining, losing
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, SetLowMark, Task, Truncate, Wait
 

@@ -7,9 +7,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import Keep, Membership, PartitionMeta, ReplicaState
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.retention import Keep
 from waltzd.server.core.retention import Sealed, bytes_of, mark_of, next_floor, reach_of
 
 ONE, OTHER = UUID(int=1), UUID(int=2)

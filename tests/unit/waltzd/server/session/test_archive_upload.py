@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.archives import said
+from waltzd.cluster.cluster import said
 from waltzd.errors.operations import BadFrame
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.timelines import NEVER_FORKED

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.simulation.cell import SETTINGS, story
+from waltzd.cluster.documents import Keep
 from waltzd.protocol.quorum import EMPTY
-from waltzd.protocol.retention import Keep
 from waltzd.server.core.clock import OWN_AHEAD_MAX, StorageClocks
 from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.trimmer import Trimmer

@@ -30,9 +30,8 @@ from waltzd.errors.operations import (
     PartitionOffline,
     StaleSession,
 )
-from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.layout import segment_name
-from waltzd.format.record import encode_payloads
+from waltzd.format.record import TAIL_RECORDS, encode_payloads, tail_hash
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.replica_context import PartitionSettings
