@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from waltzd.client.client import Client as Client
     from waltzd.client.delivery import Delivery as Delivery
     from waltzd.client.delivery import Reject as Reject
-    from waltzd.client.handler import Handling as Handling
+    from waltzd.client.follower import PositionFile as PositionFile
+    from waltzd.client.partition import ClientStatus as ClientStatus
+    from waltzd.client.partition import PartitionStatus as PartitionStatus
     from waltzd.client.pending import Outcomes as Outcomes
-    from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.settings import Tls as Tls
-    from waltzd.client.status import ClientStatus as ClientStatus
-    from waltzd.client.status import PartitionStatus as PartitionStatus
+    from waltzd.client.subscription import Handling as Handling
     from waltzd.client.subscription import Subscription as Subscription
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Command as Command
@@ -56,12 +56,11 @@ _MODULES = {
     "client.blocking": ("BlockingClient", "BlockingDelivery", "BlockingHandling", "BlockingSubscription"),
     "client.client": ("Client",),
     "client.delivery": ("Delivery", "Reject"),
-    "client.handler": ("Handling",),
     "client.pending": ("Outcomes",),
-    "client.position_file": ("PositionFile",),
+    "client.follower": ("PositionFile",),
     "client.settings": ("ClientSettings", "Tls"),
-    "client.status": ("ClientStatus", "PartitionStatus"),
-    "client.subscription": ("Subscription",),
+    "client.partition": ("ClientStatus", "PartitionStatus"),
+    "client.subscription": ("Handling", "Subscription"),
     "client.view": (
         "Builder",
         "Decision",

@@ -17,9 +17,9 @@ from waltzctl.placement import creation
 from waltzctl.placement.creation import make_group_log
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.cluster_target import resolve, using
-from waltzd.client.group_log import GroupLogClient
 from waltzd.cluster.cluster import Cluster
 from waltzd.protocol.locks import Committed
+from waltzd.server.subscriptions.group_log import GroupLogClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120.0

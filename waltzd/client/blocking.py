@@ -23,12 +23,11 @@ from uuid import UUID
 from waltzd.client.client import Client
 from waltzd.client.delivery import DeliveredTransaction, Delivery
 from waltzd.client.follower import call_here
-from waltzd.client.handler import Handling
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect, Partitions
 from waltzd.client.settings import ClientSettings, Tls
-from waltzd.client.subscription import Subscription
+from waltzd.client.subscription import Handling, Subscription
 from waltzd.client.view import E, Partitioner, Serializer, Transaction, View, partition_by_hash
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode, Topology

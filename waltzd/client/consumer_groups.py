@@ -25,8 +25,7 @@ from waltzd.protocol.timelines import FIRST
 
 if TYPE_CHECKING:
     from waltzd.client.delivery import Delivery
-    from waltzd.client.handler import Handling
-    from waltzd.client.subscription import Subscription
+    from waltzd.client.subscription import Handling, Subscription
     from waltzd.cluster.groups import GroupMeta, GroupPort, GroupStart, MadeGroup
     from waltzd.protocol.groups import GroupStatus, ParkedTransaction
 
@@ -268,7 +267,7 @@ class ConsumerGroups(Generic[E]):
             await client.handle("mailer", lambda delivery: send(delivery.payload), concurrency=8)
             ```
         """
-        from waltzd.client.handler import Handling
+        from waltzd.client.subscription import Handling
 
         room = 2 * concurrency if max_in_flight is None else max_in_flight
         subscription = self.subscribe(group, partitions=partitions, max_in_flight=room, member=member)

@@ -26,17 +26,21 @@ the client goes on; above it the partition is stopped. Transactions above the fo
 
 **First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn comes,
 against the newest view. Its size is known only afterwards, so the transaction that exceeds the limit on bytes still passes.
+
+State of a client and of each of its partitions, for people and for monitoring.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from waltzd.client.follower import Call, Follower, ask_position
 from waltzd.client.instrument import Instruments
@@ -46,7 +50,6 @@ from waltzd.client.outbox import Outbox
 from waltzd.client.pending import AnyRequest, Late
 from waltzd.client.routes import Routes, SharedQuestion, pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.status import PartitionStatus
 from waltzd.client.view import Serializer, Transaction, View, transactions_of, transactions_of_heads
 from waltzd.errors import (
     BadArgument,
@@ -66,6 +69,70 @@ from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.wire.budget import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionStatus:
+    """State of one partition of a client; `Client.status` returns one for each."""
+
+    partition: int
+    """Number of the partition."""
+    sentence: str
+    """What the client does in the partition, and what it waits for."""
+    is_ready: bool
+    """Whether the partition is mounted, takes transactions at once, and its view does not fail."""
+    applied: int
+    """Highest id that the view has applied; without a view, the highest id known to be committed."""
+    received: int
+    """Highest id that was fed."""
+    lag: int
+    """Transactions between the view and the end of the log, as far as this client knows: while the view is behind, the
+    owner is asked every few seconds. 0 without a view."""
+    failing: str | None
+    """Reason why the view cannot apply the next transaction; None while it can."""
+    since: datetime | None
+    """Time of the first failure of that transaction."""
+    pending: int
+    """Number of transactions without an outcome."""
+    pending_bytes: int
+    """Bytes of transactions without an outcome."""
+    mounts: int
+    """Number of times that the partition was mounted."""
+    stopped: WaltzError | None
+    """Error that stopped the partition; None if it is not stopped."""
+
+
+class ClientStatus(tuple[PartitionStatus, ...]):
+    """State of a client: the states of its partitions, for people and for monitoring.
+
+    Example:
+        ```python
+        @app.get("/readyz")
+        async def readyz():
+            status = client.status()
+            return Response(status_code=200 if status.ready else 503)
+        ```
+    """
+
+    is_open: bool
+    """Whether the client is open; a closed client has no partitions."""
+
+    def __new__(cls, states: Iterable[PartitionStatus], *, is_open: bool) -> Self:
+        found = super().__new__(cls, states)
+        found.is_open = is_open
+        return found
+
+    @property
+    def ready(self) -> bool:
+        """True if the client is open and every partition is ready: none is stopped or waits for its owner, and no view
+        fails."""
+        return self.is_open and all(state.is_ready for state in self)
+
+    @property
+    def lag(self) -> int:
+        """Lag of the partition whose view is furthest behind."""
+        return max((state.lag for state in self), default=0)
+
 
 LOOK_SECONDS = 5.0
 """Seconds between two questions to the owner for the end of the log, while the view is behind."""

@@ -24,7 +24,6 @@ import uvloop
 
 from waltzd.archive.location import open_store
 from waltzd.archive.reader import ArchiveReader, SegmentCache
-from waltzd.client.group_log import GroupLogClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
@@ -68,7 +67,7 @@ from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
-from waltzd.server.subscriptions.group_log import ClientLog
+from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
 from waltzd.server.version_check import VersionCheck
 from waltzd.wire.calls import roles_at
 from waltzd.wire.grpc import Server

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
-from waltzd.client.group_log import GroupLogClient
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
@@ -31,7 +30,7 @@ from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
-from waltzd.server.subscriptions.group_log import ClientLog
+from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
 from waltzd.server.version_check import VersionCheck
 from waltzd.wire.tasks import tell_failure
 

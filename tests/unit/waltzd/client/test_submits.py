@@ -13,7 +13,7 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
-from waltzd.client.lock_queue import PRUNE_AT, LockQueue
+from waltzd.client.submits import PRUNE_AT, LockQueue
 from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, ViewStopped
 from waltzd.protocol.locks import Committed, Declined, Lock, Rejected, Token, append_lock, read_lock, write_lock

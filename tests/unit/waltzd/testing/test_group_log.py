@@ -11,7 +11,6 @@ import pytest
 
 from tests.unit import timeless
 from waltzd.client.client import Client
-from waltzd.client.group_log import GroupLogClient
 from waltzd.client.view import Transaction
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment
@@ -24,6 +23,7 @@ from waltzd.server.core import archive
 from waltzd.server.groups.state_log import lock_of
 from waltzd.server.session import settings
 from waltzd.server.session.settings import SessionSettings
+from waltzd.server.subscriptions.group_log import GroupLogClient
 from waltzd.testing import LocalCluster
 from waltzd.testing import cluster as cluster_of_one_process
 
