@@ -16,8 +16,7 @@ from tests.checker.group_verdict import EXPLAINED, judge_group
 from tests.checker.history import BadHistory
 from tests.tiers import in_turns
 from waltzd.protocol.groups import AckResult, Mode
-from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings
-from waltzd.server.groups.dispatch_order import KeyedOrder, LogOrder, QueueOrder
+from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings, KeyedOrder, LogOrder, QueueOrder
 from waltzd.server.groups.state import GroupState
 
 

@@ -35,8 +35,7 @@ from waltzd.format.layout import HARD_STATE_NAME, HARD_STATE_SLOT_SPACING
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
 from waltzd.protocol.document import encode
 from waltzd.protocol.locks import Committed
-from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import GiveUp
+from waltzd.server.core.recovery import GiveUp, Recovery
 from waltzd.server.session.replicated_log import ReplicatorState
 
 Tool = Callable[..., Any]

@@ -12,8 +12,8 @@ from waltzd.format.batch import End
 from waltzd.protocol.peers import LockHistory
 from waltzd.server.clients import mounts
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.core.clock import HybridClock
 from waltzd.server.core.locks import LockTable
+from waltzd.server.core.step import HybridClock
 from waltzd.server.session.session import Session
 
 GROUPS = Aim(faults=("groups",), format=1, setup={**BUSY, "locks": 3})

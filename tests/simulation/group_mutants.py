@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import Aim, Patches, mutant
-from waltzd.server.groups.delivery_tracker import DeliveryTracker
-from waltzd.server.groups.dispatch_order import KeyedOrder, LogOrder
+from waltzd.server.groups.delivery_tracker import DeliveryTracker, KeyedOrder, LogOrder
 from waltzd.server.groups.state import GroupState
 from waltzd.server.groups.state_log import GroupStateLog, Key
 from waltzd.server.groups.state_writer import GroupStateWriter

@@ -20,8 +20,7 @@ from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import Recovery, Step
-from waltzd.server.core.task import Copy, Foreign, Heal, Level, SetLowMark, Truncate
+from waltzd.server.core.recovery import Copy, Foreign, Heal, Level, Recovery, SetLowMark, Step, Truncate
 
 Entry = tuple[int, int]
 """Which owner wrote it, and its number there: no two are the same."""

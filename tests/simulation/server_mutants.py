@@ -19,18 +19,16 @@ from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.mounts import Mount
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import QuotaUsage
-from waltzd.server.core import clock
 from waltzd.server.core import progress as progress_module
-from waltzd.server.core.lease import Lease
+from waltzd.server.core import step
 from waltzd.server.core.locks import LockTable
-from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.progress import Lease, Marks
+from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import QueuedBatch
-from waltzd.server.core.task import SetLowMark, Task, Truncate
+from waltzd.server.session.archive_upload import Trimmer
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog, Replicator
 from waltzd.server.session.session import Session
-from waltzd.server.session.trimmer import Trimmer
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
@@ -518,13 +516,13 @@ def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
 @mutant(22, 32, aim=JUMPING)
 def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
     """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
-    patches.set(clock.StorageClocks, "corrected", clock.StorageClocks.bounded)
+    patches.set(step.StorageClocks, "corrected", step.StorageClocks.bounded)
 
 
 @mutant(49, 62, aim=JUMPING)
 def believes_the_newest_clock_of_the_storages(patches: Patches) -> None:
     """The clock of the owner is bounded by the one of a storage that is ahead of all others."""
-    patches.set(clock, "median", lambda values: max(values.values()) if values else None)
+    patches.set(step, "median", lambda values: max(values.values()) if values else None)
 
 
 # -- who may do what ---------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from tests.unit.waltzd.server.core.test_recovery_stories import tell
 from waltzd.protocol.quorum import reached
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.progress import Marks, Progress
-from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Level
+from waltzd.server.core.recovery import Level, Recovery
 
 STEPS = 1500
 SHORT, SEEDS = 20, 150

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.cell import SETTINGS, cell, story
-from waltzd.server.core.clock import OWN_AHEAD_MAX
+from waltzd.server.core.step import OWN_AHEAD_MAX
 from waltzd.server.session.owned import CLOCKS_SECONDS
 
 HOUR = 3_600_000_000

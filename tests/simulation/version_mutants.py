@@ -8,8 +8,8 @@ from tests.simulation import operators
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
 from waltzctl.shell.safety import Plan
 from waltzd.protocol.level import THIS, Program
+from waltzd.server.reconcile import VersionCheck
 from waltzd.server.session.replicated_log import ReplicatedLog
-from waltzd.server.version_check import VersionCheck
 
 MIXED = Aim(faults=("versions",), seconds=10.0, servers=2, storages=3, setup={**BUSY, "rate": 20.0})
 """Upgrades, and daemons that do not fit, without anything else that goes wrong."""

@@ -61,7 +61,7 @@ from waltzd.protocol.locks import MarkedQuery, Mode
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.core.clock import AHEAD_MAX
+from waltzd.server.core.step import AHEAD_MAX
 from waltzd.storage.offline.verify import Options, Target, verify
 
 T = TypeVar("T")

@@ -54,7 +54,7 @@ from waltzd.protocol.locks import History, HistoryPart, MarkedPage, Mode, Reason
 from waltzd.protocol.peers import AttendPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
-from waltzd.server.core.clock import HybridClock, check_seen
+from waltzd.server.core.step import HybridClock, check_seen
 
 KEY = UUID(int=7)
 FAULTS = ("drop", "drop after", "late", "end", "crash", "move")

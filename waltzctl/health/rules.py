@@ -28,7 +28,7 @@ from waltzd.protocol.quorum import majority
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
 """Milliseconds between the clocks of two daemons. No decision of Waltz depends on clocks. Half a second confuses the
 order of events, and holds back transaction times for as long when a partition moves to a server whose clock is behind.
-A minute breaks certificates, and owners reject times that clients have seen elsewhere (`waltzd.server.core.clock`)."""
+A minute breaks certificates, and owners reject times that clients have seen elsewhere (`waltzd.server.core.step`)."""
 FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
 """Milliseconds within which 99 of 100 groups of writes are flushed. A disk with a power-protected write cache flushes
 in well under 5 ms."""

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
 
 from waltzd.daemon.metrics import Families
-from waltzd.daemon.threads import Threads
+from waltzd.daemon.process import Threads
 from waltzd.errors.operations import NotInstalled
 from waltzd.protocol.role import Role
 

@@ -34,8 +34,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health
-from waltzd.daemon.process import Supervisor, allow_open_files, collect_seldom, share_arena
-from waltzd.daemon.threads import Threads
+from waltzd.daemon.process import Supervisor, Threads, allow_open_files, collect_seldom, share_arena
 from waltzd.errors import WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG
 from waltzd.errors.operations import BadConfig, CoordinatorOpen, PartitionsClosed
@@ -48,18 +47,15 @@ from waltzd.server.admin_service import SERVICE as ADMIN
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.counters import AllCounters
-from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.pipeline import AllCounters, Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
-from waltzd.server.copy_rate import CopyRateLimit
 from waltzd.server.election import Election
 from waltzd.server.failure_detector import FailureDetector, open_probe
 from waltzd.server.metadata import MetadataSaver
-from waltzd.server.name_recorder import NameRecorder
 from waltzd.server.ownership import PartitionOwner
-from waltzd.server.policy import PolicyFollower
+from waltzd.server.reconcile import CopyRateLimit, NameRecorder, PolicyFollower, VersionCheck
 from waltzd.server.registration import Registration
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.change_signal import PeriodicTimer
@@ -68,7 +64,6 @@ from waltzd.server.session.replicated_log import ReplicatedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
-from waltzd.server.version_check import VersionCheck
 from waltzd.wire.calls import roles_at
 from waltzd.wire.grpc import Server
 from waltzd.wire.limits import REQUEST_BYTES_MAX

@@ -25,9 +25,8 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.http import HttpPort
-from waltzd.daemon.process import Supervisor, Underway, allow_open_files, collect_seldom, share_arena
+from waltzd.daemon.process import Supervisor, Threads, Underway, allow_open_files, collect_seldom, share_arena
 from waltzd.daemon.readiness import Unready
-from waltzd.daemon.threads import Threads
 from waltzd.disk.real import RealDisk
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.exit_codes import EXIT_BUG, EXIT_DISK_FAULT

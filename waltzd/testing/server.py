@@ -24,14 +24,13 @@ from waltzd.server.clients.registry import ClientRegistry
 from waltzd.server.election import Election
 from waltzd.server.failure_detector import FailureDetector, OpenProbe
 from waltzd.server.ownership import PartitionOwner
-from waltzd.server.policy import PolicyFollower
+from waltzd.server.reconcile import PolicyFollower, VersionCheck
 from waltzd.server.registration import Registration
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
-from waltzd.server.version_check import VersionCheck
 from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)

@@ -2,7 +2,7 @@
 
 Every call asks here, whatever transport carried it. An application may do what the policy grants to the name in its
 certificate. Callers of other roles, operators first, may do whatever their role may (`waltzd.protocol.role`). Before a
-policy was read, or found to be missing, no application is admitted. Nothing here blocks or reads: `waltzd.server.policy`
+policy was read, or found to be missing, no application is admitted. Nothing here blocks or reads: `waltzd.server.reconcile`
 follows the documents. The channels are here because a caller sees only channels in which it may do something.
 
 A mount gets its rights when it begins, and keeps them; a policy that changes reaches it by `review`.

@@ -23,7 +23,7 @@ from waltzd.protocol.locks import HistoryPart, MarkedPage, MarkedQuery
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.mount_audit import MountAudit
+from waltzd.server.clients.mounts import MountAudit
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import ATTEND, MOUNT, Call
 from waltzd.wire.codec import client_frames, key_of, to_value, uuid_of

@@ -17,7 +17,7 @@ from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor, AuditRecord
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleAppend, SingleCommittal
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.mount_audit import MOUNT_CALL, MountAudit
+from waltzd.server.clients.mounts import MOUNT_CALL, MountAudit
 from waltzd.server.clients.service import LogService
 from waltzd.wire.audited import name_of
 from waltzd.wire.call_connection import CallConnection

@@ -9,6 +9,8 @@ the log cache. A replicator fails alone: it reports its replica as silent to rec
 and begins again with contact. Only a storage that is fenced by a newer session ends more than the replicator. There is no
 queue for each replica: a replicator is a cursor into the log cache. One that has fallen behind the cache copies from the
 other replicas, sealed segments as files, until it can stream again.
+
+An append stream whose acknowledgements renew the lease of its session.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, written_by_another
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
@@ -28,17 +30,104 @@ from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, last_id_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
-from waltzd.server.core.clock import StorageClocks
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import NEAR_IDS, Recovery
-from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
+from waltzd.server.core.progress import Lease, Marks
+from waltzd.server.core.recovery import (
+    NEAR_IDS,
+    Copy,
+    Foreign,
+    Fork,
+    GiveUp,
+    Heal,
+    Level,
+    Recovery,
+    SetLowMark,
+    Task,
+    Trim,
+    Truncate,
+    Wait,
+)
+from waltzd.server.core.step import StorageClocks
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.copier import Copier, SourceFailed
 from waltzd.server.session.reader import ReplicaReader
-from waltzd.server.session.renewal import renew_by_acknowledgements
 from waltzd.server.session.settings import SessionSettings
 from waltzd.wire.coalescing_sender import CoalescingSender
+
+
+class Owner(Protocol):
+    """The log of a session, as far as a stream needs it."""
+
+    marks: Marks | None
+    sending_up_to: int | None
+    settings: SessionSettings
+
+
+def renew_by_acknowledgements(stream: AppendPort, name: str, sent: int, owner: Owner) -> AppendPort:
+    """Return a stream that renews the lease of the session; the stream itself if there is no lease. The storage `name`
+    was sent everything up to `sent` before."""
+    lease = owner.marks.lease if owner.marks is not None else None
+    return stream if lease is None else _RenewingStream(stream, name, sent, lease, owner)
+
+
+class _RenewingStream(AppendPort):
+    """A stream whose acknowledgements renew the lease. A storage checks its session before it writes, so an
+    acknowledgement confirms that the storage was not fenced by a newer session after the records were sent."""
+
+    def __init__(self, stream: AppendPort, name: str, sent: int, lease: Lease, owner: Owner) -> None:
+        self._stream = stream
+        self._name = name
+        self._lease = lease
+        self._owner = owner
+        self._sent = sent
+        """Last id that was sent. An acknowledgement up to the first value may be for what the storage held before this
+        stream."""
+        self._asked: tuple[int, float] | None = None
+        """First sent id that is not acknowledged, and the time at which it was sent; None if all are acknowledged."""
+
+    async def start(self) -> None:
+        await self._stream.start()
+
+    @property
+    def may_post(self) -> bool:
+        return self._stream.may_post
+
+    def post(self, content: Content, committed: int) -> None:
+        self._leaves(content)
+        self._stream.post(content, committed)
+
+    async def send(self, content: Content, committed: int) -> None:
+        self._leaves(content)
+        await self._stream.send(content, committed)
+
+    def _leaves(self, content: Content) -> None:
+        last_id = last_id_of(content) if content else self._sent
+        # What is sent while the session gives way renews nothing.
+        if last_id > self._sent and self._asked is None and self._owner.sending_up_to is None:
+            self._asked = last_id, self._owner.settings.clock()
+        self._sent = max(self._sent, last_id)
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        def take(mark: int) -> None:
+            self._came(mark)
+            taker(mark)
+
+        self._stream.hear(take)
+
+    async def receive(self) -> int | None:
+        mark = await self._stream.receive()
+        if mark is not None:
+            self._came(mark)
+        return mark
+
+    def _came(self, mark: int) -> None:
+        if self._asked is not None and mark >= self._asked[0]:
+            self._lease.renew(self._name, self._asked[1])
+            self._asked = None
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
 
 T = TypeVar("T")
 PROOF_BYTES_MAX = 64 << 10

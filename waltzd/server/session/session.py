@@ -48,10 +48,9 @@ from waltzd.errors.operations import Diverged
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.log_cache import LogCache
-from waltzd.server.core.recovery import NEAR_IDS
-from waltzd.server.core.task import Level
+from waltzd.server.core.progress import OUTLASTS, Lease
+from waltzd.server.core.recovery import NEAR_IDS, Level
 from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.replicated_log import ReplicatedLog

@@ -41,8 +41,7 @@ from waltzd.server.clients.pipeline import Capacity
 from waltzd.server.clients.registry import QuotaUsage
 from waltzd.server.core.quota import Bucket
 from waltzd.server.groups.delivery_tracker import Delivery
-from waltzd.server.subscriptions.group_partition import GroupPartition
-from waltzd.server.subscriptions.record_cache import RecordBlock
+from waltzd.server.subscriptions.group_partition import GroupPartition, RecordBlock
 
 FRAME_BYTES = 1 << 20
 STRETCHES_MAX = 4096

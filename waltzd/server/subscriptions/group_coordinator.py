@@ -61,8 +61,8 @@ from waltzd.server.groups.state_log import (
     lock_of,
     skip_entry,
     skipped_by,
+    totals_of,
 )
-from waltzd.server.groups.totals import totals_of
 from waltzd.server.subscriptions.consumer_stream import ConsumerStream
 from waltzd.server.subscriptions.group_log import Entry, GroupLog
 from waltzd.server.subscriptions.group_partition import GroupPartition, check_group_partition, other_timeline

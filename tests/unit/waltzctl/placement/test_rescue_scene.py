@@ -17,8 +17,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, EVERYTHING
 from waltzd.protocol.timelines import Lineage
-from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, Foreign, Fork, Heal, Level, SetLowMark, Truncate, Wait
+from waltzd.server.core.recovery import Copy, Foreign, Fork, Heal, Level, Recovery, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")

@@ -47,8 +47,7 @@ from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import BOUNDS, Histogram
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.role import Role
-from waltzd.server.clients.counters import AllCounters
-from waltzd.server.clients.pipeline import Pipeline, PipelineSettings
+from waltzd.server.clients.pipeline import AllCounters, Pipeline, PipelineSettings
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from waltzd.daemon.threads import Threads
+from waltzd.daemon.process import Threads
 
 
 def test_results_and_errors_come_back_to_who_asked() -> None:

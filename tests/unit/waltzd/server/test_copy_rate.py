@@ -16,7 +16,7 @@ from waltzd.cluster.documents import ClusterMeta, CopyRate
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import NodeMissing
-from waltzd.server.copy_rate import CopyRateLimit
+from waltzd.server.reconcile import CopyRateLimit
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 MB = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from waltzd.cluster.clients import SEEN_SECONDS
 from waltzd.errors import CannotConnect
-from waltzd.server.name_recorder import FORGET_SECONDS, NameRecorder
+from waltzd.server.reconcile import FORGET_SECONDS, NameRecorder
 
 
 class Names:

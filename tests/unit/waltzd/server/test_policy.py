@@ -18,7 +18,7 @@ from waltzd.protocol.channels import Channel, KeyHash, Parts, Ranges
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.authorizer import Authorizer
-from waltzd.server.policy import PolicyFollower
+from waltzd.server.reconcile import PolicyFollower
 
 KEY = UUID(int=7)
 META = ClusterMeta(name="test", key=KEY, partitions=4, created="2026-01-01")

@@ -16,8 +16,8 @@ from waltzd.cluster.documents import ClusterMeta, ServerMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors.operations import IncompatibleVersion, LevelUnknown
 from waltzd.protocol.document import encode
+from waltzd.server.reconcile import VersionCheck
 from waltzd.server.registration import Registration
-from waltzd.server.version_check import VersionCheck
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 

@@ -19,8 +19,8 @@ from waltzd.protocol.batches import Committals, Feed, FeedMode, HeadFeed
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
 from waltzd.server.clients.pipeline import GROUPS_BYTES_MAX, STEP_BYTES_MAX, STEP_ROWS_MAX
-from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.log_cache import RUN_BYTES
+from waltzd.server.core.step import AHEAD_MAX
 
 READ, WRITE, APPEND = Mode.READ, Mode.WRITE, Mode.APPEND
 NOW = 1_000_000_000

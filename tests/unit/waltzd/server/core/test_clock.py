@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.errors.operations import ClockAhead
-from waltzd.server.core.clock import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, StorageClocks, check_seen
+from waltzd.server.core.step import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, StorageClocks, check_seen
 
 TIMES = st.integers(0, 1 << 60)
 

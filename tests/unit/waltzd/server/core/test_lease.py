@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from waltzd.server.core.lease import OUTLASTS, Lease
+from waltzd.server.core.progress import OUTLASTS, Lease
 
 
 def test_a_majority_of_all_members_renews_it() -> None:

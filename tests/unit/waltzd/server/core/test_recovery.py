@@ -14,8 +14,7 @@ from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
-from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Trim, Truncate, Wait
+from waltzd.server.core.recovery import Copy, Foreign, GiveUp, Heal, Level, Recovery, SetLowMark, Trim, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 

@@ -42,8 +42,7 @@ from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, SetLowMark, Task, Truncate, Wait
+from waltzd.server.core.recovery import Copy, Foreign, GiveUp, Heal, Recovery, SetLowMark, Task, Truncate, Wait
 
 FOLDER = Path(__file__).parents[4] / "golden" / "recovery"
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from waltzd.cluster.documents import Keep, Membership, PartitionMeta, ReplicaState
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.server.core.retention import Sealed, bytes_of, mark_of, next_floor, reach_of
+from waltzd.server.core.archive import Sealed, bytes_of, mark_of, next_floor, reach_of
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 META = PartitionMeta(

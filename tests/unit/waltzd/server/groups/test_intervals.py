@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.server.groups.intervals import Interval, Intervals
+from waltzd.server.groups.state import Interval, Intervals
 
 IDS = st.integers(0, 20)
 PUTS = st.lists(st.tuples(IDS, st.integers(0, 6), st.none() | st.integers(0, 2)))

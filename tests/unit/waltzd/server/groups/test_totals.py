@@ -7,8 +7,7 @@ from typing import Any
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupPartitionStatus, Mode
 from waltzd.server.groups.state import GroupState
-from waltzd.server.groups.state_log import GroupStateLog, Key, group_entry, state_entry
-from waltzd.server.groups.totals import TROUBLES_MAX, totals_of
+from waltzd.server.groups.state_log import TROUBLES_MAX, GroupStateLog, Key, group_entry, state_entry, totals_of
 
 OWNED = {0: 99, 1: 9}
 

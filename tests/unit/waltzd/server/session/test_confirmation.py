@@ -16,8 +16,7 @@ from tests.unit.timeless import run
 from waltzd.errors import CannotConnect, NotReady
 from waltzd.errors.operations import SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.server.core.lease import OUTLASTS, Lease
-from waltzd.server.core.progress import Marks, Progress
+from waltzd.server.core.progress import OUTLASTS, Lease, Marks, Progress
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.timeless import run
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Content
-from waltzd.server.core.lease import Lease
-from waltzd.server.session.renewal import renew_by_acknowledgements
+from waltzd.server.core.progress import Lease
+from waltzd.server.session.replicated_log import renew_by_acknowledgements
 
 both = pytest.mark.parametrize("at_once", [False, True])
 

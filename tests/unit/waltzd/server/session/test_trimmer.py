@@ -11,9 +11,9 @@ import pytest
 from tests.simulation.cell import SETTINGS, story
 from waltzd.cluster.documents import Keep
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.clock import OWN_AHEAD_MAX, StorageClocks
+from waltzd.server.core.step import OWN_AHEAD_MAX, StorageClocks
+from waltzd.server.session.archive_upload import Trimmer
 from waltzd.server.session.replicated_log import ReplicatedLog
-from waltzd.server.session.trimmer import Trimmer
 
 SECOND = 1_000_000
 HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
