@@ -54,7 +54,7 @@ SETTLE_SECONDS = 15.0
 """Time after the appends that is measured in both clusters: idle daemons use the processor, too."""
 NO_KEYS = """
 import asyncio
-from waltzd.storage.key_indexer import KeyIndexer
+from waltzd.storage.scrub import KeyIndexer
 KeyIndexer.run = lambda self: asyncio.Event().wait()
 KeyIndexer.index_missed = lambda self, partition: asyncio.sleep(0)
 """

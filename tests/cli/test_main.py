@@ -280,7 +280,7 @@ def test_an_interrupt_ends_the_workers_too(storage: Path, is_early: bool) -> Non
     program = (
         "import os, signal, threading, time\n"
         "from waltzd.disk.real import RealDisk\n"
-        "from waltzd.storage.offline.workers import run\n"
+        "from waltzd.storage.offline.verify import run\n"
         "if __name__ == '__main__':\n"
         "    def poke():\n"
         "        import multiprocessing\n"

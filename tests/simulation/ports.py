@@ -25,7 +25,7 @@ from waltzd.server.clients.service import LogService
 from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.service import ReplicaService
-from waltzd.testing.server import LocalServer
+from waltzd.testing.cluster import LocalServer
 from waltzd.wire.calls import OPEN, Call, Transport
 from waltzd.wire.codec import (
     packed_client_frames,

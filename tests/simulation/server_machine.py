@@ -27,7 +27,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import LOCKS_BYTES, PipelineSettings
 from waltzd.server.session.archive_fetcher import ArchiveFetcher
 from waltzd.server.session.settings import SessionSettings
-from waltzd.testing.server import LocalServer
+from waltzd.testing.cluster import LocalServer
 
 STOP_SECONDS = 2.0
 CACHE_BYTES = 20_000

@@ -12,14 +12,14 @@ from waltzd.format.layout import FileHeader, index_entries
 from waltzd.format.scan import Survey, Tail
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.append_queue import AppendQueue
-from waltzd.storage.replica import segment, startup
+from waltzd.storage.replica import directory, segment
 from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.directory import _Opening
 from waltzd.storage.replica.hard_state import Fence, HardStateFile
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.repair import Healing
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.segment_list import SegmentList
-from waltzd.storage.replica.startup import _Opening
 
 POWER = Aim(faults=("power",), setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -161,7 +161,7 @@ def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
 
         return judge
 
-    patches.set(startup, "judge_tail", lambda found, **known: Tail.CLEAN)
+    patches.set(directory, "judge_tail", lambda found, **known: Tail.CLEAN)
     patches.wrap(_Opening, "_judge", make)
 
 

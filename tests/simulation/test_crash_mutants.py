@@ -118,12 +118,12 @@ def takes_a_torn_tail_for_damage(patch: pytest.MonkeyPatch) -> None:
     def judge(found: Survey, **known: Any) -> Tail:
         return Tail.DAMAGED if found.tail_bytes else Tail.CLEAN
 
-    patch.setattr("waltzd.storage.replica.startup.judge_tail", judge)
+    patch.setattr("waltzd.storage.replica.directory.judge_tail", judge)
 
 
 @mutant
 def leaves_a_torn_tail_where_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("waltzd.storage.replica.startup.judge_tail", lambda found, **known: Tail.CLEAN)
+    patch.setattr("waltzd.storage.replica.directory.judge_tail", lambda found, **known: Tail.CLEAN)
 
 
 @mutant

@@ -31,8 +31,7 @@ from waltzd.errors.operations import NothingHere, NotRegularFile, Unsafe
 from waltzd.format.layout import CONTROL_NAME, HARD_STATE_NAME, IDENTITY_NAME, first_id_of
 from waltzd.storage.offline.dump import dump
 from waltzd.storage.offline.reindex import IndexState, rebuild
-from waltzd.storage.offline.verify import Options, Target, partition_of, verify
-from waltzd.storage.offline.workers import processors
+from waltzd.storage.offline.verify import Options, Target, partition_of, processors, verify
 
 _IDS = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 Paths = Annotated[tuple[str, ...], Argument(metavar="PATH...")]

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from waltzd.sql.command import SqlCommand
-from waltzd.sql.engine import sqlite
+from waltzd.sql.guard import sqlite
 from waltzd.sql.inbox import SqlInbox
 from waltzd.sql.view import Poison, SqlView
 

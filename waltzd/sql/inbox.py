@@ -40,11 +40,11 @@ from sqlalchemy.exc import DBAPIError, NoSuchTableError, SQLAlchemyError
 
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, InboxPruned, OtherInbox, WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
-from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import (
     ONLY_READ_AND_WRITE,
     Guard,
     check_function,
+    checked_engine,
     is_of_the_database,
     prove_alive,
     refuse_what_came,

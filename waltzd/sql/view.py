@@ -43,11 +43,11 @@ from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
-from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import (
     ONLY_READ_AND_WRITE,
     Guard,
     check_function,
+    checked_engine,
     is_of_the_database,
     name_of,
     prove_alive,

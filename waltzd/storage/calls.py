@@ -43,7 +43,6 @@ from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, r
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.append_queue import AppendQueue, InlineFlushPolicy, RunBlocking, RunHere, Stream, refuse
 from waltzd.storage.archiver import Archiver
-from waltzd.storage.key_indexer import KeyIndexer
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.hard_state import check_jump
@@ -51,7 +50,7 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.repair import Installation
 from waltzd.storage.replica.segment import Suspect
 from waltzd.storage.restorer import Restorer
-from waltzd.storage.scrub import Scrub
+from waltzd.storage.scrub import KeyIndexer, Scrub
 from waltzd.wire.budget import Budget
 from waltzd.wire.streams import PIECE_BYTES, timely
 from waltzd.wire.tasks import call_on

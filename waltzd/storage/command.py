@@ -12,7 +12,9 @@ import functools
 import logging
 import os
 import signal
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import NoReturn
 
@@ -24,6 +26,7 @@ from waltzd.daemon import alarm, logs
 from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
+from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.http import HttpPort
 from waltzd.daemon.process import Supervisor, Threads, Underway, allow_open_files, collect_seldom, share_arena
 from waltzd.daemon.readiness import Unready
@@ -33,11 +36,65 @@ from waltzd.errors.exit_codes import EXIT_BUG, EXIT_DISK_FAULT
 from waltzd.errors.operations import BadConfig, FlushFailed
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
-from waltzd.storage.listeners import Ports, start_services
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.replica_context import PartitionSettings
-from waltzd.wire.tasks import tell_failure
+from waltzd.storage.service import ReplicaService, StorageAdminService
+from waltzd.storage.stream_port import StreamPort
+from waltzd.wire.calls import roles_at
+from waltzd.wire.grpc import Server
+from waltzd.wire.limits import REQUEST_BYTES_MAX
+from waltzd.wire.listener import Listener
+from waltzd.wire.servicer import add_service
+from waltzd.wire.tasks import on_loop, tell_failure
 from waltzd.wire.tls import Tls, tls_for
+
+REPLICA, ADMIN = "waltz.v1.Replica", "waltz.v1.StorageAdmin"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports of a storage: for servers, for their append streams, and for operators."""
+
+    replicas: Listener
+    streams: StreamPort
+    admin: Listener
+    streams_loop: asyncio.AbstractEventLoop | None
+
+    async def knock(self) -> list[str]:
+        """Return the reasons why a new caller would not be let in; empty if it would."""
+        return [*await self.replicas.knock(), *await self.admin.knock()]
+
+    async def stop(self, seconds: float) -> None:
+        """Refuse new calls; running calls may go on for `seconds`."""
+        streams = on_loop(self.streams_loop, self.streams.stop(seconds))
+        await asyncio.gather(self.replicas.stop(seconds), streams, self.admin.stop(seconds))
+
+
+async def start_services(
+    calls: StorageCalls,
+    tls: Tls | None,
+    unready: Callable[[Ports], Unready],
+    audit: AuditLog,
+    *,
+    on_fatal: Callable[[BaseException], None],
+) -> Ports:
+    config = calls.config
+    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(REPLICA))
+    streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls, audit)
+    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(ADMIN))
+    await on_loop(calls.streams_loop, streams.start(on_fatal))
+    service = ReplicaService(calls, streams.address.port)
+    await replicas.start(lambda server: add_service(server, "Replica", service), on_fatal=on_fatal)
+    ports = Ports(replicas, streams, admin, calls.streams_loop)
+    await admin.start(lambda server: _add_admin_services(calls, server, unready(ports)), on_fatal=on_fatal)
+    return ports
+
+
+def _add_admin_services(calls: StorageCalls, server: Server, unready: Unready) -> None:
+    add_service(server, "StorageAdmin", StorageAdminService(calls))
+    add_health(server, {ADMIN: False}, unready, is_ending=lambda: calls.is_draining)
+    add_reflection(server, [ADMIN])
+
 
 READING_THREADS = 2
 RESTORING_THREADS = 3

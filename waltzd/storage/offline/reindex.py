@@ -42,8 +42,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.scan import follow_footer, survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
-from waltzd.storage.offline.verify import OnProgress, Report, Target, partition_checks, wanted_targets
-from waltzd.storage.offline.workers import run
+from waltzd.storage.offline.verify import OnProgress, Report, Target, partition_checks, run, wanted_targets
 from waltzd.storage.replica.control import Ledger, read_ledger
 
 COMPARE_BYTES = 1 << 20

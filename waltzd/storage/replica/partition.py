@@ -22,7 +22,7 @@ are known to be committed) nothing is cut for any caller.
 Calls that change the replica come one at a time: the daemon has one queue for each partition. `read` may run beside them,
 because the bytes that it reads are immutable, and `cuts` shows whether a truncation came between. A failed flush ends the
 replica: the disk may hold less than the cache shows, and a second flush could report success. Opening a replica is in
-`waltzd.storage.replica.startup`, segment files and damage are in `repair`.
+`waltzd.storage.replica.directory`, segment files and damage are in `repair`.
 """
 
 from __future__ import annotations

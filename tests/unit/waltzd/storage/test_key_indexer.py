@@ -12,7 +12,7 @@ import pytest
 from tests.unit.waltzd.storage.replica import test_key_indexes
 from waltzd.disk.simulated import Fault
 from waltzd.errors.operations import FlushFailed, ReadFailed
-from waltzd.storage.key_indexer import BYTES_PER_SECOND, LOOK_SECONDS, KeyIndexer
+from waltzd.storage.scrub import BYTES_PER_SECOND, LOOK_SECONDS, KeyIndexer
 
 
 class FakePartition:

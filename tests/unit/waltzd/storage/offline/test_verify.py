@@ -56,11 +56,11 @@ from waltzd.storage.offline.verify import (
     PartitionReport,
     Report,
     Target,
+    run,
     verify,
     verify_partition,
     wanted_targets,
 )
-from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.hard_state import read_hard_state
 
 OTHER_KEY = UUID(int=7)
