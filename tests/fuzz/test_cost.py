@@ -36,9 +36,16 @@ from waltzd.server.clients.service import LogService
 from waltzd.server.subscriptions.consumer_stream import check_ack
 from waltzd.wire import calls as declared
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, packed_error, server_frames
-from waltzd.wire.groups import member_frames
-from waltzd.wire.limits import CLIENT_FIELDS_MAX, MEMBER_BYTES_MAX, REQUEST_BYTES_MAX, bounded
+from waltzd.wire.codec import (
+    CLIENT_FIELDS_MAX,
+    MEMBER_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    bounded,
+    client_frames,
+    member_frames,
+    packed_error,
+    server_frames,
+)
 from waltzd.wire.servicer import Origin, answered
 
 CALLS, CALLS_PER_BYTE = 20_000, 12

@@ -65,8 +65,8 @@ from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.subscriptions.group_coordinator import GroupCoordinator
 from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
 from waltzd.wire.calls import roles_at
+from waltzd.wire.codec import REQUEST_BYTES_MAX
 from waltzd.wire.grpc import Server
-from waltzd.wire.limits import REQUEST_BYTES_MAX
 from waltzd.wire.listener import Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.servicer import add_service

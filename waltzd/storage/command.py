@@ -41,8 +41,8 @@ from waltzd.storage.replica.replica_context import PartitionSettings
 from waltzd.storage.service import ReplicaService, StorageAdminService
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.calls import roles_at
+from waltzd.wire.codec import REQUEST_BYTES_MAX
 from waltzd.wire.grpc import Server
-from waltzd.wire.limits import REQUEST_BYTES_MAX
 from waltzd.wire.listener import Listener
 from waltzd.wire.servicer import add_service
 from waltzd.wire.tasks import on_loop, tell_failure

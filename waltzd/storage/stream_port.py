@@ -20,11 +20,11 @@ from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.role import Role
 from waltzd.storage.append_queue import refuse
 from waltzd.storage.calls import StorageCalls
-from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_status
 from waltzd.wire.connections import CONNECTIONS_MAX
-from waltzd.wire.framed_listener import FramedListener
 from waltzd.wire.frames import Connection, Kind
+from waltzd.wire.listening_port import FramedListener
+from waltzd.wire.servicer import name_of
 from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
 from waltzd.wire.tls import Tls
 

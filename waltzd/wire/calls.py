@@ -52,6 +52,8 @@ from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
     checked_pieces,
     checked_run,
+    delivery_frames,
+    delivery_message,
     detail_of,
     error_of_detail,
     lock_history_message,
@@ -64,7 +66,6 @@ from waltzd.wire.codec import (
     to_value,
     uuid_of,
 )
-from waltzd.wire.groups import delivery_frames, delivery_message
 
 R = TypeVar("R")
 About: TypeAlias = tuple[Iterable[int], str]

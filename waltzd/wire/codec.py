@@ -6,6 +6,15 @@ hand, without an object for each transaction.
 
 Only the form is checked here: columns hold whole numbers and have equal lengths, and enumerations have known values.
 The receiver checks the contents.
+
+Limits on the size of a message, checked before it is parsed.
+
+A parsed message takes about a hundred bytes for each message nested in it, and two bytes on the wire are enough for
+one. So the length and the number of fields of a request are checked while it is still bytes. The receiver checks the
+values of the fields.
+
+Conversion of frames between members of consumer groups and owners to messages and back. Columns are converted by
+hand.
 """
 
 from __future__ import annotations
@@ -15,7 +24,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -24,7 +33,7 @@ from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import CannotConnect, WaltzError
+from waltzd.errors import CannotConnect, TooLarge, WaltzError
 from waltzd.errors.operations import BadFrame, tree
 from waltzd.format.batch import (
     Batch,
@@ -55,16 +64,108 @@ from waltzd.protocol.batches import (
     SingleCommittal,
 )
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.groups import (
+    Ack,
+    AckKind,
+    AckResult,
+    AcksDurable,
+    Deliveries,
+    DeliveryFrame,
+    Dismissed,
+    Joined,
+    JoinRequest,
+    Leave,
+    MemberFrame,
+    Paused,
+)
 from waltzd.protocol.histogram import Histogram
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.peers import LockHistory, run_of
 from waltzd.protocol.timelines import TIMELINES_MAX, Lineage, Timeline
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.limits import check_size
 from waltzd.wire.wire_pb2 import ErrorDetail
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+Parse: TypeAlias = Callable[[bytes], M]
+REQUEST_BYTES_MAX = 256 << 10
+"""Largest size of a message without records: one that names each partition of the largest cluster."""
+CLIENT_FIELDS_MAX = 4096
+"""Largest number of fields in one message of a mount, where each batch is a field. A client sends at most about 2000
+small ones together."""
+MEMBER_FIELDS_MAX = 256
+"""Largest number of fields in one message of a member. A client sends at most 32 acknowledgements together."""
+MEMBER_BYTES_MAX = MEMBER_FIELDS_MAX << 16
+"""Largest size of one message of a member: an acknowledgement with 4096 ranges takes 64 KiB."""
+_FIELDS_MAX = {wire.ClientFrame: CLIENT_FIELDS_MAX, wire.MemberFrame: MEMBER_FIELDS_MAX}
+_BYTES_MAX = {wire.ClientFrame: None, wire.MemberFrame: MEMBER_BYTES_MAX}
+_VARINT_BYTES_MAX = 10
+
+
+def check_size(kind: type[Message], raw: Buffer) -> None:
+    """Raise `TooLarge` or `BadFrame` if a message of this type is too long or has too many fields."""
+    bytes_max = _BYTES_MAX.get(kind, REQUEST_BYTES_MAX)
+    if bytes_max is not None and len(raw) > bytes_max:
+        raise TooLarge(
+            f"a message {kind.DESCRIPTOR.name} has {len(raw)} bytes; {bytes_max} are allowed",
+            next_step="say less in one message",
+        )
+    fields_max = _FIELDS_MAX.get(kind)
+    if fields_max is not None and _has_more_fields(raw, fields_max):
+        raise BadFrame(f"a message {kind.DESCRIPTOR.name} has more than {fields_max} fields")
+
+
+def bounded(kind: type[M], parse: Parse[M]) -> Callable[[bytes], M | WaltzError]:
+    """Return a parser that returns an error instead of a message that is too large. Bytes that are no message are
+    parsed as an empty one, which every call with a cluster key rejects in one line. gRPC would log a traceback for
+    each, and strangers could fill the disk."""
+
+    def read(raw: bytes) -> M | WaltzError:
+        try:
+            check_size(kind, raw)
+            return parse(raw)
+        except DecodeError:
+            return parse(b"")
+        except WaltzError as error:
+            return error
+
+    return read
+
+
+def _has_more_fields(raw: Buffer, most: int) -> bool:
+    """Return whether a message has more than `most` fields, nested ones not counted. Bytes that are no message are left
+    to the parser."""
+    at, end = 0, len(raw)
+    for _ in range(most + 1):
+        if at >= end:
+            return False
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(raw, at)
+                at += size
+            case 5:
+                at += 4
+            case _:
+                return False
+    return at < end
+
+
+def _varint(raw: Buffer, at: int) -> tuple[int, int]:
+    """Return the number at an offset and the offset behind it. Bytes beyond the end of the message count as zeros."""
+    value = 0
+    for shift in range(_VARINT_BYTES_MAX):
+        byte = raw[at + shift] if at + shift < len(raw) else 0
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    return value, at + _VARINT_BYTES_MAX
+
+
 _ERRORS = tree()
 LOCK_ROWS_MAX = 10_000_000
 """Largest number of records in one answer about locks; a larger claim is rejected before memory is allocated for it."""
@@ -564,3 +665,105 @@ def unpacked_server_frames(raw: Buffer) -> list[ServerFrame]:
         return server_frames(wire.ServerFrame.FromString(cast(bytes, raw)))
     except DecodeError:
         raise BadFrame("a frame is not a message of a server") from None
+
+
+_STRETCHES = (column("firsts", ">i8", "i8"), column("lasts", ">i8", "i8"))
+_DELIVERIES = (
+    column("ids", ">i8", "i8"),
+    column("attempts", ">i4", "i4"),
+    column("headers", ">i4", "i4"),
+    column("times", ">i8", "i8"),
+    column("lengths", ">u4", "u4"),
+    column("data_crcs", ">u4", "u4"),
+)
+
+
+def member_message(frames: Sequence[MemberFrame]) -> wire.MemberFrame:
+    message = wire.MemberFrame()
+    for frame in frames:
+        match frame:
+            case JoinRequest():
+                message.join.CopyFrom(to_message(wire.JoinRequest, frame))
+            case Ack():
+                said = message.said.add(
+                    number=frame.number, verb=frame.verb, epoch=frame.epoch, tag=frame.tag, reason=frame.reason
+                )
+                if frame.delay_ms is not None:
+                    said.delay_ms = frame.delay_ms
+                fill(said, frame, *_STRETCHES)
+            case Leave():
+                message.leaves = True
+    return message
+
+
+def member_frames(message: wire.MemberFrame) -> list[MemberFrame]:
+    frames: list[MemberFrame] = []
+    if message.HasField("join"):
+        frames.append(to_value(JoinRequest, message.join))
+    frames += map(_said, message.said)
+    if message.leaves:
+        frames.append(Leave())
+    if not frames:
+        raise BadFrame("a message is empty")
+    return frames
+
+
+def _said(message: wire.Said) -> Ack:
+    try:
+        verb = AckKind(message.verb)
+    except ValueError:
+        raise BadFrame(f"an acknowledgement has the unknown kind {message.verb}") from None
+    return Ack(
+        number=message.number,
+        verb=verb,
+        epoch=message.epoch,
+        tag=message.tag,
+        delay_ms=message.delay_ms if message.HasField("delay_ms") else None,
+        reason=message.reason,
+        **taken(message, *_STRETCHES),
+    )
+
+
+def delivery_message(frames: Sequence[DeliveryFrame]) -> wire.DeliveryFrame:
+    """Pack frames of an owner: at most one of each kind, except deliveries and results."""
+    message = wire.DeliveryFrame()
+    for frame in frames:
+        match frame:
+            case Joined():
+                message.joined.CopyFrom(to_message(wire.Joined, frame))
+            case Deliveries():
+                found = message.deliveries.add(epoch=frame.epoch, tag=frame.tag)
+                fill(found, frame, *_DELIVERIES)
+                found.payloads = frame.payloads if isinstance(frame.payloads, bytes) else bytes(frame.payloads)
+            case AckResult():
+                message.answers.append(to_message(wire.Answer, frame))
+            case AcksDurable():
+                message.kept = frame.number
+            case Paused():
+                message.paused = frame.reason
+            case Dismissed():
+                message.dismissed.CopyFrom(detail_of(frame.error))
+    return message
+
+
+def delivery_frames(message: wire.DeliveryFrame) -> list[DeliveryFrame]:
+    frames: list[DeliveryFrame] = []
+    if message.HasField("joined"):
+        frames.append(to_value(Joined, message.joined))
+    frames += map(_deliveries, message.deliveries)
+    frames += (to_value(AckResult, answer) for answer in message.answers)
+    if message.HasField("kept"):
+        frames.append(AcksDurable(message.kept))
+    if message.HasField("paused"):
+        frames.append(Paused(message.paused))
+    if message.HasField("dismissed"):
+        frames.append(Dismissed(error_of_detail(message.dismissed)))
+    return frames
+
+
+def _deliveries(message: wire.Deliveries) -> Deliveries:
+    rows, given = taken(message, *_DELIVERIES), len(message.payloads)
+    told = int(rows["lengths"].sum(dtype="i8"))
+    if told != given:
+        raise BadFrame(f"a frame of deliveries announces {told} bytes of payloads and has {given}")
+    return Deliveries(epoch=message.epoch, tag=message.tag, payloads=message.payloads, **rows)

@@ -26,11 +26,11 @@ from waltzd.errors.operations import BadFrame, PortInUse, TooManyCallers
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import NO_AUDIT, Auditor
 from waltzd.protocol.role import Certificate, Role
-from waltzd.wire.audited import noted
 from waltzd.wire.calls import allowed
+from waltzd.wire.codec import bounded
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
-from waltzd.wire.limits import bounded
+from waltzd.wire.servicer import noted
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import CERTIFIED_SECONDS, Credentials, Tls
 

@@ -26,8 +26,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.mounts import MountAudit
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import ATTEND, MOUNT, Call
-from waltzd.wire.codec import client_frames, key_of, to_value, uuid_of
-from waltzd.wire.groups import member_frames
+from waltzd.wire.codec import client_frames, key_of, member_frames, to_value, uuid_of
 from waltzd.wire.grpc import caller_of, peer_of
 from waltzd.wire.listener import first_message, next_message
 from waltzd.wire.servicer import Context, Host, Origin, abort_stream, write

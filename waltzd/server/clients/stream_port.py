@@ -19,8 +19,6 @@ from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame, SingleApp
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.mounts import MOUNT_CALL, MountAudit
 from waltzd.server.clients.service import LogService
-from waltzd.wire.audited import name_of
-from waltzd.wire.call_connection import CallConnection
 from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import (
     packed_committed,
@@ -30,9 +28,10 @@ from waltzd.wire.codec import (
     unpacked_single,
 )
 from waltzd.wire.connections import CONNECTIONS_MAX
-from waltzd.wire.framed_listener import FramedListener
+from waltzd.wire.framed_calls import CallConnection
 from waltzd.wire.frames import Connection, Kind
-from waltzd.wire.servicer import Origin
+from waltzd.wire.listening_port import FramedListener
+from waltzd.wire.servicer import Origin, name_of
 from waltzd.wire.tls import Tls
 
 FIRST_BYTES = 4 << 10

@@ -12,9 +12,9 @@ import pytest
 from waltzd.errors import NoSuchPartition, NotPermitted, WaltzError
 from waltzd.protocol.audit import AuditRecord
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.audited import noted
 from waltzd.wire.calls import CALLS, Audit
 from waltzd.wire.codec import detail_of
+from waltzd.wire.servicer import noted
 
 CHANGES = {
     "Replica/Open", "Replica/SetLowMark", "Replica/Truncate", "Replica/Read", "StorageAdmin/CreatePartitions",

@@ -24,10 +24,9 @@ from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.call_connection import CallConnection
 from waltzd.wire.calls import FETCH_MARKED
 from waltzd.wire.codec import packed_server_frames, unpacked_error
-from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, REQUEST_MAX, VERSION
+from waltzd.wire.framed_calls import CALLS_MAX, FRAMED_CALLS, REPLY_HEAD, REQUEST_HEAD, REQUEST_MAX, VERSION, CallConnection
 from waltzd.wire.frames import Connection, Kind, connect
 from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import ServerClient

@@ -21,10 +21,9 @@ from waltzd.daemon.http import Answer, HttpPort, Question
 from waltzd.errors import CannotConnect
 from waltzd.protocol.address import Address
 from waltzd.protocol.role import Role, dns_name
-from waltzd.wire import framed_listener, listening_port
-from waltzd.wire.framed_listener import FramedListener
+from waltzd.wire import listening_port
 from waltzd.wire.frames import Connection
-from waltzd.wire.listening_port import ListeningPort
+from waltzd.wire.listening_port import FramedListener, ListeningPort
 
 KEY = UUID(int=7)
 MOST = 8
@@ -239,7 +238,7 @@ def test_every_tls_port_bounds_handshakes(
             await stop()
             await silent.close()
 
-    assert min(framed_listener.HANDSHAKE_SECONDS, http.QUESTION_SECONDS) == 5.0
-    monkeypatch.setattr(framed_listener, "HANDSHAKE_SECONDS", 60.0)
+    assert min(listening_port.HANDSHAKE_SECONDS, http.QUESTION_SECONDS) == 5.0
+    monkeypatch.setattr(listening_port, "HANDSHAKE_SECONDS", 60.0)
     monkeypatch.setattr(http, "QUESTION_SECONDS", 60.0)
     uvloop.run(test())

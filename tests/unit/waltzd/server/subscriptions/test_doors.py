@@ -17,7 +17,7 @@ from waltzd.protocol.groups import Ack, AckKind, Mode
 from waltzd.server.groups.delivery_tracker import DeliveryTracker, GroupSettings
 from waltzd.server.groups.state import GroupState
 from waltzd.server.subscriptions import consumer_stream
-from waltzd.wire.groups import delivery_message
+from waltzd.wire.codec import delivery_message
 
 
 def test_a_group_is_made_only_where_each_partition_is_granted() -> None:
