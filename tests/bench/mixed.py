@@ -14,8 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from waltzctl.bench.command import Series
-from waltzctl.bench.load import Counters, Latencies, Load, locks, payloads
+from waltzctl.bench.command import Counters, Latencies, Load, Series, locks, payloads
 from waltzd.client.client import Client
 from waltzd.client.loop import run
 from waltzd.client.view import Transaction

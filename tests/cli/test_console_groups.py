@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 from tests.cli.group_servers import Servers, member, place, running
 from tests.unit.snapshots import well
 from tests.unit.waltzctl.console.still import Still, seen_of, visiting
-from waltzctl.console.session_auth import SessionAuth, hosts_of
-from waltzctl.console.site import Site
+from waltzctl.console.site import SessionAuth, Site, hosts_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.protocol.groups import ParkedTransaction
 

@@ -26,10 +26,9 @@ import pytest
 
 from tests.cli.example import examples
 from tests.spare_storages import members
-from waltzctl.local_cluster import daemon, directory, local, up
+from waltzctl.local_cluster import daemon, local, up
 from waltzctl.local_cluster.daemon import Daemon, birth, command_of
-from waltzctl.local_cluster.directory import directory_lock
-from waltzctl.local_cluster.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster, directory_lock
 from waltzctl.placement import creation
 from waltzctl.shell.blueprint import (
     BLUEPRINT,
@@ -802,14 +801,14 @@ def test_who_watches_waits_for_the_end_of_a_removal(home: Path, monkeypatch: pyt
 
     def watch() -> bool:
         assert up._watch(LocalCluster.find(home / "small"), ["storage-1"]) == ["storage-1"]
-        return directory.is_whole(home / "small")
+        return local.is_whole(home / "small")
 
     with ThreadPoolExecutor(1) as thread:
         with directory_lock(home / "small"):
             watching = thread.submit(watch)
             cluster.daemons["storage-1"].kill()
             assert told.get(timeout=PATIENCE_SECONDS).startswith("storage-1 ended; ")
-            directory.remove(home / "small")
+            local.remove(home / "small")
         assert watching.result(PATIENCE_SECONDS) is False
 
 
@@ -840,7 +839,7 @@ def test_reset_goes_on_where_it_was_killed(
 ) -> None:
     """Whichever file was the last one that it removed: what is left is not started, and the next one removes the rest."""
     shutil.copytree(stopped, home / "small")
-    files = len(directory.survey(home / "small").files) + 1
+    files = len(local.survey(home / "small").files) + 1
     before_it_dies = range(files)[last]
     gone: list[Path] = []
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.config.policy import connected, describe_loss
-from waltzctl.config.policy_file import exact_names, losses
+from waltzctl.config.policy import connected, describe_loss, exact_names, losses
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import CommandTarget, using
 from waltzctl.shell.numbers import check_partitions, chosen

@@ -80,8 +80,7 @@ async def _serve(
     import uvicorn
 
     from waltzctl.console.bounded_protocol import BoundedProtocol
-    from waltzctl.console.session_auth import SessionAuth, hosts_of
-    from waltzctl.console.site import Site
+    from waltzctl.console.site import SessionAuth, Site, hosts_of
     from waltzctl.console.watch import Watch
 
     ended = asyncio.Event()

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from waltzctl.console.pages import Page, PageRequest, part
-from waltzctl.console.table import GridStyle, Tone, grid
+from waltzctl.console.pages import GridStyle, Page, PageRequest, Tone, grid, part
 from waltzctl.records import decode, lock
 from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened

@@ -3,28 +3,248 @@ replaced, and no other.
 
 A page takes the results of the commands, and their columns. It adds where a link leads and which shape a
 state has, and no figure.
+
+Small SVG drawings: charts of the last minutes, and replicas as cursors relative to the committed mark. Pure.
+
+A drawing only repeats numbers that the page has as text, and carries them in its label for screen readers.
+
+Tables of a page, made of the columns that the tool's own tables have (`waltzctl.show.forms`).
+
+A cell has the text that a person reads in the terminal and, where it is a number, the value that `-o json` gives: a page
+has no figure of its own. A shape and a word show what a state means; the colour only repeats it.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from waltzctl.console.chart import Cursor, Line, cursors, lines
-from waltzctl.console.table import SHAPES, Cell, Grid, GridStyle, Tone, grid, listed, tone_of
+from markupsafe import Markup, escape
+
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.health import top
 from waltzctl.health.facts import Check, Grade, Health, HealthReport
 from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
 from waltzctl.shell.cluster_target import MEANT, ClusterTarget, option, unknown
 from waltzctl.show import cluster
-from waltzctl.show.forms import Column, Columns
-from waltzctl.show.terminal import count
+from waltzctl.show.forms import Column, Columns, Listing
+from waltzctl.show.terminal import count, printable
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, silence
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, WaltzError
+
+
+class Tone(enum.StrEnum):
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    OFF = "off"
+    """Neutral: unknown, or not expected."""
+
+
+SHAPES = {Tone.GOOD: "●", Tone.WARN: "▲", Tone.BAD: "■", Tone.OFF: "○"}
+WORDS = {
+    Tone.GOOD: "open up live pass healthy done yes leader info",
+    Tone.WARN: "draining waiting degraded warn warning slow catching_up connecting settling hangs slowed stopping begun "
+    "interrupted recovering unknown voting recording admitting",
+    Tone.BAD: "down silent fail error critical damaged diverged given_up refused offline",
+    Tone.OFF: "gone debug no leaving",
+}
+_TONES = {word: tone for tone, words in WORDS.items() for word in words.split()}
+LONG = 48
+_WORST = (Tone.BAD, Tone.WARN, Tone.OFF, Tone.GOOD)
+
+
+def tone_of(value: object) -> Tone:
+    """Return the tone of a state: the worst of its words, which may be a list or separated by commas."""
+    words = value if isinstance(value, list | tuple) else str(value).split(",")
+    tones = {_TONES.get(str(word).strip().lower().partition(" ")[0], Tone.WARN) for word in words}
+    return next(tone for tone in _WORST if tone in tones)
+
+
+def tone_of_outcome(value: object) -> Tone:
+    """Return the tone of the outcome of a change; an unknown word is an error."""
+    return _TONES.get(str(value), Tone.BAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    text: str
+    number: int | float | None = None
+    """What programs read."""
+    href: str = ""
+    tone: Tone | None = None
+    drawn: Markup | None = None
+    """Drawing in front of the text."""
+
+    @property
+    def is_long(self) -> bool:
+        """True if the text may be broken into lines."""
+        return len(self.text) > LONG
+
+    @property
+    def shape(self) -> str:
+        return "" if self.tone is None else SHAPES[self.tone]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    name: str
+    key: str
+    """Key of the column in JSON; "" if it is not in JSON."""
+    is_right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    caption: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    nothing: str
+
+
+Of = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridStyle:
+    """Links, tones and drawings of the columns of a table, by column name."""
+
+    links: Mapping[str, Of] = field(default_factory=dict)
+    tones: Mapping[str, Of] = field(default_factory=dict)
+    """Function that maps the value of the column to its tone."""
+    drawn: Mapping[str, Of] = field(default_factory=dict)
+    """Function that maps the whole row to its drawing."""
+    without: Collection[str] = ()
+    wide: Collection[str] = ()
+    """Wide columns that are shown if a row has a value there."""
+
+
+PLAIN = GridStyle()
+
+
+def grid(caption: str, columns: Columns[Any], rows: Sequence[Any], style: GridStyle = PLAIN, *, nothing: str = "") -> Grid:
+    shown = [
+        one
+        for one in columns
+        if one.name
+        and one.name not in style.without
+        and (not one.is_wide or (one.name in style.wide and any(one.shown(row) for row in rows)))
+    ]
+    return Grid(
+        caption=caption,
+        heads=tuple(Head(name=one.name, key=one.key, is_right=one.is_of_numbers(rows)) for one in shown),
+        rows=tuple(tuple(_cell(one, row, style) for one in shown) for row in rows),
+        nothing=nothing,
+    )
+
+
+def listed(caption: str, found: Listing[Any], style: GridStyle = PLAIN, rows: Sequence[Any] | None = None) -> Grid:
+    """Return a table of a listing. `rows`: the rows to show; None for all."""
+    return grid(
+        caption, found.columns, found.rows if rows is None else rows, style, nothing=found.nothing or "There are none."
+    )
+
+
+def _cell(column: Column[Any], row: Any, style: GridStyle) -> Cell:
+    value = column.value(row)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Cell(
+        text=printable(column.shown(row)),
+        number=value if is_number and column.key else None,
+        href=style.links[column.name](row) if column.name in style.links else "",
+        tone=style.tones[column.name](value) if column.name in style.tones else None,
+        drawn=style.drawn[column.name](row) if column.name in style.drawn else None,
+    )
+
+
+WIDTH, HEIGHT = 320, 64
+TOP = 4
+POINTS_MAX = 120
+"""Maximum number of points of a line."""
+TRACK, TRACK_HEIGHT = 120, 22
+MARK_X = 116
+STEP = 8.0
+"""Distance in units to the left for each doubling of the lag of a replica."""
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    values: Sequence[float | None]
+    """Values over time; None if unknown at that time."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    name: str
+    behind: int
+    counts: bool
+
+
+def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, label: str) -> Markup:
+    """Draw the last `seconds` as a chart, with the newest value at the right and 0 at the bottom. Of several values at one
+    position the highest is drawn, so that no peak is lost."""
+    known = [value for line in series for value in line.values if value is not None]
+    high = max(known, default=0.0) or 1.0
+    end = times[-1] if times else 0.0
+    paths = []
+    for number, line in enumerate(series):
+        parts, is_open = [], False
+        for at, value in thinned(times, line.values, seconds / POINTS_MAX):
+            if value is None:
+                is_open = False
+                continue
+            x = WIDTH * (1 - (end - at) / seconds)
+            y = HEIGHT - (HEIGHT - TOP) * min(1.0, value / high)
+            parts.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
+            is_open = True
+        paths.append(f'<path class="line line-{number}" d="{"".join(parts)}"/>')
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}"><path class="ground" d="M0 {HEIGHT}H{WIDTH}"/>{"".join(paths)}</svg>'
+    )
+
+
+def thinned(times: Sequence[float], values: Sequence[float | None], span: float) -> Iterator[tuple[float, float | None]]:
+    """Yield the highest value of each span of time, every unknown value (a gap in the line), and the newest value.
+    Spans begin at multiples of their length, so a drawing does not change while it moves."""
+    best: tuple[float, float] | None = None
+    newest = times[-1] if times else 0.0
+    for at, value in zip(times, values, strict=True):
+        if best is not None and (value is None or at == newest or at // span != best[0] // span):
+            yield best
+            best = None
+        if value is None:
+            yield at, None
+        elif best is None or value > best[1]:
+            best = at, value
+    if best is not None:
+        yield best
+
+
+def cursors(found: Sequence[Cursor]) -> Markup:
+    """Draw the replicas of a partition: the committed mark is the line at the right, and a level replica is next to it. A
+    hollow cursor is a replica that does not count for the majority."""
+    summary = ", ".join(f"{one.name} {f'{one.behind:,} behind' if one.behind else 'level'}" for one in found)
+    drawn, radius = [], 3 if len(found) <= 3 else 2
+    for place, one in enumerate(found):
+        x = max(6.0, MARK_X - 4 - STEP * math.log2(1 + max(0, one.behind)))
+        y = (place + 1) * TRACK_HEIGHT / (len(found) + 1)
+        shape = "counts" if one.counts else "apart"
+        drawn.append(
+            f'<path class="rail" d="M4 {y:.1f}H{MARK_X}"/><circle class="{shape}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+        )
+    return Markup(
+        f'<svg class="cursors" viewBox="0 0 {TRACK} {TRACK_HEIGHT}" width="{TRACK}" height="{TRACK_HEIGHT}" role="img" '
+        f'aria-label="{escape(summary or "no replica is known")}">{"".join(drawn)}'
+        f'<path class="mark" d="M{MARK_X} 0V{TRACK_HEIGHT}"/></svg>'
+    )
+
 
 ROWS = 100
 """Rows of one page of a table."""

@@ -7,8 +7,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waltzctl.console.pages import ROWS, Page, PageRequest, Part, actions, cut, grids, of_partition, part
-from waltzctl.console.table import GridStyle, Of, Tone, grid, listed, tone_of, tone_of_outcome
+from waltzctl.console.pages import (
+    ROWS,
+    GridStyle,
+    Of,
+    Page,
+    PageRequest,
+    Part,
+    Tone,
+    actions,
+    cut,
+    grid,
+    grids,
+    listed,
+    of_partition,
+    part,
+    tone_of,
+    tone_of_outcome,
+)
 from waltzctl.groups import command as show
 from waltzctl.groups import parked
 from waltzctl.groups.command import one_of

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from typer import Option
 
 from waltzctl.groups.command import GroupName, one_of, settings
-from waltzctl.groups.position import StartOptions
-from waltzctl.groups.request import call_server, create_group
+from waltzctl.groups.position import StartOptions, call_server, create_group
 from waltzctl.placement.creation import make_group_log, plan_group_log
 from waltzctl.shell.change import Change, ChangeCommand, nothing_to_do
 from waltzctl.shell.cluster_target import check_name

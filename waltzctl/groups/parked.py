@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.groups.command import GroupName, one_of
-from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
-from waltzctl.groups.request import call_server, changed
+from waltzctl.groups.position import ASK_SECONDS, Partitions, call_server, changed, chosen
 from waltzctl.records.decode import decoded
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned

@@ -24,8 +24,7 @@ from waltzctl.shell.cluster_target import ClusterTarget
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import AdminConnections, snapshot_from_daemons, take_snapshot
-from waltzctl.snapshot.documents import DocumentCache
+from waltzctl.snapshot.collector import AdminConnections, DocumentCache, snapshot_from_daemons, take_snapshot
 from waltzctl.snapshot.last_seen import LastSeen
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta

@@ -24,9 +24,20 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.local_cluster.daemon import Process, command_of
-from waltzctl.local_cluster.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.local_cluster.java import java_command
-from waltzctl.local_cluster.local import OPEN_SECONDS, PROCESSES, LocalCluster, check_machine
+from waltzctl.local_cluster.local import (
+    OPEN_SECONDS,
+    PROCESSES,
+    Belongings,
+    LocalCluster,
+    check_machine,
+    directory_lock,
+    is_cluster,
+    is_whole,
+    remove,
+    survey,
+    wait_unlocked,
+)
 from waltzctl.placement.replica_assignment import assign_replicas
 from waltzctl.shell.blueprint import (
     APPLICATION,

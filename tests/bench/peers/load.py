@@ -26,7 +26,7 @@ from tests.bench.peers.process import cpu_seconds
 from tests.bench.peers.redis_streams import RedisSession
 from tests.bench.peers.system import LANES, LANES_MANY, Session, until_it_works
 from tests.bench.peers.waltz import WaltzSession
-from waltzctl.bench.load import Latencies
+from waltzctl.bench.command import Latencies
 
 SESSIONS: dict[str, Callable[[tuple[str, ...]], Session]] = {
     "waltz": WaltzSession,

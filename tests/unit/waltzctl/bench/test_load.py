@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.machine import this_machine, use_of
-from waltzctl.bench.command import Series
-from waltzctl.bench.load import Counters, Latencies, Load, locks, payloads
+from waltzctl.bench.command import Counters, Latencies, Load, Series, locks, payloads
 from waltzd.client.pending import Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.locks import Committed, Mode, Reason, Rejected, Unknown

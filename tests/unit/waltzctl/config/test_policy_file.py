@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.mutate import each, mutated_text, parsed
-from waltzctl.config.policy_file import FILE_BYTES_MAX, Loss, exact_names, load, losses, parse
+from waltzctl.config.policy import FILE_BYTES_MAX, Loss, exact_names, load, losses, parse
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.errors import BadArgument, NoSuchChannel
 from waltzd.protocol.channels import Parts, Ranges

@@ -6,8 +6,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from waltzctl.console.session_auth import Session
-from waltzctl.console.site import Site
+from waltzctl.console.site import Session, Site
 from waltzctl.console.watch import Point, Seen, Watch
 from waltzctl.health.facts import Facts, HealthReport
 from waltzctl.health.rates import rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from waltzctl.console.chart import HEIGHT, MARK_X, POINTS_MAX, TOP, WIDTH, Cursor, Line, cursors, lines
+from waltzctl.console.pages import HEIGHT, MARK_X, POINTS_MAX, TOP, WIDTH, Cursor, Line, cursors, lines
 
 
 def points(drawn: str, number: int) -> list[tuple[str, float, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waltzctl.console.session_auth import SESSIONS_MAX, SessionAuth, hosts_of
+from waltzctl.console.site import SESSIONS_MAX, SessionAuth, hosts_of
 
 
 def opened() -> tuple[SessionAuth, list[str]]:

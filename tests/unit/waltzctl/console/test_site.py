@@ -20,8 +20,7 @@ from tests.cli.test_mentions import complaint
 from tests.unit.snapshots import owned, partition, replica, silent, storage, well
 from tests.unit.waltzctl.console.still import HOST, Still, seen_of, visiting
 from waltzctl.console.pages import partition_columns
-from waltzctl.console.session_auth import HEADERS, SessionAuth, hosts_of
-from waltzctl.console.site import ENTRIES, Site
+from waltzctl.console.site import ENTRIES, HEADERS, SessionAuth, Site, hosts_of
 from waltzctl.console.watch import Seen
 from waltzctl.health import top
 from waltzctl.health.facts import Lost

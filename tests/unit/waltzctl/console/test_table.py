@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.snapshots import offline, partition, silent, storage, well
-from waltzctl.console.table import GridStyle, Tone, grid, listed, tone_of, tone_of_outcome
+from waltzctl.console.pages import GridStyle, Tone, grid, listed, tone_of, tone_of_outcome
 from waltzctl.show import cluster
 from waltzctl.show.forms import Column, objects
 from waltzd.errors import CannotConnect

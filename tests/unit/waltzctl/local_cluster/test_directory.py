@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.local_cluster.directory import Belongings, is_ours, remove, survey
+from waltzctl.local_cluster.local import Belongings, is_ours, remove, survey
 
 
 def words(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.snapshots import KEY, server, storage
-from waltzctl.snapshot.documents import DocumentCache, read
+from waltzctl.snapshot.collector import DocumentCache, read
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create, Delete, Node, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
