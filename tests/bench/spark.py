@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltz_spark.engine.java import find_java
+from waltz_spark.engine.session import find_java
 
 from tests.bench import spark_kernel, spark_live, spark_start
 from tests.bench.cost import Cost

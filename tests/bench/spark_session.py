@@ -15,16 +15,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from waltz_spark.engine.java import find_java
-from waltz_spark.engine.session import SparkChoice, default_master, running
+from waltz_spark.engine.session import SparkChoice, default_master, find_java, running
 from waltz_spark.export.destination import LocalDestination
 from waltz_spark.export.export import Run, planned, wanted
 from waltz_spark.export.form import form_of
 from waltz_spark.export.origin_options import open_origin
 from waltz_spark.export.tasks import Assignment, Job, Written, run_by_spark
-from waltz_spark.log.origin import Origin
+from waltz_spark.log.origin import NO_THROTTLE, Origin, Throttle
 from waltz_spark.log.selection import Selection
-from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 
 from tests.bench.cost import Cost, cost_here, forget_peaks, medians, peak_bytes
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from waltz_spark.engine.java import find_java
+from waltz_spark.engine.session import find_java
 
 from tests.bench.cost import Cost, cost_of, medians
 

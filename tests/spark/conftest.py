@@ -31,8 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two cores, no pages, and everything that Java says in a file. The source is registered; filters are not pushed down
     unless a test says so (`pushing_down`), as it is where nobody has set anything."""
     from pyspark.sql import SparkSession
-    from waltz_spark.engine.java import find_java
-    from waltz_spark.engine.session import PATIENCE, redirect_output
+    from waltz_spark.engine.session import PATIENCE, find_java, redirect_output
     from waltz_spark.source import WaltzDataSource
 
     home = tmp_path_factory.mktemp("spark")

@@ -19,10 +19,9 @@ from waltz_spark.export.tasks import Assignment, Job, Written, write
 from waltz_spark.export.verification import Checked, check_files, check_log
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.origin import Throttle
 from waltz_spark.log.selection import EARLIEST, LATEST, Bound, Selection
-from waltz_spark.log.throttle import Throttle
-from waltz_spark.payloads.decoders import decoder_of
-from waltz_spark.payloads.payload import Decoder
+from waltz_spark.payloads.decoders import Decoder, decoder_of
 from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import GrowingStorage

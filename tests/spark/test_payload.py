@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.log.decode import SCHEMA
-from waltz_spark.payloads.decoders import decoder_of
-from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable
+from waltz_spark.payloads.decoders import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 from waltz_spark.table.columns import record_batch
 
 from waltzd.errors.operations import BadDecoder, PathMissing

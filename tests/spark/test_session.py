@@ -11,12 +11,12 @@ import pytest
 from waltz_spark.engine.session import (
     SparkChoice,
     _py4j_into,
+    chosen,
     conf_of,
     settings_in,
     spark_error,
     write_privately,
 )
-from waltz_spark.engine.spark_choice import chosen
 
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
-from waltz_spark.engine import java
+from waltz_spark.engine import session
 from waltz_spark.log.origin import Span
 from waltz_spark.source import WaltzDataSource, WaltzReader
 from waltz_spark.table.columns import EVERY
@@ -24,7 +24,7 @@ from tests.spark.growing import CREATED_MS, GrowingStorage
 from waltzd.errors import BeyondLog
 from waltzd.format.layout import HEADER_BYTES, segment_name
 
-PYSPARK_WALTZ = Path(java.__file__).parents[2] / "pyspark_waltz" / "__init__.py"
+PYSPARK_WALTZ = Path(session.__file__).parents[2] / "pyspark_waltz" / "__init__.py"
 PUSHING = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -310,7 +310,7 @@ def test_nothing_is_registered_and_java_comes_with_the_packages(original: Path, 
     it lies in the checkout."""
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["PYTHONPATH"] = str(PYSPARK_WALTZ.parents[1])
-    found = java.find_java(java._bundled(environment))
+    found = session.find_java(session._bundled(environment))
     environment |= {"JAVA_HOME": found.home, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     asked = [sys.executable, "-c", ELSEWHERE, str(original / "storage0")]
     done = subprocess.run(asked, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.engine.java import find_java
+from waltz_spark.engine.session import find_java
 from waltz_spark.export.destination import LocalDestination, newest_manifest
 from waltz_spark.export.export import stray_files
 from waltz_spark.export.manifest import Manifest

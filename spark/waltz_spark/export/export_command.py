@@ -28,11 +28,9 @@ from waltz_spark.export.options import (
 )
 from waltz_spark.export.render_export import Course, print_plan, print_result
 from waltz_spark.export.tasks import Assignment, Job, Watch, Written, run_by_spark
-from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.origin import Catalog, Origin, Span, Throttle
 from waltz_spark.log.selection import EARLIEST, Selection
-from waltz_spark.log.throttle import Throttle
-from waltz_spark.payloads.decoders import decoder_of, is_function
-from waltz_spark.payloads.payload import Decoder
+from waltz_spark.payloads.decoders import Decoder, decoder_of, is_function
 from waltzctl.local_cluster.java import Java
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.progress import Shown, Waiting

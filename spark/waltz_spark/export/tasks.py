@@ -38,13 +38,10 @@ from waltz_spark.export.manifest import (
     Shape,
     path_of,
 )
-from waltz_spark.log.decode import SCHEMA
-from waltz_spark.log.encode import Proof
-from waltz_spark.log.groups import Grouped, read_grouped
-from waltz_spark.log.origin import Origin, Span
+from waltz_spark.log.decode import SCHEMA, Grouped, Proof, read_grouped
+from waltz_spark.log.origin import NO_THROTTLE, Origin, Span, Throttle
 from waltz_spark.log.plan import Split
-from waltz_spark.log.throttle import NO_THROTTLE, Throttle
-from waltz_spark.payloads.payload import Decoder
+from waltz_spark.payloads.decoders import Decoder
 from waltz_spark.table.columns import record_batch
 from waltzd.errors import WaltzError
 from waltzd.errors.operations import ExportDamaged

@@ -235,7 +235,7 @@ def columns_of(names: Iterable[str]) -> Projection:
 
 
 def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
-    """Return the records of a checked run as rows of `SCHEMA`. `groups` is from `waltz_spark.log.groups`."""
+    """Return the records of a checked run as rows of `SCHEMA`. `groups` is from `waltz_spark.log.decode`."""
     return _WHOLE.batch(run, Surroundings(partition=partition, source=""), groups=groups)
 
 
