@@ -19,8 +19,7 @@ from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT
 from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd.client import loop
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
 ROOT = Path(__file__).parents[1]
 SCRATCH = Path(".local/demo")

@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from waltzd.disk.standard_streams import open_standard_streams
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, BadArgument, WaltzError
 from waltzd.errors.operations import not_installed
 
 try:

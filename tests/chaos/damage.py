@@ -19,8 +19,7 @@ from tests.chaos.plan import SERVERS, STORAGES, STORAGES_AT_ONCE
 from tests.chaos.preload import DiskTrouble
 from tests.chaos.world import PARTITIONS
 from waltzctl.local_cluster.daemon import Daemon
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS
+from waltzd.errors import EXIT_FINDINGS, CannotConnect, WaltzError
 from waltzd.errors.operations import DaemonEnded
 from waltzd.format.finding import Finding
 

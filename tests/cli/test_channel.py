@@ -13,7 +13,7 @@ from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.blocking import BlockingClient
-from waltzd.errors.exit_codes import EXIT_FINDINGS
+from waltzd.errors import EXIT_FINDINGS
 
 Tool = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from waltzctl.main import COMMANDS
 from waltzd.archive.reader import ReadCounters
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
-from waltzd.errors.exit_codes import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
+from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
 from waltzd.protocol.descriptions import MetadataBackup, ScrubStatus, ServerDescription, Statistics, StorageDescription
 from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import Histogram

@@ -20,7 +20,7 @@ from tests.json_schemas import shape
 from waltzctl import main
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient, ClientSettings, write_lock
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_FINDINGS, EXIT_UNHEALTHY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "outside" / "json.txt"
 PATIENCE_SECONDS = 120

@@ -20,8 +20,7 @@ from tests.cli.replicas import make_replicas
 from tests.process.daemon import Daemon
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import COMMANDS
-from waltzd.errors import explain
-from waltzd.errors.exit_codes import EXIT_MEANING
+from waltzd.errors import EXIT_MEANING, explain
 from waltzd.errors.operations import tree
 
 Tool = Callable[..., Any]

@@ -29,7 +29,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import CopyRate, Membership
-from waltzd.errors.exit_codes import EXIT_UNSAFE
+from waltzd.errors import EXIT_UNSAFE
 
 Tool = Callable[..., Any]
 FIRST = ["storage-1", "storage-2", "storage-3"]

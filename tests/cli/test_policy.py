@@ -18,7 +18,7 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.cluster import POLICY, Cluster
 from waltzd.cluster.coordinator import Create
-from waltzd.errors.exit_codes import EXIT_FINDINGS
+from waltzd.errors import EXIT_FINDINGS
 
 Tool = Callable[..., Any]
 ALL = {"names": ["*"], "may": ["append", "read"]}

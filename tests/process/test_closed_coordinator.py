@@ -36,8 +36,7 @@ from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls, Verify, ZooKeeperCredentials
-from waltzd.errors import CannotConnect
-from waltzd.errors.exit_codes import EXIT_UNSAFE, EXIT_USAGE
+from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect
 from waltzd.errors.operations import CoordinatorRefused
 
 KEY = uuid4()

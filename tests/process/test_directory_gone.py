@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
 from waltzd.client import loop
-from waltzd.errors.exit_codes import EXIT_DISK_FAULT
+from waltzd.errors import EXIT_DISK_FAULT
 from waltzd.format.record import encode_payloads
 
 

@@ -19,8 +19,7 @@ import pytest
 
 from tests.process.daemon import PARTITIONS, Daemon
 from waltzd.client import loop
-from waltzd.errors import CannotConnect, WaltzError
-from waltzd.errors.exit_codes import EXIT_DISK_FAULT
+from waltzd.errors import EXIT_DISK_FAULT, CannotConnect, WaltzError
 from waltzd.errors.operations import DiskFull
 from waltzd.format.record import Run, encode_payloads
 from waltzd.wire.storages import ReplicaClient

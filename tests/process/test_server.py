@@ -22,8 +22,7 @@ from waltzd.cluster.cluster import CHANNELS, ROOT, Cluster
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import CannotConnect, ForeignCluster
-from waltzd.errors.exit_codes import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE
+from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_TIMEOUT, EXIT_USAGE, CannotConnect, ForeignCluster
 from waltzd.errors.operations import LevelUnknown
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.wire.servers import ServerAdminClient

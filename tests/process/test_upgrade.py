@@ -23,7 +23,7 @@ from waltzctl import main
 from waltzctl.placement.cluster import finalize_plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK
 from waltzd.errors.operations import Unsafe
 from waltzd.protocol.level import THIS
 

@@ -25,7 +25,7 @@ from waltz_spark.table.columns import record_batch
 
 from tests.spark.exporting import tasks
 from waltzctl.main import run
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK
 from waltzd.errors.operations import ExportUnfit
 
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"

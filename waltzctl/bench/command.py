@@ -50,8 +50,7 @@ from waltzd.client.view import Transaction
 from waltzd.cluster.documents import FORMAT
 from waltzd.daemon.settings import parse_size
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_USAGE
+from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
 from waltzd.format.layout import VERSIONS
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import FeedMode

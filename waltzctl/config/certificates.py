@@ -24,8 +24,7 @@ from waltzctl.shell.options import Output
 from waltzctl.show.forms import put_json
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.errors.operations import AlreadyThere, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
 from waltzd.protocol.role import Identity, Role

@@ -24,8 +24,7 @@ from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_document, save_channels
 from waltzd.cluster.documents import ChannelsDocument
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.errors.operations import Unsafe
 from waltzd.protocol.channels import (
     CHANNELS_MAX,

@@ -19,7 +19,7 @@ from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
 from waltzd.daemon.settings import declared
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_USAGE
+from waltzd.errors import EXIT_OK, EXIT_USAGE
 from waltzd.errors.operations import BadConfig
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}

@@ -44,8 +44,7 @@ from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster, channels_of
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument, whole_grant
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, NoSuchChannel
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NoSuchChannel
 from waltzd.errors.operations import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels, Ranges, is_channel, is_ranges, named_in, numbers_of
 from waltzd.protocol.document import NESTING_MAX, SCHEMA, Name, decode, with_defaults

@@ -21,8 +21,7 @@ from waltzctl.shell.interruption import NUMBERS
 from waltzctl.shell.options import Output
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.client import loop
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.errors.operations import ConsoleExposed, PortInUse
 from waltzd.protocol.address import Address, parse_address
 

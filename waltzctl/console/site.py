@@ -40,8 +40,7 @@ from waltzctl.console import log_pages, pages, query_pages
 from waltzctl.console.pages import Make, Page, PageRequest, Part, part, tone_of
 from waltzctl.console.watch import IDLE_SECONDS, Seen, Watch
 from waltzctl.show.terminal import printable
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_CONFLICT, EXIT_NOT_AUTHORISED, EXIT_NOT_FOUND, EXIT_USAGE
+from waltzd.errors import EXIT_CONFLICT, EXIT_NOT_AUTHORISED, EXIT_NOT_FOUND, EXIT_USAGE, WaltzError
 from waltzd.errors.operations import ConsoleClosed, NoSuchName
 
 SESSIONS_MAX = 64

@@ -21,7 +21,7 @@ from waltzctl.snapshot.groups import groups as asked
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.groups import GroupMeta
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK
 from waltzd.protocol.groups import GroupMember, Mode
 from waltzd.wire.tls import Tls
 

@@ -28,8 +28,7 @@ from waltzctl.snapshot.groups import GroupView
 from waltzd import Client
 from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.protocol.groups import Change, ParkedTransaction
 from waltzd.wire.servers import ServerAdminClient
 

@@ -22,8 +22,7 @@ from waltzd.cluster.assignment import format_numbers
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClientMeta
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, WaltzError
 from waltzd.errors.operations import Unfinished
 
 if TYPE_CHECKING:

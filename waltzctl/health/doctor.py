@@ -25,7 +25,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.cluster_snapshot import ServerView
 from waltzd.client import loop
 from waltzd.cluster.zookeeper_credentials import CoordinatorTls
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role, dns_name
 from waltzd.wire.tls import Tls

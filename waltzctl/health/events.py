@@ -26,8 +26,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry, ServerMeta, StorageMeta
-from waltzd.errors import BadArgument, CannotConnect, TlsMismatch, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, TlsMismatch, WaltzError
 from waltzd.protocol.descriptions import Events
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient

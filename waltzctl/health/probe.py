@@ -38,8 +38,7 @@ from waltzctl.show.terminal import ROWS_MAX, count
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.client import loop
 from waltzd.client.pending import Request, batch_of
-from waltzd.errors import CannotConnect, NoSuchPartition, TlsMismatch, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, CannotConnect, NoSuchPartition, TlsMismatch, WaltzError
 from waltzd.errors.operations import BadFrame, PartitionsClosed, SessionEnded
 from waltzd.protocol.batches import (
     PROBE_KIND,

@@ -29,8 +29,7 @@ from waltzctl.show.terminal import printable
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzd.client import loop
 from waltzd.cluster.documents import Membership
-from waltzd.errors import BadArgument, Retry, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument, Retry, WaltzError
 from waltzd.errors.operations import Unsafe
 from waltzd.protocol.quorum import majority
 

@@ -36,8 +36,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_PARTIAL
+from waltzd.errors import EXIT_OK, EXIT_PARTIAL, WaltzError
 
 CALL_SECONDS = 5.0
 FOLDER = "waltz-support"

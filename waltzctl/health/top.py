@@ -19,8 +19,7 @@ from waltzctl.show.cluster import STYLES
 from waltzctl.show.forms import AnyForm, Column, Columns, Line, Listing, Part, Table, capped, measured, objects, put, tenths
 from waltzctl.show.terminal import Screen, size
 from waltzd.client import loop
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, WaltzError
 
 EVERY_SECONDS = 2.0
 

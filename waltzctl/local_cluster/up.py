@@ -75,8 +75,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.archive.location import directory_of
 from waltzd.cluster.documents import FORMAT
 from waltzd.cluster.zookeeper_credentials import Verify
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_ERROR, EXIT_OK
+from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import BROUGHT, NoLocalCluster, NotInstalled
 from waltzd.format.layout import VERSIONS
 

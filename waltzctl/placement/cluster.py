@@ -41,8 +41,7 @@ from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster, all_archived
 from waltzd.cluster.documents import ALL, Keep, keep_of
 from waltzd.cluster.metadata import read_documents, write
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import BadMetadata, FormatUnknown, Unfinished, Unsafe
 from waltzd.format.layout import BATCHES, VERSIONS
 from waltzd.protocol.level import THIS, Program

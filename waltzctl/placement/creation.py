@@ -37,8 +37,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, ClusterMeta, HistoryEntry, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.groups import begin_group_log
-from waltzd.errors import BadArgument, CannotConnect, ForeignCluster, NoSuchPartition, TlsMismatch, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, CannotConnect, ForeignCluster, NoSuchPartition, TlsMismatch, WaltzError
 from waltzd.errors.operations import (
     AlreadyThere,
     ChangedMeanwhile,

@@ -85,8 +85,7 @@ from waltzd.cluster.documents import (
 )
 from waltzd.cluster.metadata import SavedDocuments, kind_of, read, read_documents, write
 from waltzd.disk.real import translate
-from waltzd.errors import ForeignCluster, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, ForeignCluster, WaltzError
 from waltzd.errors.operations import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe
 from waltzd.format.layout import BATCHES
 from waltzd.protocol.document import Document, decode, encode

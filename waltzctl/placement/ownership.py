@@ -45,8 +45,7 @@ from waltzd.cluster.assignment import format_numbers, moved, obstacles, plan, pr
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
 from waltzd.cluster.groups import is_there
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, NotTakenOver, WouldNotLast
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.wire.servers import ServerAdminClient

@@ -19,8 +19,7 @@ from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.collector import snapshot_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_UNHEALTHY
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 
 def list_(*, target: CommandTarget, output: AnyForm = "table") -> int:

@@ -60,8 +60,7 @@ from waltzctl.snapshot.collector import snapshot_of
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
-from waltzd.errors import BadArgument, ForeignCluster, NoSuchPartition, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, ForeignCluster, NoSuchPartition, WaltzError
 from waltzd.errors.operations import GroupLogRefused, NameInUse, Unfinished, Unsafe
 from waltzd.format.finding import Finding
 from waltzd.format.layout import aside_partition

@@ -59,8 +59,7 @@ from waltzd.cluster.documents import ArchiveMeta
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import join, opened
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import BadMetadata, ObjectAbsent, StoreUnavailable, Unsafe
 from waltzd.format.layout import index_name, segment_name
 from waltzd.protocol.document import sha256_of

@@ -49,8 +49,7 @@ from waltzd.archive.unsealed import unsealed_index_at
 from waltzd.archive.verification import survey
 from waltzd.cluster.metadata import read
 from waltzd.disk.real import RealDisk
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 from waltzd.errors.operations import DiskFull, PathMissing
 from waltzd.format.finding import Finding
 from waltzd.protocol.timelines import FIRST

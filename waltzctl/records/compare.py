@@ -32,8 +32,7 @@ from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, StorageMeta
-from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, NoSuchPartition, WaltzError
 from waltzd.format.record import Digest, Record
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.wire.storages import AdminClient, ReplicaClient

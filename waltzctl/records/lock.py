@@ -21,8 +21,7 @@ from waltzctl.show.forms import AnyForm, Columns, Line, Listing, Part, attribute
 from waltzd import Client
 from waltzd.client.view import Transaction
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import NeedsBatches, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, NeedsBatches, WaltzError
 from waltzd.errors.operations import PartitionsClosed
 from waltzd.protocol.locks import Lock, LockExplanation, Mode, Reason, lock_id
 from waltzd.wire.servers import ServerAdminClient

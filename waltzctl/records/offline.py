@@ -25,8 +25,7 @@ from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show import storage
 from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import GuestDisk, RealDisk, translate
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument
 from waltzd.errors.operations import NothingHere, NotRegularFile, Unsafe
 from waltzd.format.layout import CONTROL_NAME, HARD_STATE_NAME, IDENTITY_NAME, first_id_of
 from waltzd.storage.offline.dump import dump

@@ -29,8 +29,7 @@ from waltzctl.show.terminal import size
 from waltzd import Client, Lock
 from waltzd.client.view import KIND_MAX, KIND_MIN, Transaction
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, BeyondLog, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, BeyondLog, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.locks import HISTORY_IDS_MAX, AppendOutcome, Committed, Mode, Reason, Rejected, lock_id, marked_lock
 

@@ -34,8 +34,7 @@ from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, dra
 from waltzctl.show.terminal import ROWS_MAX, console, is_line, printable
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, NotConfirmed, Unsafe
 from waltzd.wire.tls import Tls
 

@@ -31,8 +31,7 @@ from waltzctl.shell.cluster_target import (
 )
 from waltzctl.shell.options import Misused, Output
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_OK
+from waltzd.errors import EXIT_OK, BadArgument
 from waltzd.errors.operations import AlreadyThere
 
 

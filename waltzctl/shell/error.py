@@ -10,8 +10,7 @@ from typer import Argument
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
-from waltzd.errors import WaltzError, explain
-from waltzd.errors.exit_codes import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK
+from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explain
 from waltzd.errors.operations import tree
 
 ERRORS: Columns[type[WaltzError]] = (

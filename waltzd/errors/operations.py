@@ -6,8 +6,7 @@ People read them in logs and in the output of commands. An error crosses the wir
 
 from __future__ import annotations
 
-from waltzd.errors import CannotConnect, Retry, WaltzError, explain
-from waltzd.errors.exit_codes import (
+from waltzd.errors import (
     EXIT_CONFLICT,
     EXIT_DISK_FAULT,
     EXIT_FINDINGS,
@@ -19,6 +18,10 @@ from waltzd.errors.exit_codes import (
     EXIT_UNHEALTHY,
     EXIT_UNSAFE,
     EXIT_USAGE,
+    CannotConnect,
+    Retry,
+    WaltzError,
+    explain,
 )
 
 # -- what the operator gave us -----------------------------------------------------------------------------------------

@@ -35,8 +35,7 @@ from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.health_service import add_health
 from waltzd.daemon.process import Supervisor, Threads, allow_open_files, collect_seldom, share_arena
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_BUG
+from waltzd.errors import EXIT_BUG, WaltzError
 from waltzd.errors.operations import BadConfig, CoordinatorOpen, PartitionsClosed
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription

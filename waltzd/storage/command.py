@@ -31,8 +31,7 @@ from waltzd.daemon.http import HttpPort
 from waltzd.daemon.process import Supervisor, Threads, Underway, allow_open_files, collect_seldom, share_arena
 from waltzd.daemon.readiness import Unready
 from waltzd.disk.real import RealDisk
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_BUG, EXIT_DISK_FAULT
+from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, WaltzError
 from waltzd.errors.operations import BadConfig, FlushFailed
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls

@@ -34,8 +34,7 @@ from waltz_spark.payloads.decoders import Decoder, decoder_of, is_function
 from waltzctl.local_cluster.java import Java
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.progress import Shown, Waiting
-from waltzd.errors import BadArgument, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import NotOurExport, Unfinished
 
 LATELY_SECONDS = 60.0

@@ -24,8 +24,7 @@ from waltzctl.shell.progress import Amount, Progress, Report, Shown
 from waltzctl.show.forms import Column, Columns, Line, Listing, Table, attributes, put, verdict
 from waltzctl.show.forms import Part as PagePart
 from waltzctl.show.terminal import count, rate, size
-from waltzd.errors import BadArgument, ForeignCluster, WaltzError
-from waltzd.errors.exit_codes import EXIT_FINDINGS, EXIT_OK
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, ForeignCluster, WaltzError
 
 Row = Mapping[str, Any]
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.placement.replica_assignment import assign_replicas, reassign_replicas, sizes, together
-from waltzd.errors import BadArgument
-from waltzd.errors.exit_codes import EXIT_USAGE
+from waltzd.errors import EXIT_USAGE, BadArgument
 
 
 def loads(storages: Mapping[str, str], planned: Mapping[int, tuple[str, ...]]) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from waltzctl.main import COMMANDS, cli, run
 from waltzctl.shell.removed import REMOVED
-from waltzd.errors.exit_codes import EXIT_OK, EXIT_USAGE
+from waltzd.errors import EXIT_OK, EXIT_USAGE
 
 GONE = {
     "gone": "use `waltzctl status`",

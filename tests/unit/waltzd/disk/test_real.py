@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from waltzd.disk.real import GuestDisk, RealDisk, RealFile, translate
-from waltzd.errors import WaltzError
-from waltzd.errors.exit_codes import EXIT_DISK_FAULT
+from waltzd.errors import EXIT_DISK_FAULT, WaltzError
 from waltzd.errors.operations import (
     DirectoryHeld,
     DiskFull,

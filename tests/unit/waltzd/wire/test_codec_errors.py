@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.tiers import together
-from waltzd.errors import WaltzError, explain
-from waltzd.errors.exit_codes import EXIT_MEANING
+from waltzd.errors import EXIT_MEANING, WaltzError, explain
 from waltzd.errors.operations import tree
 from waltzd.wire.codec import detail_of, error_of_detail
 
