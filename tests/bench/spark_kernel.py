@@ -36,7 +36,7 @@ def kernel_of(storage: Path, checksum: str, rounds: int) -> dict[str, dict[str, 
 
 
 def main(storage: str, rounds: int) -> None:
-    from waltz_spark.log.decode import encode
+    from waltz_spark.log.arrow import encode
     from waltz_spark.log.directory_origin import DirectoryOrigin
     from waltz_spark.table.columns import record_batch
 

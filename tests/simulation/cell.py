@@ -30,7 +30,7 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.replica_context import PartitionSettings
-from waltzd.testing.server_port import StorageEndpoint, StoragePort
+from waltzd.testing.ports import StorageEndpoint, StoragePort
 
 P = ParamSpec("P")
 KEY = UUID(int=0xA11CE)

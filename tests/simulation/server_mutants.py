@@ -25,7 +25,7 @@ from waltzd.server.core.locks import LockTable
 from waltzd.server.core.progress import Lease, Marks
 from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import QueuedBatch
-from waltzd.server.session.archive_upload import Trimmer
+from waltzd.server.session.archive import Trimmer
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog, Replicator
 from waltzd.server.session.session import Session

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from waltz_spark.log import archive_segments
 from waltz_spark.log.archive_segments import ArchiveSegments, is_piece
-from waltz_spark.log.decode import read_grouped
+from waltz_spark.log.arrow import read_grouped
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span

@@ -17,7 +17,7 @@ from waltz_spark.export.form import Form, form_of, read_batches
 from waltz_spark.export.manifest import Manifest
 from waltz_spark.export.tasks import Assignment, Job, Written, write
 from waltz_spark.export.verification import Checked, check_files, check_log
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Throttle
 from waltz_spark.log.selection import EARLIEST, LATEST, Bound, Selection

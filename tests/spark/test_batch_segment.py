@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from waltz_spark.log.archive_segments import ArchiveSegments
-from waltz_spark.log.decode import BESIDE
+from waltz_spark.log.arrow import BESIDE
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing

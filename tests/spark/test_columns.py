@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.table.columns import EVERY, METADATA, Projection, Surroundings, record_batch, wanted
 from waltz_spark.table.pushdown import Filters, Ranges
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from waltz_spark.log.decode import BESIDE, SCHEMA
+from waltz_spark.log.arrow import BESIDE, SCHEMA
 from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import run_of

@@ -24,7 +24,7 @@ from waltz_spark.export.delta import DeltaTable, TableState, address_of, differe
 from waltz_spark.export.destination import LocalDestination, destination_of, newest_manifest
 from waltz_spark.export.form import Form, ParquetFile, form_of
 from waltz_spark.export.manifest import Manifest, Piece, Shape, manifest_path
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.origin import Span
 from waltz_spark.payloads import decoders
 

@@ -19,7 +19,7 @@ import pytest
 from waltz_spark.export import export_command
 from waltz_spark.export.destination import LocalDestination, newest_manifest
 from waltz_spark.export.tasks import Written
-from waltz_spark.log.decode import SCHEMA, read_grouped
+from waltz_spark.log.arrow import SCHEMA, read_grouped
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.table.columns import record_batch
 

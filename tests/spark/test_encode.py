@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA, encode, resealed
+from waltz_spark.log.arrow import SCHEMA, encode, resealed
 from waltz_spark.table.columns import record_batch
 
 from tests.spark.growing import Row, run_of

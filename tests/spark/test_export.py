@@ -29,7 +29,7 @@ from waltz_spark.export.manifest import PENDING, encode, manifest_path
 from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.export.verification import check_files
 from waltz_spark.log import origin
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.origin import Span
 from waltz_spark.log.selection import Selection
 from waltz_spark.payloads.decoders import decoder_of

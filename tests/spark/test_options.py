@@ -9,7 +9,7 @@ import pytest
 from waltz_spark.export import options
 from waltz_spark.export.form import check_columns, form_of
 from waltz_spark.export.options import SourceOptions, check_ends, check_no_overlap
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 
 from waltzctl.shell.cluster_target import ClusterOptions
 from waltzd.errors import BadArgument

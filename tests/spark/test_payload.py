@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.payloads.decoders import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable, decoder_of
 from waltz_spark.table.columns import record_batch
 

@@ -14,7 +14,7 @@ from waltz_spark import source
 from waltz_spark.export.export import check_history
 from waltz_spark.export.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_segments import ArchiveSegments, Contents
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.arrow import SCHEMA
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import JoinedOrigin, LiveOrigin
 from waltz_spark.log.origin import Catalog, Extent, Span

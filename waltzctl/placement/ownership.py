@@ -44,7 +44,7 @@ from waltzctl.snapshot.collector import AdminConnections, snapshot_of
 from waltzd.cluster.assignment import format_numbers, moved, obstacles, plan, preferring, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
-from waltzd.cluster.groups import is_there
+from waltzd.cluster.groups import has_group_log
 from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import ChangedMeanwhile, NotTakenOver, WouldNotLast
 from waltzd.protocol.descriptions import ServerDescription
@@ -80,7 +80,7 @@ class Owners:
 
     def check_partitions(self, numbers: Iterable[int], *, not_done: str = "nothing was changed") -> None:
         check_partitions(
-            numbers, self.meta.partitions, has_group_log=is_there(self.assignment, self.meta), not_done=not_done
+            numbers, self.meta.partitions, has_group_log=has_group_log(self.assignment, self.meta), not_done=not_done
         )
 
     def planned(self, servers: Mapping[str, ServerMeta], preferences: Preferences) -> Assignment:

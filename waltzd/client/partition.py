@@ -68,7 +68,7 @@ from waltzd.protocol.batches import FeedMode, HeadFeed, Registration
 from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST, Lineage
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.histogram import Durations
 from waltzd.protocol.peers import Link, RecordsFrame
 from waltzd.storage.replica.partition import Partition
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 from waltzd.wire.tasks import on_loop, tell_failure
 
 T = TypeVar("T")

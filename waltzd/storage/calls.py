@@ -51,7 +51,7 @@ from waltzd.storage.replica.repair import Installation
 from waltzd.storage.replica.segment import Suspect
 from waltzd.storage.restorer import Restorer
 from waltzd.storage.scrub import KeyIndexer, Scrub
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 from waltzd.wire.streams import PIECE_BYTES, timely
 from waltzd.wire.tasks import call_on
 

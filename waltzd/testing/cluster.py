@@ -70,7 +70,7 @@ from waltzd.server.subscriptions.group_log import ClientLog, GroupLogClient
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.replica_context import PartitionSettings
-from waltzd.testing.server_port import (
+from waltzd.testing.ports import (
     InjectedFaults,
     ServerEndpoint,
     ServerPort,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waltz_spark.log.decode import RECORD, SCHEMA
+from waltz_spark.log.arrow import RECORD, SCHEMA
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import ExportDamaged
 

@@ -69,7 +69,7 @@ class Piece:
     times: tuple[int, int] | None = None
     """First and last time, in µs since 1970; None if no record has a time, as in format 0."""
     beside: int | None = None
-    """CRC-32 of the times, groups and locks (`waltz_spark.log.decode.Proof`); None if there are none."""
+    """CRC-32 of the times, groups and locks (`waltz_spark.log.arrow.Proof`); None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from waltz_spark.export.manifest import (
     Shape,
     path_of,
 )
-from waltz_spark.log.decode import SCHEMA, Grouped, Proof, read_grouped
+from waltz_spark.log.arrow import SCHEMA, Grouped, Proof, read_grouped
 from waltz_spark.log.origin import NO_THROTTLE, Origin, Span, Throttle
 from waltz_spark.log.plan import Split
 from waltz_spark.payloads.decoders import Decoder

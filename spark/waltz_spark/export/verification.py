@@ -16,7 +16,7 @@ from waltz_spark.export.delta import differences
 from waltz_spark.export.destination import READ_BYTES, Destination, measured
 from waltz_spark.export.form import read_batches
 from waltz_spark.export.manifest import Manifest, Piece
-from waltz_spark.log.decode import Proof, beside, encode, resealed
+from waltz_spark.log.arrow import Proof, beside, encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Split, parts_of, runs
 from waltzd.errors import WaltzError

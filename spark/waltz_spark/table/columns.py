@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA, TIME, group_column, lock_column, time_column
+from waltz_spark.log.arrow import BATCH_BYTES_MAX, SCHEMA, TIME, group_column, lock_column, time_column
 from waltz_spark.table.pushdown import EVERYTHING, UNFILTERED, Filters
 from waltzd.errors import BadArgument, TooLarge
 from waltzd.format.checksum import I64
@@ -235,7 +235,7 @@ def columns_of(names: Iterable[str]) -> Projection:
 
 
 def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
-    """Return the records of a checked run as rows of `SCHEMA`. `groups` is from `waltz_spark.log.decode`."""
+    """Return the records of a checked run as rows of `SCHEMA`. `groups` is from `waltz_spark.log.arrow`."""
     return _WHOLE.batch(run, Surroundings(partition=partition, source=""), groups=groups)
 
 

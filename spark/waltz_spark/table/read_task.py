@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from waltz_spark.log.decode import Grouped, read_grouped
+from waltz_spark.log.arrow import Grouped, read_grouped
 from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Part, Sizing, Split, plan
 from waltz_spark.log.selection import FAIL_ON_DATA_LOSS

@@ -28,7 +28,7 @@ from waltzd.errors import (
 from waltzd.protocol.locks import Committed, MarkedPage, MarkedQuery, Reason, Rejected, append_lock
 from waltzd.serializers import Json
 from waltzd.testing import BlockingCluster, LocalCluster
-from waltzd.testing.server_port import ServerPort
+from waltzd.testing.ports import ServerPort
 
 
 class Twin:

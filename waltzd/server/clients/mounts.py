@@ -44,7 +44,7 @@ from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, MountHandle, Pipeline
 from waltzd.server.clients.registry import ConnectedClient, QuotaUsage
 from waltzd.server.core.step import check_payloads, slices
-from waltzd.wire.budget import Budget, CoalescingSender
+from waltzd.wire.flow_control import Budget, CoalescingSender
 
 MOUNT_CALL = "Log/Mount"
 

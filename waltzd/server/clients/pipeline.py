@@ -60,7 +60,7 @@ from waltzd.server.core.recent_marks import OlderMarks, RecentMarks, join_marks
 from waltzd.server.core.step import HybridClock, QueuedBatch, build, check_seen, groups_of, locks_of
 from waltzd.server.session.confirmation import SessionConfirmation
 from waltzd.server.session.replicated_log import ReplicatedLog
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 from waltzd.wire.tasks import tell_failure
 
 

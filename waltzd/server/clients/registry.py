@@ -30,7 +30,7 @@ from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.core.quota import Bucket, LockBuckets, may_enter
 from waltzd.server.session.settings import WAIT_SECONDS_MIN
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 
 HANGS_SECONDS = 12.5
 """Silence after which an instance hangs. A heartbeat is requested after ten seconds, and is answered at once."""

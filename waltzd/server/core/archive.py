@@ -2,7 +2,7 @@
 
 The replicas take turns, and a failed upload waits longer each time. Appends and reads never depend on an upload. So there
 is one upload at a time, and a replica that fails is asked again after all other replicas. Pure: the shell is
-`waltzd.server.session.archive_upload`.
+`waltzd.server.session.archive`.
 
 What the trim floor of a partition may become: the first id that its storages have to keep. Pure.
 

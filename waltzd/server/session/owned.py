@@ -21,7 +21,7 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.recovery import Step
 from waltzd.server.core.step import AHEAD_MAX
-from waltzd.server.session.archive_upload import ArchiveUploader, Backup
+from waltzd.server.session.archive import ArchiveUploader, Backup
 from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
 from waltzd.server.session.documents import PartitionDocuments
 from waltzd.server.session.replicated_log import ReplicatedLog, ReplicatorState

@@ -52,7 +52,7 @@ from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.copier import Copier, SourceFailed
 from waltzd.server.session.reader import ReplicaReader
 from waltzd.server.session.settings import SessionSettings
-from waltzd.wire.budget import CoalescingSender
+from waltzd.wire.flow_control import CoalescingSender
 
 
 class Owner(Protocol):

@@ -27,7 +27,7 @@ from waltzd.storage.append_queue import HERE_BYTES_MAX, PARTS, AppendQueue, Inli
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.replica_context import PartitionSettings
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 
 
 class Sender:

@@ -20,7 +20,7 @@ from waltzd.protocol.positions import Position
 from waltzd.server.clients import pipeline as pipeline_module
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.testing import BlockingCluster, LocalCluster
-from waltzd.testing.server_port import ServerPort
+from waltzd.testing.ports import ServerPort
 
 
 def with_cluster(story: Callable[[LocalCluster, Client], Coroutine[Any, Any, None]], **size: Any) -> None:

@@ -24,7 +24,7 @@ from waltzd.server.clients import pipeline as pipeline_module
 from waltzd.server.clients.pipeline import ANSWERS_PARTS
 from waltzd.server.core import recent_marks
 from waltzd.testing import LocalCluster
-from waltzd.testing.server_port import ServerPort
+from waltzd.testing.ports import ServerPort
 
 LOCKS = [Lock("account", n).hash for n in range(5)]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.tiers import together
 from tests.unit.timeless import run
 from waltzd.errors import ClientClosed
-from waltzd.wire.budget import Budget
+from waltzd.wire.flow_control import Budget
 
 
 def timely(test: Callable[[], Awaitable[None]]) -> None:

@@ -11,7 +11,7 @@ from waltzd.cluster.cluster import said
 from waltzd.errors.operations import BadFrame
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.timelines import NEVER_FORKED
-from waltzd.server.session.archive_upload import check, meta_of
+from waltzd.server.session.archive import check, meta_of
 
 KNOWN = Archived(archive=UUID(int=1), number=3, sha256=64 * "a", last_id=29)
 NEXT = Archived(archive=UUID(int=1), number=4, sha256=64 * "b", last_id=39)

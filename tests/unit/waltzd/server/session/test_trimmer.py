@@ -12,7 +12,7 @@ from tests.simulation.cell import SETTINGS, story
 from waltzd.cluster.documents import Keep
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.step import OWN_AHEAD_MAX, StorageClocks
-from waltzd.server.session.archive_upload import Trimmer
+from waltzd.server.session.archive import Trimmer
 from waltzd.server.session.replicated_log import ReplicatedLog
 
 SECOND = 1_000_000
