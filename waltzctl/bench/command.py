@@ -3,7 +3,7 @@
 Each creates a cluster on this machine for its run and deletes it; `append` can also load an existing cluster. A result
 states the durability, the number of replicas, the file system and the load of the machine.
 
-A load: producers that hand over transactions and wait for them, or all of them keep to a rate, answered or not.
+A load consists of producers that hand over transactions and wait for them, or that keep to a rate, answered or not.
 
 With a rate, a latency counts from when the transaction was due: when a log stands still for a second, all transactions of
 that second have waited, and not only the few that were under way. Payloads are random bytes, because real ones seldom

@@ -3,7 +3,7 @@
 A change is written by compare-and-set, after the operator has seen which rights it takes away. Servers apply the document
 within moments.
 
-Policy file: YAML or JSON with grants, and with expectations of what they allow and deny.
+A policy file is YAML or JSON with grants, and with expectations of what they allow and deny.
 
 Optional fields are filled in here; the rest is parsed by the strict reader of documents in ZooKeeper, so an error names its
 place. Only the part of YAML that JSON can express is accepted: no aliases, no tags, and no duplicate keys in a mapping.

@@ -4,11 +4,11 @@ replaced, and no other.
 A page takes the results of the commands, and their columns. It adds where a link leads and which shape a
 state has, and no figure.
 
-Small SVG drawings: charts of the last minutes, and replicas as cursors relative to the committed mark. Pure.
+Drawings are small SVGs: charts of the last minutes, and replicas as cursors relative to the committed mark.
 
 A drawing only repeats numbers that the page has as text, and carries them in its label for screen readers.
 
-Tables of a page, made of the columns that the tool's own tables have (`waltzctl.show.forms`).
+Tables are made of the columns that the tool's own tables have (`waltzctl.show.forms`).
 
 A cell has the text that a person reads in the terminal and, where it is a number, the value that `-o json` gives: a page
 has no figure of its own. A shape and a word show what a state means; the colour only repeats it.

@@ -3,8 +3,7 @@
 While a browser follows a page, it is rendered after every poll, and only changed parts are sent. All data from a cluster is
 text: templates escape it, and no response allows a script that is not our own file.
 
-Authentication of console sessions: a token that works once, then a session with two secrets. Pure but for random
-numbers.
+`SessionAuth` authenticates: a token works once, and begins a session with two secrets.
 
 First danger: a page of another site in the same browser sends requests here. So the Host header must name this console (or
 a foreign name could be resolved to this address), the cookie is never sent from another site, and no page can be framed.

@@ -2,7 +2,7 @@
 
 A plan states how many transactions are skipped, and how many are delivered a second time.
 
-Send changes of consumer groups to servers, and retry them.
+Changes of groups are sent to servers, and retried (`call_server`).
 
 Any server can change a group as a whole; only the owner of a partition can change the group there. Owners change, and the
 group log may be unavailable for a moment, so errors that pass are retried for `WAIT_SECONDS`. A request may have been done

@@ -3,7 +3,7 @@
 Only an unreachable ZooKeeper raises. `snapshot_from_daemons` then collects what the daemons report, if the caller still
 knows their addresses.
 
-Documents of a cluster in ZooKeeper that a snapshot needs, read in one go and cached until one of them changes.
+The documents that a snapshot needs are read in one go and cached until one of them changes.
 
 Documents hardly ever change, and a cluster with a thousand partitions has more than a thousand of them. A caller that
 takes snapshots repeatedly caches them and waits for a change notice. The order matters: get a token, read, wait with

@@ -4,7 +4,7 @@ Readers use only the store, without a cluster, so the manifest with the highest 
 because a reader that fell back to an older manifest would silently return fewer records. `waltzd.archive.verification`
 reads the same objects, and continues after damage.
 
-Cluster metadata in the archive: one numbered object for each change, never overwritten.
+Metadata of the cluster is kept beside the segments: one numbered object for each change, never overwritten.
 
 Each object is the output of `waltzctl cluster save-metadata`, which carries its own digest and which `load-metadata` reads.
 Here it is bytes; `waltzd.cluster.metadata` defines the content.

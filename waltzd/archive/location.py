@@ -1,6 +1,6 @@
-"""Locations of stores: the path of a directory, or the URL of a bucket.
+"""Object stores by location: the path of a directory, or the URL of a bucket.
 
-A directory as an object store: a second disk, or a network file system.
+`LocalStore` uses a directory as an object store: a second disk, or a network file system.
 
 An object is written and flushed under a hidden name and then linked to its own name, which fails if that name exists: of
 two writers one succeeds, and a crash leaves at most a hidden file. An object is replaced under a lock, by a rename.

@@ -13,7 +13,7 @@ then. A reader that finds other bytes in a slot reads manifest and `tail.json` a
 The last 16 bytes of a slot are unique to its upload, because some stores derive the tag of an object from its bytes: equal
 records that are uploaded twice must get two tags.
 
-Uploads of unsealed records, in the format of `unsealed`. A crash between any two steps does no harm.
+`UnsealedWriter` uploads the records of one partition. A crash between any two steps does no harm.
 
 Records are read from the local replica. Small slots are merged: a slot is uploaded again together with the following
 records until it has some megabytes. So each byte is uploaded a few times, and a segment needs some dozens of slots.

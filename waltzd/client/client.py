@@ -2,8 +2,6 @@
 
 Each partition has a `PartitionClient` (`waltzd.client.partition`); all of them share `waltzd.client.routes`. The client
 connects to servers only, never to the coordinator.
-
-Methods of a client that wait for outcomes, for the view, and for a partition to stop.
 """
 
 from __future__ import annotations

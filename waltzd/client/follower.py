@@ -6,7 +6,8 @@ behind it, on purpose: it is tried again with growing pauses, or the application
 A lasting failure is logged with its traceback once, then counted at growing intervals; `failing` shows it meanwhile.
 Foreign transactions are skipped: `applied` passes them, and the view's position need not.
 
-File with the positions of a follower: for programs whose view is no database, but an index, a cache or a mailer.
+A `PositionFile` keeps the positions of a follower, for programs whose view is no database, but an index, a cache or a
+mailer.
 
 The file is written as a whole beside the old one, flushed, and renamed: after a crash there is the old file or the new
 one. It names its cluster and ends with a checksum, so a file of another cluster and a damaged file are refused.

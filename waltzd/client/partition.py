@@ -26,8 +26,6 @@ the client goes on; above it the partition is stopped. Transactions above the fo
 
 **First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn comes,
 against the newest view. Its size is known only afterwards, so the transaction that exceeds the limit on bytes still passes.
-
-State of a client and of each of its partitions, for people and for monitoring.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The caller of `submit` may be cancelled at any moment. A transaction that was sent by then is decided nevertheless, and the
 functions of the command are called as if the caller had stayed.
 
-Order of the commands of one client that declare the same write lock in one partition.
+A `LockQueue` orders the commands of one client that declare the same write lock in one partition.
 
 Two such commands that are under way together always conflict: the view must contain the first before the second is built,
 or the log rejects the second. So each command waits for those before it, and is built once instead of once for each of

@@ -7,8 +7,8 @@ of a newer version (`EventUnknown`) is refused before it is begun: the owner giv
 The `ack_wait` of a delivery starts when it arrives. So queued deliveries are extended while the application takes
 deliveries or waits for one. If the application hangs, they go to other members.
 
-Handler for the deliveries of a consumer group: a delivery is acknowledged when the handler returns, and tried again
-when it raises.
+`Handling` runs a function for each delivery: a delivery is acknowledged when the handler returns, and tried again when
+it raises.
 
 A delivery is extended until its handler has ended. Acknowledgements are sent while the next delivery is processed. A
 failure is sent before that, because in an ordered group it decides what comes next.

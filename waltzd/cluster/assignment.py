@@ -6,10 +6,10 @@ the fewest partitions; give a partition that several servers prefer to the first
 returns it unchanged, so nothing moves without a reason. If an operator prefers a server that takes part, the preferences
 of server configurations for that partition are ignored.
 
-The rules conflict with each other. `flow` solves this as a minimum-cost flow: partitions are the flow, unmet preferences
-are prices, and the cheapest flow is the plan.
+The rules conflict with each other. `Network` solves this as a minimum-cost flow: partitions are the flow, unmet
+preferences are prices, and the cheapest flow is the plan.
 
-Minimum-cost flow through a network of pipes, each with a capacity and a price. Pure.
+A `Network` consists of pipes, each with a capacity and a price.
 
 `Network.send` repeatedly finds all cheapest routes that have capacity left and fills them, so the price of the amount that
 was sent is always the minimum for that amount. Flow can be sent back through a used pipe, which refunds its price: that

@@ -4,7 +4,7 @@ There is no cache and no decision here. Every change is a compare-and-set: the c
 gets `ChangedMeanwhile` if another process changed the document first. Changes that belong together are one transaction.
 `CannotConnect` from a change means that its outcome is unknown: read the document again.
 
-The document in ZooKeeper that records how far the archive of a partition reaches.
+One document of each partition records how far its archive reaches.
 
 Writing this document is the last step of an upload: what it names is in the store, was read back and was verified. A
 document only goes forward: the next version has a higher manifest number or a higher floor. When two owners write at the

@@ -3,20 +3,20 @@
 The most important one is `PartitionMeta`: the newest session of a partition, its members, and the decision that closed the
 session before. Recovery relies on nothing else. `waltzd.protocol.document` writes and reads the JSON.
 
-The setting of how much of the archived log storages keep on their own disks. Pure.
+`Keep` says how much of the archived log storages keep on their own disks.
 
 The setting is a short text: `all`, a time as in `7d` or `12h`, or a size as in `500GB` or `2TiB`, which applies to each
 replica of a partition. Only archived segments may be removed; the others are kept regardless of their size.
 
-Checks of a partition's document against its storages: the document may have been restored, lost or forged. Pure.
+**Checks of a partition's document.** It may have been restored from a copy, lost or forged.
 
 An owner saves each session in the document before any storage receives it, and nothing is committed that no storage holds.
 So the sessions and ids that a storage reports, also a storage that the document does not name, are evidence about the
 document. Owners make these checks before they decide anything, and tools before they restore older documents.
 
-Changes of the document of a partition: which replicas take part in its session, which have forgotten, which diverged.
+**Changes of a partition's document** say which replicas take part in its session, which have forgotten, which diverged.
 
-Each change is a new document, saved before anything relies on it (`waltzd.server.core.recovery` says when). Pure.
+Each change is a new document, saved before anything relies on it (`waltzd.server.core.recovery` says when).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The settings of a consumer group, which are a document in the group log, and the port to a server that has groups.
+"""Consumer groups in a cluster: the settings of a group, the port to a server that has groups, and the documents of the
+group log.
 
-The group log in the documents of a cluster: one more log, in which the cluster stores the state of consumer groups.
+The settings of a group are an entry of the group log: one more log, in which the cluster stores the state of groups.
 
-It has replicas, an owner, sessions and recovery like a partition; its number is the one after the last partition. It exists
-if the assignment has one owner more than the cluster has partitions: in a new cluster from its creation
-(`Cluster.create`), in an older one from its first group (`begin`). `ClusterMeta.partitions` does not count it.
+It has replicas, an owner, sessions and recovery like a partition; its number is the one after the last partition. It
+exists if the assignment has one owner more than the cluster has partitions: in a new cluster from its creation
+(`Cluster.create`), in an older one from its first group (`begin_group_log`). `ClusterMeta.partitions` does not count
+it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ and messages. Pure: no file, no clock.
 Checks have a fast way (columns, `waltzd.format.checksum`) and a slow way (record by record), which tests compare with the
 fast one, and which takes less time for a few records.
 
-A hash of consecutive records, so that replicas can be compared without sending what they hold.
+A `Digest` is a hash of consecutive records: replicas are compared by it without sending what they hold.
 
 The hash covers the bytes of whole records back to back. A record contains its own id and length, so equal hashes mean equal
 records, whatever the sizes of the pieces in which they were hashed.

@@ -4,10 +4,10 @@ The annotations declare the document: which JSON each field accepts. Reading is 
 wrong type, is out of bounds or is unknown raises an error with the path and the field. Each document contains the version
 of its schema, so that an older Waltz refuses a document that it does not understand.
 
-JSON objects that contain a digest of themselves, as the manifests of archives and exports. Pure.
+A `DigestFormat` is a JSON object with a digest of itself, as the manifests of archives and exports.
 
-Reading makes three checks. The digest detects bit rot. `waltzd.protocol.document` detects invalid fields. The reader then
-encodes the decoded value again, and accepts the object only if the result is identical.
+Reading makes three checks. The digest detects bit rot. Strict reading detects invalid fields. The reader then encodes
+the decoded value again, and accepts the object only if the result is identical.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Keeping something in step with documents of the coordinator, for as long as the process lives.
+"""Keep something in step with documents of the coordinator, for as long as the process lives: the policy, the rate of
+copies, the versions that work together.
 
 Take a token, then look and act, then wait with that token: so a change that comes while we act is noticed afterwards. A
 failure is logged once, and retried when a document has changed. Only while the coordinator does not answer is it retried

@@ -1,11 +1,11 @@
-"""Checks of the application's function: a plain function that reads and writes, and does not end its database
-transaction.
+"""Checks of what an application gives to a view: its function, and its database engine. The function is a plain one
+that reads and writes, and does not end its database transaction.
 
 A function that does not apply anything when it is called is rejected when the view is made, as far as that can be
 detected. While the function runs, a guard watches its connection. The driver's connection below that of SQLAlchemy
 cannot be guarded.
 
-SQLite engines that several processes may share, and validation of the engine that an application gives.
+`sqlite` makes an engine that several processes may share.
 
 With SQLite the driver must not decide when a transaction begins, and its first statement must honour the busy timeout.
 """

@@ -1,4 +1,5 @@
-"""The scrub: read every sealed segment of a storage once in a period, so that rot is found while other replicas are sound.
+"""What a storage does in the background: the scrub, and key indexes. The scrub reads every sealed segment of a storage
+once in a period, so that rot is found while other replicas are sound.
 
 One round visits the sealed segments in the order of partition and first id. A segment of n bytes is followed by a pause of
 `n / bytes in all * period`, so a round takes one period however the log grows; the pause is computed anew each minute.
@@ -8,7 +9,7 @@ would otherwise read the same first seventh for ever. The file decides nothing: 
 A segment is read on a thread of its own, by the code of `storage verify`, and without a turn of the replica's queue. Only a
 segment with a finding takes a turn: the replica examines it, and its owner heals it.
 
-The work that writes key indexes beside sealed segments, off the append path.
+`KeyIndexer` writes key indexes beside sealed segments, off the append path.
 
 An index that a question missed is written at once. All other missing indexes are written one at a time, the newest segment
 of a partition first, each followed by a pause: a storage that was upgraded has an index beside none of its segments, and

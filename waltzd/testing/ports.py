@@ -1,9 +1,10 @@
-"""A server as a client sees it, within one process: calls are direct, and frames are handed over without a copy.
+"""Servers and storages as their callers see them, within one process: calls are direct, and frames and runs are handed
+over without a copy.
 
-Every mount runs through here, so faults are injected here: a lock that fails, a feed that pauses, a connection that
-breaks before an outcome. The server behind it is the real one and does not know of the faults.
+Every mount runs through a server's port, so faults are injected here: a lock that fails, a feed that pauses, a
+connection that breaks before an outcome. The server behind it is the real one and does not know of the faults.
 
-A storage as a server sees it, within one process: calls are direct, and runs are handed over without a copy.
+The port of a storage injects delays:
 
 `pause` makes every call, frame and mark wait; `resume` lets them continue.
 """

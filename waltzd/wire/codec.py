@@ -1,20 +1,17 @@
 """Conversion between values of Waltz and protobuf messages.
 
 Plain values (descriptions, findings, positions) and their messages declare the same names. So one generic plan for each
-type, made from both declarations, converts them. Frames of clients and servers are hot: their columns are converted by
-hand, without an object for each transaction.
+type, made from both declarations, converts them. Frames of clients, members and servers are hot: their columns are
+converted by hand, without an object for each transaction.
 
 Only the form is checked here: columns hold whole numbers and have equal lengths, and enumerations have known values.
 The receiver checks the contents.
 
-Limits on the size of a message, checked before it is parsed.
+**Limits** on the size of a message are checked before it is parsed.
 
 A parsed message takes about a hundred bytes for each message nested in it, and two bytes on the wire are enough for
 one. So the length and the number of fields of a request are checked while it is still bytes. The receiver checks the
 values of the fields.
-
-Conversion of frames between members of consumer groups and owners to messages and back. Columns are converted by
-hand.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A bound in bytes on what is in flight; a taker that would exceed it waits for its turn.
+"""Flow control: bounds on what is in flight, and sending without timers. A `Budget` is a bound in bytes; a taker that
+would exceed it waits for its turn.
 
 It provides back pressure: a receiver takes from the budget before it keeps anything, and receives nothing while it
 waits. A size larger than the whole budget passes once nothing else is in flight, so no taker waits for ever. A budget
 may be part of another one: it takes at most its own size and leaves the rest to other parts.
 
-Sending without timers and with few wake-ups: a message leaves where it becomes known, if nothing waits in front of it.
+A `CoalescingSender` sends with few wake-ups: a message leaves where it becomes known, if nothing waits in front of it.
 
 One task runs `run`: it sends what is ready, and sleeps while nothing is. While it sleeps, `send_now` sends from the caller,
 as long as the link takes messages without waiting. Otherwise `send_now` wakes the task, and what becomes ready while one

@@ -1,4 +1,4 @@
-"""The calling side of calls to a server over a plain connection: gRPC costs more than the work of a short call.
+"""Calls to a server over a plain connection, from both sides: gRPC costs more than the work of a short call.
 
 The first frame of such a connection is CALLS, and the server answers with CALLS and the number of calls that it knows.
 Then each REQUEST is one call: a number that the caller chose, the code of the call, and its message. Each REPLY has that

@@ -5,7 +5,7 @@ an unanswered request. `CannotConnect` means that the outcome is unknown. A serv
 stream, behind everything that it had decided, because a status could overtake frames. This end takes that frame as the
 end of the stream.
 
-Finding out what answers at an address where no server of Waltz does, by one look at the port.
+`stranger_at` finds out what answers at an address where no server of Waltz does, by one look at the port.
 
 The probe changes nothing on the other side, and believes nothing beyond what kind of program it is. With TLS nothing is
 sent: the process that completes the handshake has a certificate of the cluster, however slowly it answers.

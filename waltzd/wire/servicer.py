@@ -3,7 +3,7 @@
 A method takes the request and its origin, and returns the plain value of the reply or yields values. An error becomes
 the status of the call. Within one process a `Transport` asks a host in the same way, without making bytes of messages.
 
-Recording calls in the audit log of a daemon, as their declarations say.
+Calls are recorded in the audit log of the daemon as their declarations say.
 
 A call that is not declared is recorded without its arguments. Mounts and append streams are recorded where they are
 served, because they have a begin and an end.

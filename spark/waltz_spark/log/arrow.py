@@ -1,6 +1,6 @@
-"""The columns of a log as Arrow types, and columns out of times, locks and groups, without a Python object for each.
+"""The columns of a log as Arrow types, from records and back, without a Python object for each.
 
-Arrow columns as records: the exact inverse of `waltz_spark.log.arrow`, without a Python object for each record.
+`encode` makes records of columns again.
 
 The checksum of a record is computed from those of its head and of its payload, which is a column, so payloads are not read.
 A payload that was changed therefore results in a record with a wrong checksum. In the other direction, a log can contain a

@@ -10,7 +10,7 @@ read, and at last the owner. Tasks get all addresses from the catalog; only the 
 Old ids then cost the cluster nothing, and ids that have left its storages are available. The cluster determines the end of
 each partition: ids that the archive has above it are not returned.
 
-Asynchronous streams for synchronous code, such as a Spark task: one event loop for the process, on its own thread.
+Synchronous code, such as a Spark task, reads asynchronous streams by one event loop for the process, on its own thread.
 
 The thread lives as long as the process and its loop is never closed, because a thread of gRPC may call it after the last
 call has ended. The next item of a stream is fetched while its reader processes the current one, and no further ahead, so

@@ -4,7 +4,8 @@ The index gives the offsets of records as a hint only: each record is checked by
 of its batch. Where the index does not help, records are followed from the start of the segment. Only the survey of the data
 reports damage, because a wrong index is no damage of records.
 
-Times, groups and locks of batches as columns, many batches at a time: a quiet log has one batch for each transaction.
+Times, groups and locks of batches become columns, many batches at a time: a quiet log has one batch for each
+transaction.
 
 The slow twin, for one batch, is `waltzd.format.batch.Batch.run_with_locks`.
 """

@@ -10,7 +10,7 @@ Everything here ends with the session. A transaction that has an id and was not 
 has the outcome. A transaction without an id was not appended: its mount reports that, and the client sends it to the next
 owner.
 
-Outcomes of the transactions of one partition for as long as this process owns it, over all of its sessions.
+`Counters` count the outcomes of one partition for as long as this process owns it, over all of its sessions.
 
 Outcomes are counted once for each batch or frame, never for each transaction. Only outcomes that clients were sent are
 counted: a transaction that was in flight when its session ended counts as an attempt only, although the next session may

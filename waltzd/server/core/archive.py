@@ -1,15 +1,16 @@
-"""Choice of the replica that uploads the next segment, and of the times for uploads and for checks of old objects.
+"""Decisions about the archive of a partition: which replica uploads the next segment, when, and what storages may
+remove. Pure.
 
-The replicas take turns, and a failed upload waits longer each time. Appends and reads never depend on an upload. So there
-is one upload at a time, and a replica that fails is asked again after all other replicas. Pure: the shell is
+The replicas take turns, and a failed upload waits longer each time. Appends and reads never depend on an upload. So
+there is one upload at a time, and a replica that fails is asked again after all other replicas. The shell is
 `waltzd.server.session.archive`.
 
-What the trim floor of a partition may become: the first id that its storages have to keep. Pure.
+The *trim floor* of a partition is the first id that its storages have to keep.
 
-How to think about it. What may go is archived, is no longer needed by any replica, and is not kept by the policy. The
-floor is the first id of the highest segment that begins within these three bounds. For each replica the bound is a mark
-that it certainly holds: the low-water mark of the session if it has begun it, or the last mark that is known of a silent
-replica. So a floor never removes what a replica still has to copy.
+What may go is archived, is no longer needed by any replica, and is not kept by the policy. The floor is the first id of
+the highest segment that begins within these three bounds. For each replica the bound is a mark that it certainly holds:
+the low-water mark of the session if it has begun it, or the last mark that is known of a silent replica. So a floor
+never removes what a replica still has to copy.
 
 One archived and whole segment always stays from the floor on. A replica that begins there gets it as a file, and its
 footer says what has to be known of the segment before.

@@ -49,8 +49,6 @@ log may be on storages that the document does not name.
 
 Changes of the document when a session opens, while it is open and when it ends are in `waltzd.cluster.documents`.
 Stories of recovery are in `tests/golden/recovery/`. Pure.
-
-Tasks of a replica, as values: recovery decides the next one, and the replicator carries it out. Pure.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Batches stay columns from the message to the disk: nothing here makes an object for a transaction. A batch is checked
 before it is queued, so that a step cannot fail half-way.
 
-The hybrid clock of a partition: the time that each batch carries. Pure: the shell brings what its own clock shows.
+The hybrid clock gives each batch its time; the shell brings what its own clock shows.
 
 A batch gets the highest of three times: that of the batch before, what the owner's clock shows, and the highest time that
 the client has seen in any partition and passes on. So time never falls within a partition, a fail-over included, and an

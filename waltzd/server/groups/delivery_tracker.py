@@ -11,7 +11,7 @@ A failed transaction is retried after a pause. When its tries are used up it is 
 failures count, not deliveries: neither a change of owner nor the loss of a member uses up a try of a delivery that its
 application had not begun.
 
-The order in which transactions of a partition are delivered, for each mode of a group. Pure.
+A `DispatchOrder` is the order in which transactions are delivered; each mode of a group has its own.
 
 An open transaction waits here until it is taken. A taken one is put back after a failure, or is done. Ids are added in
 rising order, except parked transactions that are replayed: those come last of their key.

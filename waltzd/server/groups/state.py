@@ -11,7 +11,7 @@ A state is written as a snapshot and as deltas, each with the changes since the 
 that follow it give the state again. A delta holds resulting values and not steps, so several changes of one id take one
 row.
 
-A sparse map from ids to small numbers, stored as intervals of consecutive ids with an equal number. Pure.
+`Intervals` are a sparse map from ids to small numbers, stored as intervals of consecutive ids with an equal number.
 
 An id without a number takes no memory. Adjacent intervals never have equal numbers, so the representation is minimal,
 and maps with equal contents compare equal.

@@ -12,8 +12,6 @@ later entry that says to skip the bad one.
 
 A group is identified by its name and the id of the entry that created it. A group that was deleted and created again
 under its name is another group, and states of the first do not apply to it.
-
-Totals over all groups of a server, and the groups with the worst troubles by name, at most `TROUBLES_MAX`. Pure.
 """
 
 from __future__ import annotations

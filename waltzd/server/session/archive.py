@@ -1,11 +1,12 @@
-"""Uploads of a partition to the archive: the owner asks the replicas in turn, and records progress in the
-coordinator.
+"""The archive of a partition at its owner: segments are uploaded, unsealed records are backed up, and storages are
+trimmed.
 
-The storage uploads, proves and reads back. This side knows how far the archive reaches, and only owners change that
-document. Another owner may upload at the same time: then one of the two finds the document changed, and reads it again.
+**Uploads.** The owner asks the replicas in turn, and records progress in the coordinator. The storage uploads, proves
+and reads back. This side knows how far the archive reaches, and only owners change that document. Another owner may
+upload at the same time: then one of the two finds the document changed, and reads it again.
 
-Trimming by the owner: storages remove what is archived and need not stay. The coordinator's document gets the floor
-first, then each storage does.
+**Trimming.** Storages remove what is archived and need not stay. The coordinator's document gets the floor first, then
+each storage does.
 
 `waltzd.server.core.archive` decides the floor from what the replicas report. Before anything is removed, a storage
 checks that the objects which become the only copy are in the store at this moment: trimming stops at the first one that
@@ -15,7 +16,7 @@ storage that cannot be told now is told later: each step can be repeated.
 The group log is trimmed by another rule. What is no longer needed to know the positions of the groups is removed, also
 without an archive. No document has its floor; the replicas have it.
 
-Backup of a partition: every few seconds a replica uploads what is committed and in no archived segment.
+**Backup.** Every few seconds a replica uploads what is committed and in no archived segment.
 
 The log does not depend on it. This side adds the moment: a majority confirms the session after that moment, so no newer
 owner had begun by then, and all that was committed by then is at or below the mark that is uploaded. An idle partition is

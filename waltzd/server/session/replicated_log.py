@@ -9,8 +9,6 @@ the log cache. A replicator fails alone: it reports its replica as silent to rec
 and begins again with contact. Only a storage that is fenced by a newer session ends more than the replicator. There is no
 queue for each replica: a replicator is a cursor into the log cache. One that has fallen behind the cache copies from the
 other replicas, sealed segments as files, until it can stream again.
-
-An append stream whose acknowledgements renew the lease of its session.
 """
 
 from __future__ import annotations

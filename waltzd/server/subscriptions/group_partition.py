@@ -10,8 +10,8 @@ log cache, so that turns never wait for a disk.
 An acknowledgement is answered at once, except one that parks a transaction or stops the group: that change is durable
 on a majority first.
 
-Records that are being delivered, in decoded blocks. A block read for one member serves all, and its columns are
-decoded once.
+Records that are being delivered are kept in decoded blocks (`RecordCache`). A block read for one member serves all, and
+its columns are decoded once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ There are three layers: the small files (`replica.control` and `replica.hard_sta
 missing files and partitions. Nothing is ever written. A directory that another process holds is refused, because writes
 in flight would look like damage; with `is_read_only` the end of each log is not judged instead.
 
-Applies one function to many segments, in worker processes if there is enough work.
+`run` applies one function to many segments, in worker processes if there is enough work.
 
 A worker needs half a second to start, so small amounts of work run in this process. Workers are spawned, because a fork
 would inherit the lock of the directory. They exit when their parent exits for any reason. An interrupt reaches only the

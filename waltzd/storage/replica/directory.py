@@ -3,7 +3,7 @@
 One bad partition never keeps the others from being served: its error is kept, and every call for it gets that error. A
 directory that holds data without its control file is refused, never made anew.
 
-Opening a replica: from the files of an earlier process to a replica that can be served.
+**Opening a replica**, from the files of an earlier process to a replica that can be served.
 
 A start has one question for each byte that it finds: may an owner rely on it? Cost forbids to read the whole log, so the
 answer is put together from three kinds of evidence, at the price of one listing, the end of the last segment and four
