@@ -15,7 +15,7 @@ from waltzd.cluster.cluster import replicas_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import CannotConnect
-from waltzd.errors.operations import MetadataMissing, SessionEnded
+from waltzd.errors.operations import MetadataMissing, SessionEnded, StaleSession
 from waltzd.format.finding import Finding
 from waltzd.server.session.copier import SourceFailed
 
@@ -65,6 +65,7 @@ async def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
         assert second.session.low_mark >= 99
         first.append(5)
         await c.until(lambda: first.ended is not None)
+        assert isinstance(first.session.ended, StaleSession), "the storage said it, before the document was looked at again"
         await second.committed(second.append(7))
         log = c.check_equal("s0", "s1")
         assert not any(b"1:100" in record for record in log[second.session.low_mark + 1 :])
