@@ -12,7 +12,7 @@ import pytest
 from tests.unit.waltzd.storage.replica import test_key_indexes
 from waltzd.disk.simulated import Fault
 from waltzd.errors.operations import FlushFailed, ReadFailed
-from waltzd.storage.scrub import BYTES_PER_SECOND, LOOK_SECONDS, KeyIndexer
+from waltzd.storage.scrub import BYTES_PER_SECOND, INDEX_SECONDS, KeyIndexer
 
 
 class FakePartition:
@@ -53,14 +53,14 @@ def test_missing_indexes_are_written_one_at_a_time_with_a_pause_for_their_bytes(
     one, two = FakePartition(0, 0, 3, 9), FakePartition(1, 7)
     indexer = indexer_of(one, two)
     pauses = [asyncio.run(indexer.step()) for _ in range(5)]
-    assert pauses == [9.0, 3.0, 0.0, 7.0, LOOK_SECONDS]
+    assert pauses == [9.0, 3.0, 0.0, 7.0, INDEX_SECONDS]
     assert (one.written, two.written) == ([9, 3, 0], [7]), "the newest first"
 
 
 def test_a_segment_that_can_have_no_index_is_tried_once_and_forgotten_when_it_is_gone() -> None:
     one = FakePartition(0, 3, 9, damaged=9)
     indexer = indexer_of(one)
-    assert [asyncio.run(indexer.step()) for _ in range(4)] == [9.0, 3.0, LOOK_SECONDS, LOOK_SECONDS]
+    assert [asyncio.run(indexer.step()) for _ in range(4)] == [9.0, 3.0, INDEX_SECONDS, INDEX_SECONDS]
     assert one.written == [9, 3]
     assert list(indexer._tried) == [(0, 9)], "what has an index is forgotten"
     one.missed = [9]
@@ -90,7 +90,7 @@ def test_a_segment_that_cannot_be_read_or_written_ends_nothing(fault: Fault) -> 
             assert kind == "write", "only bytes that may be lost end a storage"
             continue
         failed += newest in partition.missing_keys()
-        while asyncio.run(indexer.step()) != LOOK_SECONDS:
+        while asyncio.run(indexer.step()) != INDEX_SECONDS:
             pass
         assert set(partition.missing_keys()) <= {newest}, "the others have theirs"
         test_key_indexes.answers(partition, log)
