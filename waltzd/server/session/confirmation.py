@@ -41,7 +41,7 @@ class SessionConfirmation:
 
     async def confirm(self) -> None:
         """Return when a majority has confirmed our session after this call began; raise `NotReady` or `SessionEnded`
-        otherwise. Return at once while the lease holds (`server.core.lease`)."""
+        otherwise. Return at once while the lease holds (`server.core.progress`)."""
         if self.is_leased:
             return
         if self._next is None:
