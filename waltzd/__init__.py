@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from waltzd.client.client import Client as Client
     from waltzd.client.delivery import Delivery as Delivery
     from waltzd.client.delivery import Reject as Reject
-    from waltzd.client.follower import PositionFile as PositionFile
     from waltzd.client.partition import ClientStatus as ClientStatus
     from waltzd.client.partition import PartitionStatus as PartitionStatus
     from waltzd.client.pending import Outcomes as Outcomes
+    from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.settings import Tls as Tls
     from waltzd.client.subscription import Handling as Handling
@@ -57,7 +57,7 @@ _MODULES = {
     "client.client": ("Client",),
     "client.delivery": ("Delivery", "Reject"),
     "client.pending": ("Outcomes",),
-    "client.follower": ("PositionFile",),
+    "client.position_file": ("PositionFile",),
     "client.settings": ("ClientSettings", "Tls"),
     "client.partition": ("ClientStatus", "PartitionStatus"),
     "client.subscription": ("Handling", "Subscription"),

@@ -30,7 +30,7 @@ from waltzctl.local_cluster.local import LocalCluster
 from waltzd.archive.archived_segment import segment_entry
 from waltzd.archive.cut_point import logs_in
 from waltzd.archive.listing import label_of
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.archive.restoration import restore_partition
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.real import RealDisk

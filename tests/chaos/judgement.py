@@ -14,7 +14,7 @@ from tests.chaos.load import Load
 from tests.chaos.plan import DAEMONS, STORAGES
 from tests.chaos.world import PARTITIONS, World
 from waltzctl.records.offline import resolve
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.archive.manifest import Entry
 from waltzd.archive.verification import check_piece, survey
 from waltzd.disk.real import RealDisk

@@ -19,7 +19,7 @@ from tests.unit.waltzd.archive.test_signature import archive_to
 from waltzctl import main
 from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.documents import NO_SECRET
 from waltzd.cluster.metadata import read

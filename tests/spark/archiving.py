@@ -20,7 +20,7 @@ from waltz_spark.table.columns import record_batch
 from tests.spark.batches import Log
 from waltzd.archive import manifest
 from waltzd.archive.archived_segment import segment_entry
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.layout import FileHeader, index_entries, index_name, segment_ids, segment_name

@@ -20,14 +20,22 @@ TURN_SECONDS = 1e-9
 """Virtual seconds that pass at least in a turn of the loop, so that whoever looks again until a moment has come sees it."""
 
 
+TURNS_MAX = 300_000
+"""Turns in which tasks may be busy without waiting for a time: more of them never end."""
+
+
 class _Selector(selectors.DefaultSelector):
     loop: TimelessLoop
+    busy_turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.loop.at_work:
             return super().select(0 if timeout == 0 else None)
         if timeout is None:
             raise AssertionError("everybody waits, and nothing will ever happen")
+        self.busy_turns = self.busy_turns + 1 if timeout == 0 else 0
+        if self.busy_turns > TURNS_MAX:
+            raise AssertionError("tasks go on and on, and no time passes")
         self.loop.now += max(TURN_SECONDS, timeout)
         if self.loop.now > SECONDS_MAX:
             raise AssertionError("what a task waits for does not come within a day")

@@ -357,7 +357,7 @@ def _put_back(store: str, source: str, quick: bool, confirmation: ConfirmOptions
 
 
 def _clean(store: str, confirmation: ConfirmOptions, output: str) -> int:
-    from waltzd.archive.location import LocalStore
+    from waltzd.archive.local import LocalStore
 
     opened = open_archive(store)
     found = survey(opened)

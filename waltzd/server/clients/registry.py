@@ -8,7 +8,7 @@ connections stand and a heartbeat is overdue. It is *gone* when it has no mount 
 are kept for a while. The silence of a connection is known for plain connections only. With gRPC, its own heartbeat ends
 the connection, and until then the instance counts as live.
 
-What exceeds the quota of a name waits (`waltzd.server.core.quota`): its frames are not read, and its feed is not sent.
+What exceeds the quota of a name waits (`waltzd.protocol.policy`): its frames are not read, and its feed is not sent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from waltzd.protocol.batches import AppendBatch, MountRequest
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientTotals, ClientUse
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountLink
-from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas
+from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Bucket, LockBuckets, Quotas, may_enter
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.core.quota import Bucket, LockBuckets, may_enter
 from waltzd.server.session.settings import WAIT_SECONDS_MIN
 from waltzd.wire.flow_control import Budget
 

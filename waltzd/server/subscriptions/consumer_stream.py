@@ -35,11 +35,10 @@ from waltzd.protocol.groups import (
     Paused,
 )
 from waltzd.protocol.peers import AttendLink
-from waltzd.protocol.policy import Rights
+from waltzd.protocol.policy import Bucket, Rights
 from waltzd.server.clients.authorizer import check_attend
 from waltzd.server.clients.pipeline import Capacity
 from waltzd.server.clients.registry import QuotaUsage
-from waltzd.server.core.quota import Bucket
 from waltzd.server.groups.delivery_tracker import Delivery
 from waltzd.server.subscriptions.group_partition import GroupPartition, RecordBlock
 

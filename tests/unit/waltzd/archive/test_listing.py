@@ -12,7 +12,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.unit.waltzd.archive.test_verification import KEY, archive
 from waltzd.archive import manifest as manifests
 from waltzd.archive.listing import all_pieces, label_at, label_of, newest_manifests
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors.operations import ArchiveDamaged, ForeignArchive, StoreRefused
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.store_contract import StoreContract
-from waltzd.archive.location import LocalStore, open_store
+from waltzd.archive.local import LocalStore
+from waltzd.archive.location import open_store
 from waltzd.archive.store import Store, is_object_name
 from waltzd.errors import BadArgument
 from waltzd.errors.operations import ObjectExists, StoreRefused, StoreUnavailable
@@ -72,7 +73,7 @@ def test_what_a_killed_writer_left_unflushed_is_flushed_before_it_is_said_to_be_
     folder.mkdir(parents=True)
     (folder / "a").write_bytes(b"x")
     flushed: list[Path] = []
-    monkeypatch.setattr("waltzd.archive.location._flush_folder", flushed.append)
+    monkeypatch.setattr("waltzd.archive.local._flush_folder", flushed.append)
     store = LocalStore(str(tmp_path))
     with pytest.raises(ObjectExists):
         store.put_new("partition-0/segment/a", b"x")

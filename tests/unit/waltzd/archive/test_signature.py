@@ -12,7 +12,7 @@ from tests.store_contract import StoreContract
 from tests.unit.waltzd.archive.test_upload import CLUSTER, segment
 from waltzd.archive import manifest as manifests
 from waltzd.archive.listing import metadata_at, newest_manifests, newest_metadata, save_metadata
-from waltzd.archive.location import LocalStore
+from waltzd.archive.local import LocalStore
 from waltzd.archive.manifest import LABEL, Label, Manifest
 from waltzd.archive.signature import (
     LINE_BYTES,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.server.core.quota import BURST_SECONDS, LOCKS_MAX, SHARE, Bucket, LockBuckets, may_enter
+from waltzd.protocol.policy import BURST_SECONDS, LOCKS_MAX, SHARE, Bucket, LockBuckets, may_enter
 
 
 @given(
