@@ -712,8 +712,8 @@ class GroupPartition:
         be."""
         if known >= epoch + EPOCHS_OF_A_RESET:
             raise ChangedMeanwhile(
-                f"group {self.key.name} was reset by another operator in partition {self.key.partition}: its epoch is "
-                f"{known}, and this reset was to begin epoch {epoch}",
+                f"group {self.key.name} was reset in partition {self.key.partition} after this command read its state, or "
+                f"the command could not read it: its epoch is {known}, and this reset was to begin epoch {epoch}",
                 not_done="this reset was not done, or it was done before the other one",
             )
         if epoch > reset_epoch(known, RESET_DRAWS - 1):

@@ -240,7 +240,7 @@ def test_a_reset_is_refused_after_one_of_another_operator() -> None:
 
         assert (await reset(1, reset_epoch(seen, 5))).floor == 1
         for drawn in (0, 4):
-            with pytest.raises(ChangedMeanwhile, match="reset by another operator"):
+            with pytest.raises(ChangedMeanwhile, match="was reset in partition 0 after this command read its state"):
                 await reset(3, reset_epoch(seen, drawn))
         with pytest.raises(BadArgument):
             await reset(3, reset_epoch(reset_epoch(seen, 5), RESET_DRAWS - 1) + 1)
