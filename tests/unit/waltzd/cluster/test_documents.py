@@ -1,4 +1,7 @@
-"""The documents in the coordinator: what they look like, that they come back as they were, what is wrong with others."""
+"""The documents in the coordinator: what they look like, that they come back as they were, what is wrong with others.
+
+Policies of what storages keep.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from waltzd.cluster.documents import (
     Counter,
     Decision,
     HistoryEntry,
+    Keep,
     Leader,
     Membership,
     Moves,
@@ -35,6 +39,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
     decode_root,
+    keep_of,
 )
 from waltzd.errors.operations import BadMetadata, LevelUnknown
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
@@ -388,3 +393,28 @@ def test_a_cluster_of_a_newer_version_is_refused_by_its_level_and_not_by_its_fie
     for damaged in ({"level": "2"}, {"level": -1}, {"level": 1.5}, {"level": True}):
         with pytest.raises(BadMetadata, match="level must be a whole number"):
             decode_root(json.dumps(found | damaged).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("all", Keep()),
+        ("30m", Keep(seconds=1800)),
+        ("12h", Keep(seconds=43_200)),
+        ("7d", Keep(seconds=604_800)),
+        ("2w", Keep(seconds=1_209_600)),
+        ("500GB", Keep(size=500_000_000_000)),
+        ("2TiB", Keep(size=2 << 40)),
+        ("64KiB", Keep(size=64 << 10)),
+        ("1KB", Keep(size=1000)),
+    ],
+)
+def test_a_policy_says_what_stays(text: str, meant: Keep) -> None:
+    assert keep_of(text) == meant
+
+
+@pytest.mark.parametrize(
+    "text", ["", "All", "0d", "07d", "7", "d", "7 d", "-1h", "1.5GB", "7D", "500gb", "1000000d", "7dd", "7d\n", "٧d", "1iB"]
+)
+def test_anything_else_is_no_policy(text: str) -> None:
+    assert keep_of(text) is None
