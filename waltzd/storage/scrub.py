@@ -89,7 +89,7 @@ def pause_seconds(segment_bytes: int, total_bytes: int, period_seconds: float) -
 
 
 class Replicas(Protocol):
-    """The replicas of this storage, as far as a scrub needs them."""
+    """The replicas of this storage, as far as a scrub and the indexer need them."""
 
     @property
     def directory(self) -> Directory: ...
@@ -238,15 +238,8 @@ BYTES_PER_SECOND = 32 << 20
 """Bytes of segments that are indexed in a second: faster than most logs grow, and a twentieth of what a disk reads."""
 
 
-class IndexedReplicas(Protocol):
-    """The replicas of this storage, as far as the indexer needs them."""
-
-    @property
-    def directory(self) -> Directory: ...
-
-
 class KeyIndexer:
-    def __init__(self, replicas: IndexedReplicas, run: RunBlocking, write: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, replicas: Replicas, run: RunBlocking, write: Callable[..., Awaitable[Any]]) -> None:
         """`run`: runs a function that reads on a thread. `write`: runs one that writes, to its end."""
         self._replicas = replicas
         self._run = run

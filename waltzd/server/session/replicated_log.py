@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, written_by_another
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
@@ -53,15 +53,7 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.wire.flow_control import CoalescingSender
 
 
-class Owner(Protocol):
-    """The log of a session, as far as a stream needs it."""
-
-    marks: Marks | None
-    sending_up_to: int | None
-    settings: SessionSettings
-
-
-def renew_by_acknowledgements(stream: AppendPort, name: str, sent: int, owner: Owner) -> AppendPort:
+def renew_by_acknowledgements(stream: AppendPort, name: str, sent: int, owner: ReplicatedLog) -> AppendPort:
     """Return a stream that renews the lease of the session; the stream itself if there is no lease. The storage `name`
     was sent everything up to `sent` before."""
     lease = owner.marks.lease if owner.marks is not None else None
@@ -72,7 +64,7 @@ class _RenewingStream(AppendPort):
     """A stream whose acknowledgements renew the lease. A storage checks its session before it writes, so an
     acknowledgement confirms that the storage was not fenced by a newer session after the records were sent."""
 
-    def __init__(self, stream: AppendPort, name: str, sent: int, lease: Lease, owner: Owner) -> None:
+    def __init__(self, stream: AppendPort, name: str, sent: int, lease: Lease, owner: ReplicatedLog) -> None:
         self._stream = stream
         self._name = name
         self._lease = lease

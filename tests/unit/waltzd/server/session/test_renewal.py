@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,12 +55,12 @@ class Room:
         self.at_once = at_once
         self.heard: list[int] = []
         self.stream = Stream()
-        self.owner: Any = SimpleNamespace(
+        self.owner = SimpleNamespace(
             marks=SimpleNamespace(lease=lease),
             sending_up_to=None,
             settings=SimpleNamespace(clock=lambda: self.now),
         )
-        self.renewing = renew_by_acknowledgements(self.stream, "A", 4, self.owner)
+        self.renewing = renew_by_acknowledgements(self.stream, "A", 4, cast(Any, self.owner))
         self.renewing.hear(self.heard.append)
 
     async def send(self, first_id: int, count: int, *, at: float) -> None:
