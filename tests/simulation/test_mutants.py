@@ -85,9 +85,18 @@ def names_in(file: str) -> frozenset[str]:
     return frozenset(one.name for one in ast.walk(found) if isinstance(one, kinds))
 
 
+@cache
+def folded_in(file: str) -> frozenset[str]:
+    """Tests of a module that try all their cases `together`, so that no case has a name."""
+    found = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    tests = (one for one in found.body if isinstance(one, ast.FunctionDef))
+    return frozenset(one.name for one in tests if any("together(" in ast.unparse(how) for how in one.decorator_list))
+
+
 def _has_test(node: str) -> bool:
-    file, *names = node.partition("[")[0].split("::")
-    return bool(names) and names_in(file).issuperset(names)
+    plain, _, case = node.partition("[")
+    file, *names = plain.split("::")
+    return bool(names) and names_in(file).issuperset(names) and not (case and names[-1] in folded_in(file))
 
 
 @together("name", sorted(EDITS, key=lambda name: (EDITS[str(name)].module, name)))  # one parse for a module
