@@ -636,6 +636,8 @@ class Recovery:
         session has not begun there. Afterwards nothing is cut: what counts as acknowledged is not replaced by less."""
         has_begun = status.session == self.session
         mark = certain_of(status, mark)
+        if not has_begun and status.last_id >= mark and all(one.code is Code.SHORT_LOG for one in status.findings):
+            return Truncate(mark)  # it lacks nothing of the log, so no file of a segment mends it
         last_id = max(mark, status.last_id, *(one.last_id or EMPTY for one in status.findings)) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:

@@ -286,6 +286,18 @@ def test_a_damaged_member_is_healed_by_no_less_than_what_counts() -> None:
     assert core.next_for("A") == Heal(3, 6, ("B",))
 
 
+def test_a_replica_that_lost_only_what_is_not_in_the_log_is_cut() -> None:
+    """It had ids up to 7, and the log was closed at 2: a file of its segment ends no later than what it holds."""
+    core = Recovery(meta(opened=2, decision=None, low_mark=2), dict.fromkeys("ABC", Membership.MEMBER))
+    short = Finding(code=Code.SHORT_LOG, path="0", detail="x", first_id=3, last_id=7)
+    core.opened("A", holds("A", 2, low_mark=2, findings=(short,), damaged_segments=(0,)))
+    core.opened("B", holds("B", 9, session=2, low_mark=2))
+    core.silent("C")
+    assert core.next_for("A") == Truncate(2)
+    core.opened("A", holds("A", 1, low_mark=1, findings=(short,), damaged_segments=(0,)))
+    assert core.next_for("A") == Heal(0, 2, ("B",)), "of the log it lacks something"
+
+
 def test_what_stays_below_the_floor_is_trimmed_when_it_is_damaged() -> None:
     """It has the floor, and could not read the archive when it was told; no other replica has those ids any more."""
     core = Recovery(meta(opened=2, decision=None, low_mark=9), dict.fromkeys("ABC", Membership.MEMBER))
