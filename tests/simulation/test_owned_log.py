@@ -190,6 +190,36 @@ async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_h
         await c.all_hold(54)
 
 
+class NeverHealed(SimPort):
+    """A storage that takes each file of a segment, and is as damaged as before."""
+
+    files = 0
+
+    async def install_segment(self, partition: int, *what: Any, **more: Any) -> Any:
+        type(self).files += 1
+        return await self.status(partition)
+
+
+@story
+async def test_a_replica_that_no_file_heals_is_sent_few() -> None:
+    """Each of them may be as large as a segment."""
+    async with cell() as c:
+        await c.holding(50)
+        await c.all_hold(49)
+        storage = c.storages["s0"]
+        assert storage.calls is not None
+        partition = storage.calls.directory.partition(0)
+        newest = partition._context.path(partition._segments.first_ids[-1])
+        storage.disk.corrupt(newest, storage.disk.size(newest) - 20, b"\xa5")
+        c.connect = lambda meta: NeverHealed(c.storages[meta.name])  # type: ignore[method-assign]
+        second = await c.opened(await c.own(2))
+        assert [result for result in [found async for found in storage.calls.verify(0)] if isinstance(result, Finding)]
+        await c.until(lambda: NeverHealed.files > 0)
+        await asyncio.sleep(10 * SETTINGS.retry_seconds)
+        assert NeverHealed.files <= 10
+        await second.committed(second.append(5))
+
+
 @story
 async def test_a_replica_on_a_full_disk_stays_out_until_its_storage_takes_writes_and_that_is_said_once() -> None:
     """Owners logged "level again" and "failed" once a second, for each partition."""

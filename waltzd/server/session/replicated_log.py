@@ -618,7 +618,7 @@ class Replicator:
         """Carry out the tasks of recovery until this replica is level with the decided log and the session is open."""
         log, core = self._log, self._log.core
         while True:
-            seen = log.decided.version
+            seen, before = log.decided.version, self._progress.status
             self._check_doubt()
             task = core.next_for(self.name)
             self.state = _STATES.get(type(task), ReplicatorState.SETTLING)
@@ -658,6 +658,8 @@ class Replicator:
                 case Heal(segment, last_id, sources):
                     self.state, self.story = ReplicatorState.DAMAGED, f"the damaged segment {segment} is being replaced"
                     core.changed(self.name, await self.copier().heal(segment, last_id, sources))
+                    if self._progress.status == before:  # with a pause, because it may go on like that
+                        raise BadFrame(f"{self.name} took a file for the segment {segment}, and is as it was")
                 case Level():
                     if log.marks is not None:
                         return
