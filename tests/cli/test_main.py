@@ -279,7 +279,7 @@ def test_an_interrupt_ends_the_workers_too(storage: Path, is_early: bool) -> Non
     program = (
         "import os, signal, threading, time\n"
         "from waltzd.disk.real import RealDisk\n"
-        "from waltzd.storage.offline.verify import run\n"
+        "from waltzd.storage.offline.verify import run_on_segments\n"
         "if __name__ == '__main__':\n"
         "    def poke():\n"
         "        import multiprocessing\n"
@@ -287,7 +287,7 @@ def test_an_interrupt_ends_the_workers_too(storage: Path, is_early: bool) -> Non
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         + (early if is_early else "    threading.Thread(target=poke, daemon=True).start()\n")
         + "    try:\n"
-        "        list(run(hang, RealDisk(), [1, 2, 3], jobs=2, total_bytes=1, few_bytes=0))\n"
+        "        list(run_on_segments(hang, RealDisk(), [1, 2, 3], jobs=2, total_bytes=1, few_bytes=0))\n"
         "    except KeyboardInterrupt:\n"
         "        print('interrupted')\n"
     )

@@ -21,7 +21,7 @@ from waltzctl.placement.replica_assignment import crowded, sizes
 from waltzctl.placement.replica_assignment import together as together_in_one
 from waltzctl.shell.numbers import format_partitions
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
-from waltzd.cluster.documents import ALL
+from waltzd.cluster.documents import KEEP_ALL
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 
@@ -157,7 +157,7 @@ def _of(some: int, total: int, noun: str) -> str:
 
 
 def _space(facts: Facts) -> Found:
-    least, is_trimmed = 1.0, facts.snapshot.meta.keep_local != ALL and not _stuck(facts)
+    least, is_trimmed = 1.0, facts.snapshot.meta.keep_local != KEEP_ALL and not _stuck(facts)
     for name, reported in facts.snapshot.storage_reports.items():
         full = tuple(held.partition for held in reported.assigned if held.status is not None and held.status.is_full)
         if full:

@@ -39,7 +39,7 @@ from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster, all_archived
-from waltzd.cluster.documents import ALL, Keep, keep_of
+from waltzd.cluster.documents import KEEP_ALL, Keep, keep_of
 from waltzd.cluster.metadata import read_documents, write
 from waltzd.errors import EXIT_OK, BadArgument, WaltzError
 from waltzd.errors.operations import BadMetadata, FormatUnknown, Unfinished, Unsafe
@@ -321,7 +321,7 @@ def keep_local_plan(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived
 
 def _describe_policy(policy: str) -> str:
     keep = keep_of(policy)
-    if policy == ALL or keep is None:
+    if policy == KEEP_ALL or keep is None:
         return "all of the log"
     if keep.seconds is not None:
         return f"the last {policy} of the log"

@@ -44,7 +44,7 @@ from waltzctl.show.forms import (
 from waltzctl.show.terminal import console, count, size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzctl.snapshot.collector import take_snapshot
-from waltzd.archive.listing import FOLDER, branches_in, label_of, metadata_in, newest_metadata
+from waltzd.archive.listing import METADATA_FOLDER, branches_in, label_of, metadata_in, newest_metadata
 from waltzd.archive.location import open_archive, open_store
 from waltzd.archive.manifest import Entry, Label, Manifest, manifest_name
 from waltzd.archive.repair import RepairedStore, put_back, rebuilt_key, rebuilt_objects
@@ -245,7 +245,7 @@ def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
 def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:
     """Return flaws for objects that the documents of the cluster name and the store does not have."""
     if documents is None:
-        return [Flaw(name=FOLDER, detail="the store has no saved documents of the cluster")]
+        return [Flaw(name=METADATA_FOLDER, detail="the store has no saved documents of the cluster")]
     flaws = []
     for number, meta in sorted(documents.items()):
         branches = [one for one in (found.manifests.get(number), *found.older) if one is not None]

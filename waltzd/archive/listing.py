@@ -155,13 +155,13 @@ def _below(archive: PartitionArchive, entry: Entry) -> tuple[Entry, ...]:
         ) from error
 
 
-FOLDER = "metadata"
+METADATA_FOLDER = "metadata"
 METADATA_BYTES_MAX = 64 << 20
-_NAME = re.compile(rf"{FOLDER}/([0-9]{{10}})\.json")
+_NAME = re.compile(rf"{METADATA_FOLDER}/([0-9]{{10}})\.json")
 
 
 def metadata_name(number: int) -> str:
-    return f"{FOLDER}/{number:010d}.json"
+    return f"{METADATA_FOLDER}/{number:010d}.json"
 
 
 def number_of(name: str) -> int | None:
@@ -172,7 +172,7 @@ def number_of(name: str) -> int | None:
 
 def metadata_in(store: Store) -> list[Listed]:
     """Return the listed metadata objects, the oldest first."""
-    return [one for one in store.list(FOLDER) if number_of(one.name) is not None]
+    return [one for one in store.list(METADATA_FOLDER) if number_of(one.name) is not None]
 
 
 def metadata_at(store: Store, number: int) -> bytes:

@@ -54,7 +54,7 @@ from waltzd.protocol.policy import Grant, Quotas
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
-ALL = "all"
+KEEP_ALL = "all"
 _UNITS_OF_TIME = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNITS_OF_SIZE = {
     name: base ** (power + 1)
@@ -76,7 +76,7 @@ class Keep:
 
 def keep_of(text: str) -> Keep | None:
     """Parse a setting; return None if it is invalid."""
-    if text == ALL:
+    if text == KEEP_ALL:
         return Keep()
     found = _KEEP.fullmatch(text)
     if found is None:

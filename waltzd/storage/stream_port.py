@@ -24,7 +24,7 @@ from waltzd.wire.codec import packed_error, packed_status
 from waltzd.wire.connections import CONNECTIONS_MAX
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.listening_port import FramedListener
-from waltzd.wire.servicer import name_of
+from waltzd.wire.servicer import audited_name
 from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
 from waltzd.wire.tls import Tls
 
@@ -127,7 +127,7 @@ class StreamPort:
 
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)
-        deed = AuditRecord(who=name_of(connection.identity), peer=connection.peer, what="Replica/Stream")
+        deed = AuditRecord(who=audited_name(connection.identity), peer=connection.peer, what="Replica/Stream")
         try:
             async with _telling(link):
                 call = await self._call(connection)

@@ -25,7 +25,7 @@ from waltzd.protocol.audit import Auditor
 from waltzd.wire.calls import FETCH_MARKED, HIGH_WATER_MARK, HISTORY, Call
 from waltzd.wire.codec import bounded, packed_error, unpacked_error
 from waltzd.wire.frames import SMALL_BYTES, Connection, Kind
-from waltzd.wire.servicer import Host, Origin, answered, note
+from waltzd.wire.servicer import Host, Origin, answered, audited
 
 VERSION = b"\x01"
 FRAMED_CALLS: tuple[Call[Any], ...] = (FETCH_MARKED, HIGH_WATER_MARK, HISTORY)
@@ -207,7 +207,7 @@ class CallConnection:
         if code >= len(FRAMED_CALLS):
             raise WrongPeer(f"this server knows no call with the code {code}")
         call, caller = FRAMED_CALLS[code], self._origin.identity
-        with note(self._auditor, call.path, caller=caller, peer=self._connection.peer) as heard:
+        with audited(self._auditor, call.path, caller=caller, peer=self._connection.peer) as heard:
             if caller is not None and caller.role not in call.roles:
                 raise NotPermitted(f"{caller.name} has the role {caller.role}, which may not call {call.path}")
             request = bounded(call.request, call.request.FromString)(raw)

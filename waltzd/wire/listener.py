@@ -30,7 +30,7 @@ from waltzd.wire.calls import allowed
 from waltzd.wire.codec import bounded
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
-from waltzd.wire.servicer import noted
+from waltzd.wire.servicer import audited_grpc
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import CERTIFIED_SECONDS, Credentials, Tls
 
@@ -144,13 +144,13 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
                 await abort(context, error)
 
         async def answer(messages: Any, context: Any) -> Any:
-            with self._while_certified(context), noted(self._auditor, method, context) as heard:
+            with self._while_certified(context), audited_grpc(self._auditor, method, context) as heard:
                 heard.request = await said(messages, context)
                 heard.reply = await serve(heard.request, context)
                 return heard.reply
 
         async def stream(messages: Any, context: Any) -> Any:
-            with self._while_certified(context), noted(self._auditor, method, context) as heard:
+            with self._while_certified(context), audited_grpc(self._auditor, method, context) as heard:
                 heard.request = await said(messages, context)
                 async with aclosing(serve(heard.request, context)) as answers:
                     async for message in answers:

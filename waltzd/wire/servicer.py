@@ -43,15 +43,15 @@ class Heard:
     """Whether it was denied for lack of a right, which is always recorded."""
 
 
-def name_of(identity: Identity | None) -> str:
+def audited_name(identity: Identity | None) -> str:
     return ANONYMOUS if identity is None else identity.uri
 
 
 @contextmanager
-def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Heard]:
+def audited_grpc(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Heard]:
     """Record the call of gRPC that runs inside when it has ended, whatever its result."""
     # Who calls is asked before the call runs: of one that has ended gRPC knows it no more, and ends the process.
-    with note(auditor, method, caller=caller_of(context), peer=peer_of(context)) as heard:
+    with audited(auditor, method, caller=caller_of(context), peer=peer_of(context)) as heard:
         try:
             yield heard
         except grpc.aio.AbortError:
@@ -62,7 +62,7 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
 
 
 @contextmanager
-def note(auditor: Auditor, method: str, *, caller: Identity | None, peer: str) -> Iterator[Heard]:
+def audited(auditor: Auditor, method: str, *, caller: Identity | None, peer: str) -> Iterator[Heard]:
     """Record the call that runs inside when it has ended, whatever its result."""
     heard, is_gone = Heard(), False
     try:
@@ -84,7 +84,7 @@ def note(auditor: Auditor, method: str, *, caller: Identity | None, peer: str) -
             code, partitions = _refused_in(heard.reply, heard.code, partitions)
             auditor.note(
                 AuditRecord(
-                    who=name_of(caller),
+                    who=audited_name(caller),
                     peer=peer,
                     what=method.removeprefix("/waltz.v1.").removeprefix("/"),
                     partitions=spans(partitions),

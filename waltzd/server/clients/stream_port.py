@@ -31,7 +31,7 @@ from waltzd.wire.connections import CONNECTIONS_MAX
 from waltzd.wire.framed_calls import CallConnection
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.listening_port import FramedListener
-from waltzd.wire.servicer import Origin, name_of
+from waltzd.wire.servicer import Origin, audited_name
 from waltzd.wire.tls import Tls
 
 FIRST_BYTES = 4 << 10
@@ -161,7 +161,7 @@ class StreamPort:
         try:
             identity = self._identity(connection)
         except NotPermitted as error:
-            who = name_of(connection.identity)
+            who = audited_name(connection.identity)
             self._auditor.note(AuditRecord(who=who, peer=connection.peer, what=MOUNT_CALL, code=error.code))
             await self._refuse(connection, error)
             return

@@ -42,7 +42,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.scan import follow_footer, survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
-from waltzd.storage.offline.verify import OnProgress, Report, Target, partition_checks, run, wanted_targets
+from waltzd.storage.offline.verify import OnProgress, Report, Target, partition_checks, run_on_segments, wanted_targets
 from waltzd.storage.replica.control import Ledger, read_ledger
 
 COMPARE_BYTES = 1 << 20
@@ -298,7 +298,7 @@ def rebuild(
             out.storage_findings += ledger.findings
             tasks = list(_tasks(disk, storage, ledger, mine, tuple(left_out)))
             total, done = sum(_data_bytes(disk, task) for task in tasks), 0
-            for task, built in run(rebuild_index, disk, tasks, jobs=jobs, total_bytes=total):
+            for task, built in run_on_segments(rebuild_index, disk, tasks, jobs=jobs, total_bytes=total):
                 out.built.append(install(disk, built))
                 if built.state is not IndexState.REFUSED:
                     write_key_index(disk, task)

@@ -5,7 +5,7 @@ There are three layers: the small files (`replica.control` and `replica.hard_sta
 missing files and partitions. Nothing is ever written. A directory that another process holds is refused, because writes
 in flight would look like damage; with `is_read_only` the end of each log is not judged instead.
 
-`run` applies one function to many segments, in worker processes if there is enough work.
+`run_on_segments` applies one function to many segments, in worker processes if there is enough work.
 
 A worker needs half a second to start, so small amounts of work run in this process. Workers are spawned, because a fork
 would inherit the lock of the directory. They exit when their parent exits for any reason. An interrupt reaches only the
@@ -72,7 +72,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run(
+def run_on_segments(
     function: Callable[[Disk, Task], Result],
     disk: Disk,
     tasks: Sequence[Task],
@@ -490,7 +490,7 @@ def _inspect(disk: Disk, found: list[PartitionCheck], options: Options, on_progr
     tasks = [task for plan in found for task in plan.tasks]
     total = sum(sum(plan.sizes.values()) for plan in found)
     done = 0
-    for task, report in run(inspect_segment, disk, tasks, jobs=options.jobs, total_bytes=total):
+    for task, report in run_on_segments(inspect_segment, disk, tasks, jobs=options.jobs, total_bytes=total):
         plan = by_directory[task.directory]
         plan.reports[task.first_id] = report
         done += plan.sizes[task.first_id]

@@ -14,7 +14,7 @@ from waltzd.protocol.audit import AuditRecord
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.calls import CALLS, Audit
 from waltzd.wire.codec import detail_of
-from waltzd.wire.servicer import noted
+from waltzd.wire.servicer import audited_grpc
 
 CHANGES = {
     "Replica/Open", "Replica/SetLowMark", "Replica/Truncate", "Replica/Read", "StorageAdmin/CreatePartitions",
@@ -55,7 +55,7 @@ def heard(
 ) -> list[AuditRecord]:
     ear, context = Ear(), Context(error)
     try:
-        with noted(ear, f"/waltz.v1.{method}", context) as call:  # type: ignore[arg-type]
+        with audited_grpc(ear, f"/waltz.v1.{method}", context) as call:  # type: ignore[arg-type]
             call.request, call.reply = request, reply
             if error is not None:
                 raise grpc.aio.AbortError

@@ -56,7 +56,7 @@ from waltzd.storage.offline.verify import (
     PartitionReport,
     Report,
     Target,
-    run,
+    run_on_segments,
     verify,
     verify_partition,
     wanted_targets,
@@ -518,7 +518,7 @@ def test_workers_find_what_one_process_finds(original: Path) -> None:
         SegmentTask(directory=directory, first_id=first, partition=1, key=None, next_first_id=after)
         for first, after in zip(starts, [*starts[1:], None], strict=True)
     ]
-    alone = dict(run(inspect_segment, disk, tasks, jobs=1, total_bytes=0))
-    together = dict(run(inspect_segment, disk, tasks, jobs=2, total_bytes=1, few_bytes=0))
+    alone = dict(run_on_segments(inspect_segment, disk, tasks, jobs=1, total_bytes=0))
+    together = dict(run_on_segments(inspect_segment, disk, tasks, jobs=2, total_bytes=1, few_bytes=0))
     assert alone == together
     assert sum(report.records for report in together.values()) == 52
