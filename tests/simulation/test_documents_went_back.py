@@ -236,6 +236,36 @@ async def test_a_session_that_is_open_goes_on(verb: str, path: str) -> None:
 
 
 @story
+async def test_a_document_that_went_back_within_its_session_is_written_anew() -> None:
+    """It does not say any more that a replica joined, whose acknowledgements count: the next owner would not ask for it."""
+    async with cell() as c:
+        await assign(c, 1)
+        first, _ = await c.holding(20)
+        await first.close(hand_over=True)
+        c.storages["s2"].kill()
+        await assign(c, 2)
+        pipeline = await c.opened(await c.own(2))
+        older = await keep(c, DOCUMENT)
+        await c.storages["s2"].start()
+        await c.until(lambda: "s2" in pipeline.session.core.meta.joined)
+        await c.all_hold(19)
+        await put_back(c, older)
+        await asyncio.sleep(2)
+        assert any("went back to what it was" in line and "going on" in line for line in c.log)
+        meta = (await c.cluster.partition(0))[0]
+        assert meta is not None
+        assert "s2" in meta.joined
+        c.storages["s0"].kill()
+        last = pipeline.append(5)
+        await pipeline.committed(last)
+        assert pipeline.ended is None, f"the session was ended by: {pipeline.ended}"
+        c.storages["s1"].kill()
+        await c.storages["s0"].start()
+        await assign(c, 3)
+        assert (await c.opened(await c.own(3))).session.low_mark == last
+
+
+@story
 async def test_a_document_is_not_written_over_a_session_that_somebody_may_have_taken() -> None:
     async with cell() as c:
         await assign(c, 2)
