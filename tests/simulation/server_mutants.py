@@ -84,7 +84,7 @@ def counts_members_that_have_not_joined(patches: Patches) -> None:
     patches.wrap(Marks, "__init__", make)
 
 
-@mutant(6, aim=ROLL)
+@mutant(14, aim=ROLL)
 def does_not_save_who_joins(patches: Patches) -> None:
     """A member that becomes level later counts, and the document does not say so."""
 
