@@ -115,7 +115,7 @@ def goes_on_behind_another_end(patches: Patches) -> None:
     patches.set(Session, "_find_end", find_end)
 
 
-@mutant(7, aim=Aim(faults=("crash", "coordinator"), format=1, setup={**BUSY, "locks": 3}))
+@mutant(14, aim=Aim(faults=("crash", "coordinator"), format=1, setup={**BUSY, "locks": 3}))
 def lowers_the_floor_below_what_was_read(patches: Patches) -> None:
     """A new owner has read the locks of the last transaction, and takes what is in front of it for unmarked."""
 
