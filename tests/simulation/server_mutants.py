@@ -59,7 +59,7 @@ LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.
 # -- what counts -------------------------------------------------------------------------------------------------------
 
 
-@mutant(14, aim=FAIL_OVER)
+@mutant(6, aim=FAIL_OVER)
 def commits_with_a_minority(patches: Patches) -> None:
     """The majority is one too small."""
 
@@ -84,7 +84,7 @@ def counts_members_that_have_not_joined(patches: Patches) -> None:
     patches.wrap(Marks, "__init__", make)
 
 
-@mutant(14, aim=ROLL)
+@mutant(6, aim=ROLL)
 def does_not_save_who_joins(patches: Patches) -> None:
     """A member that becomes level later counts, and the document does not say so."""
 
@@ -218,7 +218,7 @@ def ignores_incarnations(patches: Patches) -> None:
     patches.set(Recovery, "is_faithful", is_faithful)
 
 
-@mutant(3, aim=FORGET)
+@mutant(1, 0, aim=FORGET)
 def lets_a_wiped_disk_vote(patches: Patches) -> None:
     """A member that has forgotten votes with what it still holds."""
 
@@ -257,7 +257,7 @@ def decides_without_those_who_are_silent(patches: Patches) -> None:
     patches.wrap(Recovery, "_bounds", make)
 
 
-@mutant(12, aim=FAIL_OVER)
+@mutant(6, 4, aim=FAIL_OVER)
 def does_not_truncate_who_comes_back(patches: Patches) -> None:
     """A replica that holds more than the closing mark begins the session all the same."""
 

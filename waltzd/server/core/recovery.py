@@ -41,13 +41,11 @@ an older timeline may hold committed transactions above the fork, and other tran
 not vote, is no source, and raises no known mark, until it has switched (`Fork`): its storage sets aside what it holds
 above the fork. A replica of a timeline that this log never had is treated like one that has diverged.
 
-The document itself may be an older one that an operator put back, or a forged one. Each session is saved in the
-document before a storage sees it. So a storage that knows a later session than the document proves that the document is
-wrong, and nothing is decided (`refusal`). An older document of the same session may only lack that a replica joined: so
-the mark is the highest that was possible with it, if a faithful replica holds that much. A document may also be
-confirmed by none of its storages (`is_confirmed`): it contains no log, or names storages without the partition. Then
-all storages of the cluster are asked before any is fenced, since the log may be on storages that the document does not
-name.
+The document itself may be an older one that an operator put back, or a forged one. Each session is saved in the document
+before a storage sees it. So a storage that knows a later session than the document proves that the document is wrong, and
+nothing is decided (`refusal`). A document may also be confirmed by none of its storages (`is_confirmed`): it contains no
+log, or names storages without the partition. Then all storages of the cluster are asked before any is fenced, since the
+log may be on storages that the document does not name.
 
 Changes of the document when a session opens, while it is open and when it ends are in `waltzd.cluster.documents`.
 Stories of recovery are in `tests/golden/recovery/`. Pure.
@@ -406,14 +404,7 @@ class Recovery:
         ]
         known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
-        mark = decided((max(known, low), max(known, high)) for low, high in bounds)
-        if mark is None:
-            return None
-        # An older document of this session may lack that a member joined. What one faithful replica holds of that stays.
-        highest = [self._bounds(name)[1] if name in self.meta.joined else EVERYTHING for name in self.meta.members]
-        possible = max(mark, reached(highest, len(highest)))
-        is_there = any(self.is_faithful(name) and self.held(name) >= possible for name in self.meta.members)
-        return possible if is_there else mark
+        return decided((max(known, low), max(known, high)) for low, high in bounds)
 
     def _bounds(self, name: str) -> tuple[int, int]:
         """Return how much this member held of the session that is being closed: at least, and at most."""

@@ -286,22 +286,6 @@ def test_a_damaged_member_is_healed_by_no_less_than_what_counts() -> None:
     assert core.next_for("A") == Heal(3, 6, ("B",))
 
 
-def test_what_may_be_committed_stays_if_the_document_is_an_older_one_of_its_session() -> None:
-    """It does not say whether B has joined since: then A and B committed what C does not hold."""
-
-    def mark(joined: str, **held: int) -> int | None:
-        core = Recovery(meta(joined=joined, members="ABC"), dict.fromkeys("ABC", Membership.MEMBER))
-        for name in "ABC":
-            core.opened(name, holds(name, held[name])) if name in held else core.silent(name)
-        return core.decide()
-
-    assert mark("AC", A=9, C=7) == 9
-    assert mark("AC", A=9, B=6, C=7) == 9, "its directory may be another one by now"
-    assert mark("AC", A=7, B=9, C=7) == 7, "what it alone holds is committed in no case"
-    assert mark("AC", A=9) is None
-    assert mark("ABC", A=9, B=6, C=7) == 7, "all have joined"
-
-
 def test_a_replica_that_lost_only_what_is_not_in_the_log_is_cut() -> None:
     """It had ids up to 7, and the log was closed at 2: a file of its segment ends no later than what it holds."""
     core = Recovery(meta(opened=2, decision=None, low_mark=2), dict.fromkeys("ABC", Membership.MEMBER))
