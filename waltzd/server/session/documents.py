@@ -57,7 +57,7 @@ class PartitionDocuments:
         self._unsure: PartitionMeta | None = None
         """Content that was saved without an answer, so that it may be in the coordinator; None if there is none."""
         self._saving: PartitionMeta | None = None
-        """Content of the save that is under way, or was the last one."""
+        """Content of the save that is under way; None if there is none."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -160,12 +160,16 @@ class PartitionDocuments:
         is lost, read what was saved. `check` raises when nothing may be saved any more. Return False, without a save, if
         the list of replicas has changed and was read again."""
         async with self._turn:
-            return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
+            self._saving = wanted
+            try:
+                return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
+            finally:
+                self._saving = None
 
     async def _save(
         self, wanted: PartitionMeta, replicas: tuple[Mapping[str, Membership], int] | None, check: Callable[[], None]
     ) -> bool:
-        pause, self._saving = self._retry_seconds, wanted
+        pause = self._retry_seconds
         while True:
             try:
                 if self.has_to_write:
