@@ -12,9 +12,11 @@ from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import Head
 from waltzd.format.footer import END_BYTES, NO_HASH, Footer, footer_bytes
-from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.format.index import IndexWriter
+from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader, segment_name
 from waltzd.format.record import Run
-from waltzd.storage.replica.segment import Segment
+from waltzd.format.scan import scan
+from waltzd.storage.replica.segment import Segment, header_of
 
 Files = dict[str, bytes]
 
@@ -85,7 +87,8 @@ def broken_chain(files: Files, *, is_trimmed: bool = False) -> Iterator[str]:
 
 
 def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequence[Entry], last_id: int) -> list[Run]:
-    """The records up to this id, as an archive has them."""
+    """The records up to this id, as an archive has them. Indexes are made anew, because no reader trusts them: one may have
+    been archived from a disk on which it had rotted."""
     runs: list[Run] = []
     disk = SimDisk()
     disk.make_directory("archive")
@@ -94,9 +97,17 @@ def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequenc
             break
         data = store.objects[piece.name(partition)].data
         size = piece.size - piece.index_bytes
-        for name, raw in ((segment_name, data[:size]), (index_name, data[size:])):
-            disk.create(f"archive/{name(piece.first)}").write(0, raw)
+        file = disk.create(f"archive/{segment_name(piece.first)}")
+        file.write(0, data[:size])
         expected = FileHeader(created_ms=0, key=key, partition=partition, first_id=piece.first)
+        header = header_of(file, expected)
+        index = IndexWriter(disk, "archive", header)
+        end = data_end(data[:size]) if header.version == BATCHES else size
+        scan(
+            file, segment_first_id=piece.first, next_id=piece.first, offset=HEADER_BYTES, end=end, version=header.version,
+            on_span=lambda span, index=index: index.add(span.first_id, span.entries),  # type: ignore[misc]
+        )  # fmt: skip
+        index.finish(piece.last + 1)
         segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)
         at = piece.first
         while at <= min(piece.last, last_id):

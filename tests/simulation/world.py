@@ -409,14 +409,21 @@ class Simulation:
         self.operators[OPERATORS[0]].rescue(kept.name)
 
     def _is_level(self) -> bool:
-        """Everything is on every storage that is to have it."""
+        """Everything is on every storage that is to have it: its owner says so, which may be hung, and so does the disk."""
         owned = {one.partition: one for _, one in self._descriptions() if one.step == "OPEN"}
         is_level = len(owned) == self.log_count and all(
-            replica.counts and replica.state == "LIVE" and replica.durable_id == one.last_id
+            replica.counts
+            and replica.state == "LIVE"
+            and replica.durable_id == one.last_id == self._last_id(replica.storage, one.partition)
             for one in owned.values()
             for replica in one.replicas
         )
         return is_level and all(other.is_up and not other.is_damaged for other in self.storages.values())
+
+    def _last_id(self, storage: str, partition: int) -> int | None:
+        calls = self.storages[storage].calls
+        replicas = calls.directory.partitions() if calls is not None else []
+        return next((replica.last_id for replica in replicas if replica.number == partition), None)
 
     def _assigned_now(self, partition: int) -> tuple[str, ...]:
         owned = next(one for _, one in self._descriptions() if one.partition == partition and one.step == "OPEN")
