@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.cluster.documents import Membership, PartitionMeta, acknowledging, joining, losing
+from waltzd.cluster.documents import Membership, PartitionMeta, acknowledging, closing, following, losing
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -169,14 +169,17 @@ class World:
             self.say(f"{name} went back to ids up to {backup.last_id}")
 
     def tear(self, name: str) -> None:
-        """It goes down, and comes back with a hole in front of its last record."""
+        """It loses power, and comes back with a hole in front of its last record."""
         disk = self.disks[name]
         if disk.last_id < 1:
             return
         disk.is_up = False
         first = self.random.randrange(max(0, disk.last_id - 6), disk.last_id)
         disk.holes |= set(range(first, self.random.randint(first + 1, disk.last_id)))
-        self.say(f"{name} is down, and torn at {sorted(disk.holes)} of {disk.last_id}")
+        self.say(f"{name} is torn at {sorted(disk.holes)} of {disk.last_id}")
+        if self.random.random() < 0.8:  # the owner was on the same machine, and both are started again at once
+            disk.is_up = True
+            self.owners.append(Owner(self, len(self.owners)))
 
     def lose_struct(self, name: str) -> None:
         """It goes down, and comes back with the older half of its control file only."""
@@ -448,10 +451,24 @@ class Owner:
         disk.committed = max(disk.committed, min(live.committed, disk.last_id))
         core.copied(name, disk.last_id)
         if not live.counts(name):
-            wanted = joining(core.meta, name, core.status(name), core.held(name))
-            if wanted is not None:
-                self._save(wanted)
-                if live.join(name, core.held(name)):
-                    self.world.note_committed(self.log, live.committed)
+            if self.world.random.random() < 0.1:
+                self._renew()
         elif live.acknowledge(name, disk.last_id):
             self.world.note_committed(self.log, live.committed)
+
+    def _renew(self) -> None:
+        """Begin a planned session, so that a replica that came later counts, if a majority holds all that was written."""
+        core, live, mark = self.core, self.live, len(self.log) - 1
+        assert live is not None
+        ours = {name: status for name, status in core.statuses.items() if status.session == core.session}
+        holding = [name for name in live.members if name in ours and core.held(name) >= mark]
+        if len(holding) < majority(len(live.members)):
+            return
+        copies = {name: ours[name].incarnation for name in holding if not live.counts(name)}
+        after = following(closing(core.meta, mark, copies))
+        self.version = self.world.save(after, self.version)
+        end = End(crc=zlib.crc32(repr(self.log).encode())) if self.log else None
+        self.core = Recovery(after, self.world.roles, ours=core.incarnations, end=end)
+        self.core.patience_left = False
+        self.live, self.asked = None, set()
+        self.world.say(f"owner {self.number} goes on with session {after.session}, closed at {mark}, with copies {copies}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import Keep, PartitionMeta
+from waltzd.cluster.documents import Keep, PartitionMeta, ReplicaState
 from waltzd.errors.operations import StaleSession
 from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
@@ -84,21 +84,31 @@ def counts_members_that_have_not_joined(patches: Patches) -> None:
     patches.wrap(Marks, "__init__", make)
 
 
-@mutant(6, aim=ROLL)
-def does_not_save_who_joins(patches: Patches) -> None:
-    """A member that becomes level later counts, and the document does not say so."""
+@mutant(43, aim=Aim(faults=("rewind", "crash", "power"), seconds=20.0, servers=1, storages=3, setup=BUSIER))
+def counts_who_comes_later_in_the_open_session(patches: Patches) -> None:
+    """A replica that has become level counts as soon as the document says so, with the session as it is: the storages do
+    not know that, and an older document of the session looks like the newest one."""
 
     def make(right: Any) -> Any:
-        async def save(self: Session, wanted: PartitionMeta, *, promote: bool = False) -> Any:
-            core = self.log.core
-            if self.log.marks is not None and wanted.decision is None and len(wanted.joined) > len(core.meta.joined):
-                core.saved(wanted)
+        async def save_changes(self: Session) -> Any:
+            log, core, marks = self.log, self.log.core, self.log.marks
+            assert marks is not None
+            for name in core.meta.members:
+                status = core.status(name)
+                if marks.counts(name) or status is None or not self._is_nearly_level(name) or name in core.meta.joined:
+                    continue
+                state = ReplicaState(
+                    session=log.session, closing=None, incarnation=status.incarnation, acknowledged=core.held(name)
+                )
+                await self._save(replace(core.meta, replicas={**core.meta.replicas, name: state}))
+                if self._is_nearly_level(name):
+                    core.progress(name).durable = core.progress(name).acknowledged = core.held(name)
                 return True
-            return await right(self, wanted, promote=promote)
+            return await right(self)
 
-        return save
+        return save_changes
 
-    patches.wrap(Session, "_save", make)
+    patches.wrap(Session, "_save_changes", make)
 
 
 @mutant(0, 1, aim=LONELY)
@@ -118,7 +128,7 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     patches.wrap(Replicator, "take", make)
 
 
-@mutant(6, 2, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
+@mutant(17, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
 def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> None:
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
@@ -431,7 +441,7 @@ def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     patches.set(ReplicatedLog, "sendable", property(lambda self: self.cache.next_id - 1))
 
 
-@mutant(0, 2, aim=RENEW)
+@mutant(77, aim=RENEW)
 def closes_a_session_above_what_is_committed(patches: Patches) -> None:
     """A planned session does not wait for what is in flight, and closes the one before where it is committed up to."""
 
@@ -513,7 +523,7 @@ def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
     patches.set(Trimmer, "_older", older)
 
 
-@mutant(22, 32, aim=JUMPING)
+@mutant(63, 106, aim=JUMPING)
 def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
     """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
     patches.set(step.StorageClocks, "corrected", step.StorageClocks.bounded)

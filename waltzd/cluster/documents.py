@@ -600,7 +600,9 @@ def admitting(
     for name in roles:
         status, state = level.get(name), meta.replicas.get(name)
         if status is not None:
-            states[name] = _joined(meta, status, mark)
+            states[name] = ReplicaState(
+                session=meta.session, closing=None, incarnation=status.incarnation, acknowledged=mark
+            )
         elif name in outside:
             states[name] = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=outside[name], is_diverged=True)
         elif state is not None and state.closing is None and state.session == meta.opened:
@@ -608,24 +610,6 @@ def admitting(
         elif state is not None:
             states[name] = state
     return replace(meta, opened=meta.session, low_mark=mark, members=members, replicas=states, decision=None)
-
-
-def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaState:
-    return ReplicaState(session=meta.session, closing=None, incarnation=status.incarnation, acknowledged=held)
-
-
-def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
-    """Return the document that makes the acknowledgements of this member count; None if it may not join. A member that
-    had forgotten something joins again when it holds all that it had acknowledged, or that the replica in whose place it
-    stands had acknowledged."""
-    state = meta.replicas.get(name)
-    if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
-        return None
-    if state is not None and state.is_diverged and state.incarnation == status.incarnation:
-        return None
-    if state is not None and state.session == meta.session and not (state.is_lost and held >= state.acknowledged):
-        return None
-    return replace(meta, replicas={**meta.replicas, name: _joined(meta, status, held)})
 
 
 def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
@@ -662,10 +646,16 @@ def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMet
     return replace(meta, replicas={**meta.replicas, **risen}) if risen else meta
 
 
-def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """Return the document that closes its session at `mark`: nothing is in flight, and nothing more will be written."""
+def closing(meta: PartitionMeta, mark: int, copies: Mapping[str, UUID]) -> PartitionMeta:
+    """Return the document that closes its session at `mark`, which a majority holds: nothing more will be written.
+    `copies`: directories that hold all of that and whose acknowledgements did not count. The decision rests on them, so
+    the next session trusts them up to the mark."""
     assert meta.opened == meta.session
-    return replace(meta, decision=Decision(mark=mark, session=meta.session))
+    states = {
+        name: ReplicaState(session=meta.session, closing=mark, incarnation=incarnation)
+        for name, incarnation in copies.items()
+    }
+    return replace(meta, decision=Decision(mark=mark, session=meta.session), replicas={**meta.replicas, **states})
 
 
 def released(meta: PartitionMeta) -> PartitionMeta:
@@ -674,7 +664,7 @@ def released(meta: PartitionMeta) -> PartitionMeta:
     return replace(meta, lease_ms=0)
 
 
-def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """Return the document that closes its session at `mark` and takes the next session in one write, so that no other
-    owner comes between."""
-    return replace(closing(meta, mark), session=meta.session + 1)
+def following(closed: PartitionMeta) -> PartitionMeta:
+    """Return the document that closes a session and takes the next one in one write, so that no other owner comes
+    between."""
+    return replace(closed, session=closed.session + 1)

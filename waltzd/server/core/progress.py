@@ -6,7 +6,9 @@ replica, so they cannot disagree. A new session starts with new ones: acknowledg
 for this one.
 
 `Marks` is what is committed in an open session: the highest mark that a majority of its members has on disk.
-Rule 1: only members that have joined by the saved document are counted, and the majority is that of all members.
+Rule 1: only members that took part when the session opened, by the saved document, are counted, and the majority is that
+of all members. A member that comes later counts from the next session on: if the list grew while a session writes, a
+coordinator that goes back to the shorter list would hide from the next owner whose acknowledgements were counted.
 Rule 2: the committed mark only rises, whatever a replica reports later.
 """
 
@@ -169,13 +171,6 @@ class Marks:
         """Return whether these members prove that no newer session had opened when they confirmed ours."""
         return sum(name in bound for name in self.counted) >= majority(len(self.members))
 
-    def join(self, name: str, mark: int) -> bool:
-        """Count a member from now on, of which the document says that it joined. It holds everything up to `mark`. Return
-        whether the committed mark rose."""
-        progress = self._progress[name]
-        progress.durable, progress.acknowledged = mark, max(mark, progress.acknowledged)
-        return self._commit()
-
     def lose(self, name: str) -> None:
         """Stop counting a member that has forgotten something."""
         self._progress[name].durable = None
@@ -186,9 +181,8 @@ class Marks:
         if progress is None or progress.durable is None or mark <= progress.durable:
             return False
         progress.durable, progress.acknowledged = mark, max(mark, progress.acknowledged)
-        return mark > self.committed and self._commit()
-
-    def _commit(self) -> bool:
+        if mark <= self.committed:
+            return False
         durable = [progress.durable for progress in self._progress.values() if progress.durable is not None]
         mark = reached(durable, len(self.members))
         if mark <= self.committed:

@@ -51,13 +51,11 @@ class PartitionDocuments:
         self._replicas: tuple[Mapping[str, Membership], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
         self._troubles: dict[str, str] = {}
-        """Sentence for each document that is gone, spoiled or older, by its path."""
+        """Sentence for each document that is gone or spoiled, by its path."""
         self._turn = asyncio.Lock()
         self._noting: asyncio.Task[None] | None = None
         self._unsure: PartitionMeta | None = None
         """Content that was saved without an answer, so that it may be in the coordinator; None if there is none."""
-        self._saving: PartitionMeta | None = None
-        """Content of the save that is under way; None if there is none."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -118,11 +116,8 @@ class PartitionDocuments:
         except (NodeMissing, BadMetadata) as error:
             troubles[replicas] = error.message
         try:
-            found, _ = await self._cluster.partition(self._partition)
-            if found is None and self._version != NO_VERSION:
+            if (await self._cluster.partition(self._partition))[0] is None and self._version != NO_VERSION:
                 troubles[own] = f"the coordinator has no document {own}"
-            elif found is not None and self.is_older(found):
-                troubles[own] = f"the document {own} went back to what it was earlier in this session"
         except BadMetadata as error:
             troubles[own] = error.message
         unreadable: dict[str, WaltzError] = {}
@@ -139,14 +134,6 @@ class PartitionDocuments:
             return ""
         return f"{self.trouble}; going on with what is known" if self.trouble else "its documents are there again"
 
-    def is_older(self, found: PartitionMeta) -> bool:
-        """Return whether a document is an earlier one of this session: the coordinator has lost what was saved since, as
-        that a replica joined. A newer one, whose save is under way, may be taken for it: it is written once more."""
-        known = self._known
-        if known is None or found in (known, self._unsure, self._saving):
-            return False
-        return (found.session, found.opened, found.generation) == (known.session, known.opened, known.generation)
-
     async def save(
         self,
         wanted: PartitionMeta,
@@ -160,11 +147,7 @@ class PartitionDocuments:
         is lost, read what was saved. `check` raises when nothing may be saved any more. Return False, without a save, if
         the list of replicas has changed and was read again."""
         async with self._turn:
-            self._saving = wanted
-            try:
-                return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
-            finally:
-                self._saving = None
+            return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
 
     async def _save(
         self, wanted: PartitionMeta, replicas: tuple[Mapping[str, Membership], int] | None, check: Callable[[], None]

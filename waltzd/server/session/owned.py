@@ -289,13 +289,13 @@ class OwnedLog(Generic[P]):
     async def _look_for_others(self, session: Session) -> None:
         """Look for a session of another owner, because a session that waits for replicas would not notice that an operator
         has decided; a session that follows an open one waits, too. Once the log was open, look also whether the document
-        still exists and has not gone back."""
+        still exists."""
         token: object | None = None
         while True:
             try:
                 token = await self._cluster.wait_for_partition(self.partition, token)
                 meta, _ = await self._cluster.partition(self.partition)
-                if self._was_open and (meta is None or session.documents.is_older(meta)):
+                if meta is None and self._was_open:
                     await session.reassign()
             except CannotConnect:
                 await asyncio.sleep(self._settings.retry_seconds)

@@ -18,6 +18,7 @@ import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
+from uuid import UUID
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, written_by_another
 from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
@@ -26,7 +27,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import TAIL_RECORDS, Run, tail_hash
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, last_id_of
-from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.quorum import EMPTY, reached
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.log_cache import LogCache
 from waltzd.server.core.progress import Lease, Marks
@@ -181,7 +182,7 @@ class ReplicatedLog(ReplicaReader):
         self.decided = ChangeSignal()
         """Notified when recovery may have something new to do."""
         self.progressed = ChangeSignal()
-        """Notified when more is committed."""
+        """Notified when more is committed, and while the session gives way, when a replica holds more."""
         self.bytes = 0
         """Bytes appended in this session."""
         self.opened_at = 0.0
@@ -254,6 +255,8 @@ class ReplicatedLog(ReplicaReader):
             return
         if self.marks.acknowledge(name, mark):
             self.commit(self.marks.committed)
+        elif self.sending_up_to is not None:
+            self.progressed.notify()
         elif not self.marks.counts(name) and mark + NEAR_IDS >= self.cache.next_id:
             self.decided.notify()
 
@@ -354,13 +357,38 @@ class ReplicatedLog(ReplicaReader):
             if error is not None:
                 raise error
 
+    def is_on_majority(self, last_id: int) -> bool:
+        """Return whether a majority of the members has everything up to this id on its disk."""
+        assert self.marks is not None
+        held = [self.core.held(name) for name in self.marks.members if self._has_our_log(name)]
+        return last_id <= max(self.committed, reached(held, len(self.marks.members)))
+
+    def copies(self, mark: int) -> dict[str, UUID]:
+        """Return the directories of members that hold everything up to `mark`, and whose acknowledgements do not count."""
+        assert self.marks is not None
+        return {
+            name: status.incarnation
+            for name in self.marks.members
+            if not self.marks.counts(name)
+            and self._has_our_log(name)
+            and (status := self.core.status(name)) is not None
+            and self.core.held(name) >= mark
+        }
+
+    def _has_our_log(self, name: str) -> bool:
+        """Return whether a member has all that it holds from the log of this session, as far as it is known now."""
+        replicator = self.replicators.get(name)
+        is_level = replicator is not None and replicator.is_readable
+        return is_level and not self.core.progress(name).has_forgotten and not self.core.divergence(name)
+
     async def follow(self, meta: PartitionMeta) -> None:
         """Begin the next session of the same owner: it is saved, and nothing was written in between."""
         replicators, self.replicators = self.replicators, {}
         for replicator in replicators.values():
             replicator.cancel()  # all at once: they act for the former session
         self.marks = None
-        end = self.cache.end_at(self.cache.committed)
+        assert meta.decision is not None
+        end = self.cache.end_at(meta.decision.mark)
         leaving = self.core.leaving
         self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
         self.core.leaving = leaving

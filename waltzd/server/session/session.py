@@ -6,20 +6,19 @@ and wake each other by its change signals. A signal carries no data: a task that
 superfluous signal changes nothing, and a missing one shows as a partition that stands still.
 
 Rule 1: a document is saved before anything relies on it: the session id before a storage is opened, the closing mark
-before anything is cut, the members before the log opens, a member that joins before it counts, a member that has
-forgotten something before it is cut.
+before anything is cut, the members before the log opens, a member that has forgotten something before it is cut.
 Rule 2: documents are saved one at a time, by compare-and-set. Another version in the coordinator means another owner, and
 this session is over.
 Rule 3: the state in memory ends with the session. The document is all that the next session needs.
 
 Three phases. `recover` asks the storages, saves the session id, takes the vote, and opens the log. `serve` keeps the log
-open: a replica that becomes level joins, and a replica that has forgotten something loses its vote. Then the end: handed
-over in order (`drain`, `save_closing`), or at once, when a newer session has fenced a storage or another process has
-changed the document.
+open: a replica that has forgotten something loses its vote, and one that becomes level later is a reason for a new
+session. Then the end: handed over in order (`drain`, `save_closing`), or at once, when a newer session has fenced a
+storage or another process has changed the document.
 
-The hard part is `_renew`, a new session while clients continue (for new members, or when a replica that returns would
-have too much to prove). The closing mark and the next session id are one write, made when nothing is in flight and
-nothing above the mark was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline
+The hard part is `_renew`, a new session while clients continue (for replicas that came later, or when one that returns
+would have too much to prove). The closing mark and the next session id are one write, made when a majority holds all that
+was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline
 stay, because no other owner can have written in between. If the coordinator is away or a majority is slow, the open
 session continues as if nothing had been tried.
 """
@@ -39,7 +38,6 @@ from waltzd.cluster.documents import (
     closing,
     diverging,
     following,
-    joining,
     losing,
     released,
 )
@@ -127,9 +125,10 @@ class Session:
             end = await self._find_end()
             log.raise_end()
             log.open_cache = LogCache(log.low_mark + 1, self._settings.tail_bytes_max, end)
-        assert log.open_cache.committed == log.low_mark
         log.rise(self.documents.format if log.open_cache.end is None else 1)
         log.marks = core.marks()
+        # Committed by the decision that closed the session before, which a majority has recorded by now.
+        log.commit(log.low_mark)
         if self._settings.lease_seconds > 0:
             log.marks.lease = Lease(len(log.marks.members), self._settings.lease_seconds)
         log.say(
@@ -262,7 +261,8 @@ class Session:
 
     def _reason_for_another(self) -> str | None:
         """Return why there should be a new session; None if there is no reason, or if it could not be saved now."""
-        log, core = self.log, self.log.core
+        log, core, marks = self.log, self.log.core, self.log.marks
+        assert marks is not None
         now = asyncio.get_running_loop().time()
         if now < self._renew_after or not self.documents.can_be_saved:
             return None
@@ -273,11 +273,11 @@ class Session:
         gone = [name for name in core.meta.members if name not in core.roles]
         if gone:
             return f"{', '.join(gone)} left the partition"
-        if now - log.opened_at < SETTLED_SECONDS:
+        if now - log.opened_at < SETTLED_SECONDS and not log.missing:
             return None
         for name, role in core.roles.items():
-            if name not in core.meta.members and self._is_nearly_level(name):
-                return f"{role.value} {name} is level and becomes a member"
+            if not marks.counts(name) and self._is_nearly_level(name):
+                return f"{role.value} {name} is level and takes part from then on"
         return None
 
     def _is_nearly_level(self, name: str) -> bool:
@@ -288,9 +288,8 @@ class Session:
         return held < self.log.cache.next_id <= held + NEAR_IDS
 
     async def _save_changes(self) -> bool:
-        """Save members that join, have forgotten something or have diverged; return whether there was anything to save."""
-        log, core, marks = self.log, self.log.core, self.log.marks
-        assert marks is not None
+        """Save members that have forgotten something or have diverged; return whether there was anything to save."""
+        log, core = self.log, self.log.core
         if self.documents.has_to_write:
             await self._save(core.meta)
             return True
@@ -307,16 +306,6 @@ class Session:
                 await self._save(wanted)
             core.progress(name).has_forgotten = False
             return True
-        for name in core.meta.members:
-            if not marks.counts(name) and self._is_nearly_level(name):
-                if not core.has_joined(name):  # else it was saved, and the replica was away again in that moment
-                    wanted = joining(core.meta, name, core.status(name), core.held(name))
-                    if wanted is None:
-                        continue
-                    await self._save(wanted)
-                if self._is_nearly_level(name) and marks.join(name, core.held(name)):
-                    log.commit(marks.committed)
-                return True
         return False
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
@@ -347,8 +336,9 @@ class Session:
 
     async def _renew(self, reason: str) -> None:
         """Give way to a new session of our own. New records gather in the log cache meanwhile, and nothing that is in
-        flight is given up. The open session stays until a save to the coordinator has succeeded, and everything that was
-        sent is committed."""
+        flight is given up. The open session stays until a save to the coordinator has succeeded, and a majority holds
+        everything that was sent. Replicas count for that also if their acknowledgements do not: so a replica that was
+        away can take the place of one that is lost."""
         clock, log = asyncio.get_running_loop(), self.log
         with ExitStack() as turn:
             turn.callback(self._settings.turns.give_back)
@@ -363,7 +353,7 @@ class Session:
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
-                after = following(log.core.meta, log.committed)
+                after = following(self._closing())
                 await self.documents.save(after, check=log.raise_end)
                 log.say(f"a new session: {reason}")
                 self._drain_seconds = DRAIN_SECONDS
@@ -382,20 +372,25 @@ class Session:
         self.log.decided.notify()
 
     async def drain(self, seconds: float) -> bool:
-        """Wait for these seconds for what is in flight; return whether all of it is committed."""
+        """Wait for these seconds for what is in flight; return whether a majority holds all of it."""
         log, last_id = self.log, self.log.sendable
         try:
             async with asyncio.timeout(seconds):
-                while log.ended is None and log.committed < last_id:
+                while log.ended is None and not log.is_on_majority(last_id):
                     await log.progressed.wait(log.progressed.version)
         except TimeoutError:
             return False
         return log.ended is None
 
     async def save_closing(self) -> None:
-        """Save that the session is closed at its committed mark: nothing is in flight, and no read is answered any more.
-        So the next session needs neither a vote nor a wait for the lease."""
-        await self._save(released(closing(self.log.core.meta, self.log.committed)))
+        """Save that the session is closed, after `drain`: nothing is in flight, and no read is answered any more. So the
+        next session needs neither a vote nor a wait for the lease."""
+        await self._save(released(self._closing()))
+
+    def _closing(self) -> PartitionMeta:
+        """Return the document that closes the session at the last id that was sent, which a majority holds."""
+        log, mark = self.log, self.log.sendable
+        return closing(log.core.meta, mark, log.copies(mark))
 
     def abandon(self) -> None:
         """End the session: nothing more is sent or saved."""

@@ -21,7 +21,7 @@ WAIT_SECONDS_MIN = 0.001
 """Shortest wait for a time of a clock other than the event loop's. A shorter wait may end before that clock has moved,
 and a loop around it would spin."""
 SETTLED_SECONDS = 2.0
-"""Age from which a session may give way to another one for a new member."""
+"""Age from which a session may give way to another one for a replica that came later."""
 ACKNOWLEDGED_SECONDS = 10.0
 """Interval in which the partition's document gets how far each replica has acknowledged, while that rises. A replica that
 later holds less has forgotten something, even if the owner is lost."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, diverging, joining
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, diverging
 from waltzd.errors.operations import MetadataBehind
 from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
@@ -232,7 +232,7 @@ def test_a_copy_of_what_turned_out_not_to_be_the_log_is_out_as_well() -> None:
     assert [type(core.next_for(name)) for name in "ABCDE"] == [Foreign, Foreign, Level, Level, Level]
 
 
-def test_who_diverged_has_no_vote_gives_nothing_and_does_not_join_again() -> None:
+def test_who_diverged_has_no_vote_and_gives_nothing() -> None:
     document = meta(joined="ABC", low_mark=4)
     out = diverging(document, "C", HOME["C"], 9)
     assert out is not None
@@ -248,9 +248,6 @@ def test_who_diverged_has_no_vote_gives_nothing_and_does_not_join_again() -> Non
     assert core.decide() is None
     core.opened("A", holds("A", 9))
     assert core.next_for("B") == Copy(9, ("A",))
-    open_ = replace(out, opened=2, replicas={**out.replicas, "C": replace(out.replicas["C"], session=2)})
-    assert joining(open_, "C", holds("C", 9, session=2), 9) is None
-    assert joining(open_, "C", holds("C", 9, session=2, incarnation=UUID(int=99)), 9) is not None
 
 
 @pytest.mark.parametrize(("floor", "believed"), [(5, 5), (6, 0)])

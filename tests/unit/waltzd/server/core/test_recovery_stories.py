@@ -13,8 +13,9 @@ document that is to be saved, and what each replica does next. `REWRITE=1` write
     A is silent
     A does it                     what is next for it succeeds; `up to 7`: a copy that ends early
     save                          what is to be saved is saved; `taken`: the session id is
-    A joins | A forgets 12        in the open session: it is to count; it has no vote, and had acknowledged 12
-    again                         the next owner begins session 3, with the document as it is; `as the same owner`: planned
+    A forgets 12                  in the open session: it has no vote, and had acknowledged 12
+    again                         the next owner begins session 3, with the document as it is; `as the same owner`: planned,
+                                  closed at the highest id that a member holds
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from waltzd.cluster.documents import (
     Membership,
     PartitionMeta,
     ReplicaState,
+    closing,
     diverging,
     following,
-    joining,
     losing,
 )
 from waltzd.format.batch import End
@@ -106,8 +107,6 @@ class Story:
                 self.core.silent(who)
             case _, ["does", "it", *rest]:
                 self.do(who, int(rest[-1]) if rest else None)
-            case _, ["joins"]:
-                self.change(who, joining(self.core.meta, who, self.core.status(who), self.core.held(who)))
             case _, ["diverges"]:
                 self.core.diverged(who, "holds another history than the log")
                 status = self.core.status(who)
@@ -152,7 +151,10 @@ class Story:
         core, meta = self.core, self.core.meta
         if is_ours:
             assert core.mark is not None
-            meta = following(meta, max(core.held(name) for name in meta.joined))
+            mark = max(core.held(name) for name in meta.joined)
+            counted = [name for name in meta.joined if not meta.replicas[name].is_lost]
+            later = [name for name in meta.members if name not in counted and core.held(name) >= mark]
+            meta = following(closing(meta, mark, {name: core.incarnations[name] for name in later}))
         else:
             meta = replace(meta, session=meta.session + 1)
         self.core = Recovery(meta, core.roles, ours=core.incarnations if is_ours else {})
