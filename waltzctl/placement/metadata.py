@@ -302,8 +302,8 @@ def _verdict(saved: SavedDocuments, target: Target, statement: Statement, genera
     if there is not None and is_from_a_tool(there) and statement.contradicts(there) is None:
         known = target.document(replicas_path(number))
         return Proven(partition=number, meta=there, roles=known.replicas if isinstance(known, ReplicaSet) else roles)
-    if there is not None and ours is not None and _age(there) == _age(ours) and len(there.joined) >= len(ours.joined):
-        ours = there  # of the same session, and with the same knowledge of its members
+    if there is not None and _age(there) == _age(ours):
+        ours = there  # of the same session, and at least as new
     members = sum(role is Membership.MEMBER for role in roles.values())
     replicas = max(1, members, len(ours.members) if ours is not None else 0)
     if not roles and ours is None:  # the file is older than the group log, which gets as many replicas as the partitions

@@ -15,10 +15,6 @@ storage hears of it, and a later session asked a majority of the members of the 
 session above the saved one, the saved document belongs to the newest session, and is restored unchanged. Its owner votes on
 it as after a crash, and reads it again before it decides anything.
 
-One thing may still be older within the session: which of its members have joined. A member that joined since has
-acknowledged what other members may lack, and a vote without it would cut that. So every member that may have joined
-counts as joined. This never lowers a closing mark; the partition may wait for a storage that it would not have needed.
-
 If storages know of a later session, or nothing was saved, no document has its members, and the storages must prove the
 log themselves. All of them must answer, so that no later session is hidden, and sound copies that have begun the newest
 session must be a majority of the replicas. Everything acknowledged in that session is on a majority of its members, and
@@ -45,8 +41,6 @@ JUMP_MAX = 1_000_000
 """Sessions; a session this far above every known one belongs to no server: storages refuse such jumps."""
 SESSIONS_UNKNOWN = 1_000
 """Sessions that are skipped if ZooKeeper has lost some: silent storages may have promised them."""
-UNKNOWN = UUID(int=0)
-"""Directory of a member that may have joined and does not report its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,24 +407,7 @@ def from_saved(
         if isinstance(found, Unproven):
             return replace(found, missing=f"{error.message}; {found.missing}")
         return found
-    return Proven(partition=statement.partition, meta=None if saved is None else completed(saved, statement), roles=roles)
-
-
-def completed(meta: PartitionMeta, statement: Statement) -> PartitionMeta:
-    """Return the document of an open session in which every member has joined that may have joined since it was saved."""
-    if meta.opened != meta.session or meta.decision is not None:
-        return meta
-    states = dict(meta.replicas)
-    for name in meta.members:
-        if name in meta.joined:
-            continue
-        status, state = statement.statuses.get(name), meta.replicas.get(name)
-        if state is not None and state.is_diverged:  # the directory of that replica must stay known
-            states[name] = replace(state, session=meta.opened, closing=None, is_lost=True)
-            continue
-        incarnation = status.incarnation if status is not None and status.session == meta.opened else UNKNOWN
-        states[name] = ReplicaState(session=meta.opened, closing=None, incarnation=incarnation)
-    return replace(meta, replicas=states)
+    return Proven(partition=statement.partition, meta=saved, roles=roles)
 
 
 def from_storages(

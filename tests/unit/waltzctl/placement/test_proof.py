@@ -6,17 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations, product
-from uuid import UUID
 
 import pytest
 
 from tests.unit.waltzctl.placement.test_rescue_scene import DAMAGE, HOME, MEMBERS, driven, holds, written
-from waltzctl.placement.proof import UNKNOWN, Proven, Statement, Unproven, completed, from_saved, from_storages
-from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
+from waltzctl.placement.proof import Proven, Statement, Unproven, from_saved, from_storages
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, majority
-from waltzd.server.core.recovery import Recovery
 
 
 def statement(*statuses: ReplicaStatus, blank: str = "", silent: str = "") -> Statement:
@@ -30,36 +27,6 @@ def subsets(names: str, least: int) -> list[str]:
     return ["".join(some) for size in range(least, len(names) + 1) for some in combinations(names, size)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ends", [(4, 9), pytest.param((4, 6, 9), marks=pytest.mark.long)])
-def test_whoever_joined_since_the_document_was_saved_counts(ends: tuple[int, ...]) -> None:
-    """Every way in which members joined, what each holds, and who answers the tool and who the next owner: no mark is below
-    what a majority had acknowledged."""
-    cases = opened = 0
-    for before, since in product(subsets("ABC", 2), subsets("ABC", 2)):
-        if not set(before) <= set(since):
-            continue
-        saved = written(session=2, joined=before)
-        for lengths in product(ends, repeat=3):
-            held = dict(zip("ABC", lengths, strict=True))
-            acknowledged = max(min(held[name] for name in some) for some in subsets(since, 2))
-            statuses = {name: holds(name, held[name], promised=2) for name in "ABC"}
-            for asked in ("ABC", "AB", "C"):
-                told = statement(*(statuses[name] for name in asked), silent="".join(set("ABC") - set(asked)))
-                found = from_saved(told, saved, MEMBERS, replicas=3, generation=1)
-                assert isinstance(found, Proven)
-                assert found.meta is not None
-                assert decode(PartitionMeta, encode(found.meta), "/partitions/0") == found.meta
-                for answering in subsets("ABC", 2):
-                    core = driven(found.meta, found.roles, {name: statuses[name] for name in answering}, frozenset())
-                    cases += 1
-                    if core.mark is not None:
-                        opened += 1
-                        assert core.mark >= acknowledged, (before, since, held, asked, answering)
-    assert cases > 500
-    assert opened > cases / 2
-
-
 def test_a_document_that_nothing_contradicts_stays_as_it_is() -> None:
     told = statement(*(holds(name, 9, promised=2) for name in "ABC"))
     voting, closed = written(session=3), written(decision=Decision(mark=9, session=2))
@@ -68,15 +35,6 @@ def test_a_document_that_nothing_contradicts_stays_as_it_is() -> None:
     assert from_saved(Statement(partition=0), None, MEMBERS, replicas=3, generation=1) == Proven(
         partition=0, meta=None, roles=MEMBERS
     )
-
-
-def test_a_directory_that_held_another_history_stays_known() -> None:
-    outside = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=HOME["C"], is_diverged=True)
-    saved = written(session=2, joined="AB", replicas={**written(joined="AB").replicas, "C": outside})
-    for told in (statement(holds("C", 9, promised=2)), statement(silent="ABC")):
-        state = completed(saved, told).replicas["C"]
-        assert (state.is_diverged, state.is_lost, state.incarnation) == (True, True, HOME["C"])
-    assert completed(written(session=2, joined="AB"), statement()).replicas["C"].incarnation == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -189,12 +147,3 @@ def test_every_small_cluster_that_is_believed_holds_all_that_was_acknowledged() 
                 believed += 1
                 assert is_right(found, statuses, found.roles) >= acknowledged
     assert believed > 100
-
-
-def test_the_owner_waits_rather_than_believe_a_placeholder() -> None:
-    saved = completed(written(session=2, joined="AB"), statement(silent="C"))
-    core = Recovery(replace(saved, session=3), MEMBERS)
-    for name, last_id in (("A", 9), ("B", 6)):
-        core.opened(name, holds(name, last_id, promised=3))
-    core.opened("C", replace(holds("C", 9, promised=3), incarnation=UUID(int=77)))
-    assert core.decide() is None, "C may have acknowledged what B lacks"
