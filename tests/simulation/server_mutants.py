@@ -128,7 +128,7 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     patches.wrap(Replicator, "take", make)
 
 
-@mutant(17, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
+@mutant(19, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
 def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> None:
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
@@ -215,7 +215,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     patches.wrap(Session, "_save", make)
 
 
-@mutant(20, aim=FORGET)
+@mutant(1, aim=FORGET)
 def ignores_incarnations(patches: Patches) -> None:
     """An old copy of a replica votes like the replica."""
 
@@ -243,7 +243,7 @@ def lets_a_wiped_disk_vote(patches: Patches) -> None:
     patches.wrap(Recovery, "_bounds", make)
 
 
-@mutant(12, 8, aim=RESTORE)
+@mutant(34, aim=RESTORE)
 def does_not_read_how_far_a_replica_had_acknowledged(patches: Patches) -> None:
     """A snapshot of a volume votes like the replica, although the document says that it had acknowledged more."""
 
@@ -441,7 +441,7 @@ def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     patches.set(ReplicatedLog, "sendable", property(lambda self: self.cache.next_id - 1))
 
 
-@mutant(77, aim=RENEW)
+@mutant(13, aim=RENEW)
 def closes_a_session_above_what_is_committed(patches: Patches) -> None:
     """A planned session does not wait for what is in flight, and closes the one before where it is committed up to."""
 
@@ -523,13 +523,13 @@ def takes_for_old_what_the_clock_of_the_owner_says(patches: Patches) -> None:
     patches.set(Trimmer, "_older", older)
 
 
-@mutant(63, 106, aim=JUMPING)
+@mutant(63, aim=JUMPING)
 def lets_the_time_of_a_log_stand_still(patches: Patches) -> None:
     """An owner whose clock is behind writes old times: what is young looks old when the clock is right again."""
     patches.set(step.StorageClocks, "corrected", step.StorageClocks.bounded)
 
 
-@mutant(49, 62, aim=JUMPING)
+@mutant(89, aim=JUMPING)
 def believes_the_newest_clock_of_the_storages(patches: Patches) -> None:
     """The clock of the owner is bounded by the one of a storage that is ahead of all others."""
     patches.set(step, "median", lambda values: max(values.values()) if values else None)

@@ -771,6 +771,8 @@ class Recovery:
         return self.has_level_majority and not (self.patience_left and any(map(self._is_nearly_level, self.roles)))
 
     def _is_nearly_level(self, name: str) -> bool:
+        if self.roles[name] is Membership.MEMBER and not self.progress(name).was_tried:
+            return True  # it may answer in a moment, and would count only from the next session on
         task = self.next_for(name)
         if isinstance(task, Level | Wait | Heal):
             return False

@@ -389,9 +389,12 @@ class ReplicatedLog(ReplicaReader):
         self.marks = None
         assert meta.decision is not None
         end = self.cache.end_at(meta.decision.mark)
-        leaving = self.core.leaving
-        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
-        self.core.leaving = leaving
+        before = self.core
+        self.core = Recovery(meta, before.roles, ours=before.incarnations, end=end)
+        self.core.leaving = before.leaving
+        for name in before.names:
+            if before.status(name) is None:
+                self.core.silent(name)  # it is not waited for
         self.bytes = 0
         await _close(replicators)
 

@@ -250,6 +250,20 @@ def test_who_diverged_has_no_vote_and_gives_nothing() -> None:
     assert core.next_for("B") == Copy(9, ("A",))
 
 
+def test_a_session_opens_without_a_member_that_failed_and_waits_a_moment_for_one_that_may_still_answer() -> None:
+    """It would count only from the next session on."""
+    decided = meta(decision=Decision(mark=9, session=2))
+    core = Recovery(decided, {**dict.fromkeys("ABC", Membership.MEMBER), "D": Membership.LEARNER})
+    for name in "AB":
+        core.opened(name, holds(name, 9, session=2, low_mark=9))
+    assert core.has_level_majority
+    assert core.next_save() is None
+    core.silent("C")
+    saved = core.next_save()
+    assert saved is not None
+    assert saved.opened == 2
+
+
 @pytest.mark.parametrize(("floor", "believed"), [(5, 5), (6, 0)])
 def test_a_trim_floor_is_believed_up_to_the_mark_at_which_the_session_began(floor: int, believed: int) -> None:
     """An owner sets none above that: a replica that says a higher one has it from nobody."""
