@@ -64,6 +64,30 @@ async def test_writing_goes_on_while_the_coordinator_is_away(what: str) -> None:
             await c.until(lambda: any("a new session" in line for line in c.log))
 
 
+@story
+async def test_a_replica_that_takes_long_to_begin_a_session_counts_in_the_end() -> None:
+    """Transactions wait for it a little longer each time, and less often."""
+    async with cell() as c:
+        first = await c.own(1)
+        await c.opened(first)
+        await first.close(hand_over=True)
+        c.storages["s2"].kill()
+        owned = await c.own(2)
+        await c.opened(owned)
+        await c.storages["s2"].start()
+        calls: Any = c.storages["s2"].calls
+        begin = calls.set_low_mark
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(0.35)
+            return await begin(*arguments, **named)
+
+        calls.set_low_mark = slow
+        await c.until(lambda: all(replica.counts for replica in owned.describe().replicas), seconds=30)
+        tries = [line for line in c.log if "s2 is level and takes part" in line]
+        assert len(tries) == 3, "with a patience of 0.1, 0.2 and 0.4 seconds"
+
+
 @pytest.mark.parametrize("what", [FULL, LEARNER, FORGETFUL, LEAVING])
 @story
 async def test_the_log_goes_on_from_one_session_to_the_next(what: str) -> None:

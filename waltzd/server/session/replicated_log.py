@@ -378,8 +378,7 @@ class ReplicatedLog(ReplicaReader):
     def _has_our_log(self, name: str) -> bool:
         """Return whether a member has all that it holds from the log of this session, as far as it is known now."""
         replicator = self.replicators.get(name)
-        is_level = replicator is not None and replicator.is_readable
-        return is_level and not self.core.progress(name).has_forgotten and not self.core.divergence(name)
+        return replicator is not None and replicator.is_readable and not self.core.divergence(name)
 
     async def follow(self, meta: PartitionMeta) -> None:
         """Begin the next session of the same owner: it is saved, and nothing was written in between."""

@@ -94,6 +94,7 @@ class Session:
         """Time at which a majority had certainly been fenced by this session, or by another one above the open session;
         None before."""
         self._drain_seconds, self._renew_after = DRAIN_SECONDS, 0.0
+        self._patience_seconds, self._settled_seconds = RENEWAL_PATIENCE_SECONDS, SETTLED_SECONDS
 
     # -- until the log is open
 
@@ -261,8 +262,7 @@ class Session:
 
     def _reason_for_another(self) -> str | None:
         """Return why there should be a new session; None if there is no reason, or if it could not be saved now."""
-        log, core, marks = self.log, self.log.core, self.log.marks
-        assert marks is not None
+        log, core = self.log, self.log.core
         now = asyncio.get_running_loop().time()
         if now < self._renew_after or not self.documents.can_be_saved:
             return None
@@ -273,17 +273,22 @@ class Session:
         gone = [name for name in core.meta.members if name not in core.roles]
         if gone:
             return f"{', '.join(gone)} left the partition"
-        if now - log.opened_at < SETTLED_SECONDS and not log.missing:
+        if now - log.opened_at < self._settled_seconds and not log.missing:
             return None
-        for name, role in core.roles.items():
-            if not marks.counts(name) and self._is_nearly_level(name):
-                return f"{role.value} {name} is level and takes part from then on"
-        return None
+        late = self._late
+        return f"{late[0]} is level and takes part from then on" if late else None
+
+    @property
+    def _late(self) -> list[str]:
+        """Replicas that are level, or nearly, and do not count in the open session."""
+        marks = self.log.marks
+        assert marks is not None
+        return [name for name in self.log.core.roles if not marks.counts(name) and self._is_nearly_level(name)]
 
     def _is_nearly_level(self, name: str) -> bool:
         core, replicator = self.log.core, self.log.replicators.get(name)
-        if replicator is None or not replicator.is_readable or core.progress(name).has_forgotten:
-            return False  # what it has forgotten is saved first
+        if replicator is None or not replicator.is_readable:
+            return False
         held = core.held(name)
         return held < self.log.cache.next_id <= held + NEAR_IDS
 
@@ -353,16 +358,27 @@ class Session:
                     self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
                     self._renew_after = clock.time() + SETTLED_SECONDS
                     return
-                after = following(self._closing())
+                after, late = following(self._closing()), self._late
                 await self.documents.save(after, check=log.raise_end)
                 log.say(f"a new session: {reason}")
                 self._drain_seconds = DRAIN_SECONDS
                 await log.follow(after)
-                await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
+                await self.recover(patience_seconds=self._patience_seconds)
+                self._adapt_patience(late)
             finally:
                 log.sending_up_to = None
                 log.resume_sending()
                 log.decided.notify()
+
+    def _adapt_patience(self, late: list[str]) -> None:
+        """Wait longer the next time, and later, if one of these replicas did not make it: a slow disk takes long to begin
+        a session, and would never count."""
+        core = self.log.core
+        if all(name in core.meta.joined or name not in core.roles for name in late):
+            self._patience_seconds, self._settled_seconds = RENEWAL_PATIENCE_SECONDS, SETTLED_SECONDS
+        elif self._patience_seconds < self._settings.hand_over_seconds:
+            self._patience_seconds *= 2
+            self._settled_seconds *= 2
 
     # -- the ends
 

@@ -13,7 +13,8 @@ from waltzd.server.session.archive_fetcher import ArchiveFetcher
 PATIENCE_SECONDS = 0.3
 """Time that a session which could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
-"""The value of `PATIENCE_SECONDS` for a planned new session, during which transactions wait."""
+"""The value of `PATIENCE_SECONDS` for a planned new session, during which transactions wait. It doubles, up to
+`hand_over_seconds`, while a replica for which the session began is too slow to take part in it."""
 DRAIN_SECONDS = 0.2
 """Time for which a planned new session holds back new records until all in flight is committed. The next attempt takes
 longer."""
@@ -21,7 +22,7 @@ WAIT_SECONDS_MIN = 0.001
 """Shortest wait for a time of a clock other than the event loop's. A shorter wait may end before that clock has moved,
 and a loop around it would spin."""
 SETTLED_SECONDS = 2.0
-"""Age from which a session may give way to another one for a replica that came later."""
+"""Age from which a session may give way to another one for a replica that came later. It doubles with the patience."""
 ACKNOWLEDGED_SECONDS = 10.0
 """Interval in which the partition's document gets how far each replica has acknowledged, while that rises. A replica that
 later holds less has forgotten something, even if the owner is lost."""
