@@ -632,6 +632,9 @@ class Simulation:
         )
 
     async def _replicas_are_level(self) -> None:
+        if self.zookeeper.went_back:  # a list of replicas may name a storage that was removed since
+            self._lost = (*self._lost, *(set(self.storages) - set(await self._cluster().storages())))
+
         def missing() -> str:
             open_ones = {owned.partition: owned for _, owned in self._descriptions() if owned.step == "OPEN"}
             for partition in range(self.setup.partitions):
