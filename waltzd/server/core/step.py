@@ -47,11 +47,15 @@ class StorageClocks:
         """Storage to microseconds by which its clock is ahead of the owner's steady clock. The steady clock has no fixed
         origin."""
 
-    def note(self, name: str, time: int, steady: float) -> None:
-        """Note the clock of a storage. `time`: microseconds since 1970; 0 if the storage reports none. `steady`: seconds
-        of the owner's steady clock."""
+    def note(self, name: str, time: int, asked: float, answered: float) -> bool:
+        """Note the clock of a storage. `time`: microseconds since 1970; 0 if the storage reports none. `asked` and
+        `answered`: seconds of the owner's steady clock. Return False, and note nothing, if the answer was under way for
+        too long, as when the machines slept meanwhile: the storage's clock may be as much ahead of it."""
+        if answered - asked > OWN_AHEAD_MAX / 1e6:
+            return False
         if time > 0:
-            self._ahead[name] = time - round(1e6 * steady)
+            self._ahead[name] = time - round(1e6 * answered)
+        return True
 
     def bounded(self, own: int, steady: float) -> int:
         """Return the time of the owner's clock, or the highest time that the storages' clocks allow if that is less."""

@@ -588,7 +588,9 @@ class Replicator:
             await self._ask()
             await log.may_be_opened()
             self._was_asked = True
+        asked = asyncio.get_running_loop().time()
         status = await self._open()
+        answered = asyncio.get_running_loop().time()
         core = log.core
         twin = core.twin_of(self.name, status)
         if twin is not None:
@@ -604,7 +606,8 @@ class Replicator:
         if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
-        log.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
+        if not log.storage_clocks.note(self.name, status.time, asked, answered):
+            await self.read_clock()
         if log.is_other(status) and not core.divergence(self.name):
             log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
         log.decided.notify()
@@ -615,8 +618,9 @@ class Replicator:
             await self._stream_cache()
 
     async def read_clock(self) -> None:
+        asked = asyncio.get_running_loop().time()
         status = await self._timely(self.port.status(self._log.partition), "say what time it is")
-        self._log.storage_clocks.note(self.name, status.time, asyncio.get_running_loop().time())
+        self._log.storage_clocks.note(self.name, status.time, asked, asyncio.get_running_loop().time())
 
     async def _ask(self) -> None:
         """Ask for the status before the replica is opened. Opening fences the replica, and its status no longer says

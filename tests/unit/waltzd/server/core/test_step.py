@@ -293,12 +293,14 @@ def test_an_owner_whose_clock_is_a_day_ahead_is_held_by_its_storages() -> None:
     day, storage_clocks = 86_400 * SECOND, StorageClocks()
     assert storage_clocks.bounded(NOW + day, 5.0) == NOW + day, "nobody told a time"
     for name, offset in (("a", -SECOND), ("b", 0), ("c", 7 * day)):
-        storage_clocks.note(name, NOW + offset, 5.0)
+        storage_clocks.note(name, NOW + offset, 5.0, 5.0)
     assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX
     assert storage_clocks.bounded(NOW + day, 65.0) == NOW + 60 * SECOND + OWN_AHEAD_MAX, "their time goes on"
     assert storage_clocks.bounded(NOW + 3 * SECOND, 5.0) == NOW + 3 * SECOND
-    storage_clocks.note("b", 0, 6.0)
+    storage_clocks.note("b", 0, 6.0, 6.0)
     assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "an answer without a time changes nothing"
+    assert not storage_clocks.note("b", NOW, 5.0, 405.0)
+    assert storage_clocks.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "nor does one that was long under way"
 
 
 DAY = 86_400 * SECOND
@@ -324,6 +326,6 @@ DAY = 86_400 * SECOND
 def test_a_single_wrong_clock_does_not_move_the_time_of_a_log(own: int, storages: list[int], corrected: int) -> None:
     storage_clocks = StorageClocks()
     for number, ahead in enumerate(storages):
-        storage_clocks.note(f"storage-{number}", NOW + ahead, 5.0)
+        storage_clocks.note(f"storage-{number}", NOW + ahead, 5.0, 5.0)
     assert storage_clocks.corrected(NOW + own, 5.0) == NOW + corrected
     assert storage_clocks.corrected(NOW + own + 60 * SECOND, 65.0) == NOW + corrected + 60 * SECOND

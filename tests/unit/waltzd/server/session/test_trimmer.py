@@ -47,7 +47,7 @@ class FakeLog:
 async def test_a_clock_that_jumps_forward_removes_nothing_that_the_policy_keeps(ahead: int, older: int) -> None:
     log = FakeLog(hours=200, ahead=ahead)
     for name in ("a", "b", "c"):
-        log.storage_clocks.note(name, NOW, asyncio.get_running_loop().time())
+        log.storage_clocks.note(name, NOW, asyncio.get_running_loop().time(), asyncio.get_running_loop().time())
     assert OWN_AHEAD_MAX < HOUR
     trimmer = Trimmer(cast("ReplicatedLog", log), cast("Any", None), say=print)
     assert await trimmer._older(KEEP) == older
