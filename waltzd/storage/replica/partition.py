@@ -468,8 +468,11 @@ class Partition:
     def _cut(self, mark: int) -> None:
         segments = self._segments
         position = segments.position_of(mark + 1)
+        first_id = segments.first_ids[position]
         if segments.active is None and position == len(segments.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
+        elif mark + 1 == first_id and position > 0 and segments.preceding_footer_hash(first_id) is None:
+            position -= 1  # the one in front is not full: it was replaced by one that ends there, and takes what follows
         self._damage.check_up_to(mark)
         end, next_id = self._healing.end_of(position, min(mark, self.last_id))
         mark = next_id - 1

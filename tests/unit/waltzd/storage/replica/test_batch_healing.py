@@ -220,6 +220,28 @@ def test_a_segment_at_the_floor_that_cannot_be_finished_comes_as_a_file() -> Non
     assert partition.last_id == log.last_id
 
 
+def test_a_segment_that_is_healed_by_one_that_goes_on_takes_what_follows() -> None:
+    """What was damaged had been the last batch of its segment, in a history that the log does not have. The next segment
+    has no place behind the file, which has no footer."""
+    payloads = [[b"a"], [b"b"], [b"c"], [b"d"]]
+    held, log = batches_of(payloads, cuts=[0, 1, 2]), BatchLog(random.Random(1), batches=batches_of(payloads, cuts=[0, 3]))
+    disk, partition = written(BatchLog(random.Random(1), batches=held))
+    partition.checkpoint()
+    disk.kill()
+    path = f"{HOME}/{segment_name(1)}"
+    disk.corrupt(path, HEADER_BYTES + held[1].size - 1, b"?")
+    partition = open_directory(disk).partition(0)
+    partition.open_session(4)
+    partition.examine(1)
+    assert partition.status().damaged_segments == (1,)
+    install(partition, 1, header_of(log.batches[1:], key=KEY).encode() + raw(log.batches[1:2]))
+    partition.truncate(4, 1)
+    partition.set_low_mark(4, 1)
+    partition.append(4, log.batches[2:], -1)
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_replica_that_took_files_and_batches_is_the_same_as_one_that_took_a_stream(seed: int) -> None:
