@@ -4,6 +4,7 @@ itself. Read here by hand, without the code of a storage."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from waltzd.format.index import IndexWriter
 from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader, segment_name
 from waltzd.format.record import Run
 from waltzd.format.scan import scan
+from waltzd.format.span import Span
 from waltzd.storage.replica.segment import Segment, header_of
 
 Files = dict[str, bytes]
@@ -86,6 +88,10 @@ def broken_chain(files: Files, *, is_trimmed: bool = False) -> Iterator[str]:
         before = footer.hash
 
 
+def _enter(index: IndexWriter, span: Span) -> None:
+    index.add(span.first_id, span.entries)
+
+
 def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequence[Entry], last_id: int) -> list[Run]:
     """The records up to this id, as an archive has them. Indexes are made anew, because no reader trusts them: one may have
     been archived from a disk on which it had rotted."""
@@ -105,7 +111,7 @@ def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequenc
         end = data_end(data[:size]) if header.version == BATCHES else size
         scan(
             file, segment_first_id=piece.first, next_id=piece.first, offset=HEADER_BYTES, end=end, version=header.version,
-            on_span=lambda span, index=index: index.add(span.first_id, span.entries),  # type: ignore[misc]
+            on_span=partial(_enter, index),
         )  # fmt: skip
         index.finish(piece.last + 1)
         segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)

@@ -443,7 +443,7 @@ def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
 
 @mutant(13, aim=RENEW)
 def closes_a_session_above_what_is_committed(patches: Patches) -> None:
-    """A planned session does not wait for what is in flight, and closes the one before where it is committed up to."""
+    """A planned session does not wait until a majority holds what was sent, and closes the one before there."""
 
     async def drain(self: Session, seconds: float) -> bool:
         return True
