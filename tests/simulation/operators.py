@@ -161,9 +161,12 @@ class _Tool(Daemons):
     async def rescue(self, kept: str, wanted: dict[int, int]) -> None:
         """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""
         found = await self.take_snapshot(self._cluster)
+        silent = frozenset(storage.meta.name for storage in found.storages if storage.reported is None)
         for number, timelines in list(wanted.items()):
             scene, _ = await read_scene(self._cluster, found, number)
-            if scene.lineage.number > timelines or found.partitions[number].is_open:
+            view = found.partitions[number]
+            is_open = replace(view, refusing=view.refusing | silent).is_open  # a hung owner counts storages that are gone
+            if scene.lineage.number > timelines or is_open:
                 wanted.pop(number, None)
             elif kept in scene.statuses and not scene.by_itself and not scene.refusal:
                 scene = await with_archive(self, scene, found)
