@@ -170,6 +170,36 @@ async def test_a_closing_whose_answer_is_lost_is_found() -> None:
 
 
 @story
+async def test_nothing_is_sent_behind_a_closing_whose_answer_is_lost_while_the_session_ends() -> None:
+    """In that moment a storage comes that is promised to a session which nobody knows (W2021)."""
+    async with cell(4, members=3) as c:
+        c.tree.pause = lambda: asyncio.sleep(0.005)  # the way to the coordinator, or back
+        owned = await c.own(1, settings=replace(SETTINGS, session_bytes_max=5_000))
+        pipeline = await c.opened(owned)
+        coordinator: Any = owned._cluster.coordinator
+        commit, lost = coordinator.commit, list[int]()
+
+        async def lose(changes: Sequence[Any]) -> None:
+            await commit(changes)
+            if not lost and (await c.meta()).session == 2:
+                lost.append(pipeline.append(5))
+                c.replica("s3").open_session(50)
+                await c.add_learner("s3")
+                await c.until(lambda: owned._session is not None and owned._session.log.core.refusal)
+                raise CannotConnect("the answer was lost")
+
+        coordinator.commit = lose
+        last = pipeline.append(80)
+        await c.until(lambda: pipeline.ended)
+        assert lost == [last + 5]
+        assert pipeline.session.committed == last, "an application would have been told that more is committed"
+        assert max(c.last_id(name) for name in c.members) == last
+        _, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, dict.fromkeys(c.members, Membership.MEMBER), version)
+        assert (await c.opened(owned)).session.low_mark == last
+
+
+@story
 async def test_what_is_in_flight_is_never_given_up_for_a_planned_session() -> None:
     """Without a majority nothing is committed, so nothing can be closed: it stays as it is until there is one."""
     async with cell(4, members=3) as c:

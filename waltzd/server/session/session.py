@@ -352,23 +352,22 @@ class Session:
             log.core.leaving = await self.documents.read_leaving()
             # a session that stands still must not block the turn of another partition
             clock.call_later(self._settings.hand_over_seconds, turn.close)
-            try:
-                log.sending_up_to = log.cache.next_id - 1
-                if not await self.drain(self._drain_seconds):
-                    self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
-                    self._renew_after = clock.time() + SETTLED_SECONDS
-                    return
+            log.sending_up_to = log.cache.next_id - 1
+            if await self.drain(self._drain_seconds):
                 after, late = following(self._closing()), self._late
+                # If this fails, it may be saved all the same, and the session is closed: so nothing more is sent then.
                 await self.documents.save(after, check=log.raise_end)
                 log.say(f"a new session: {reason}")
                 self._drain_seconds = DRAIN_SECONDS
                 await log.follow(after)
                 await self.recover(patience_seconds=self._patience_seconds)
                 self._adapt_patience(late)
-            finally:
-                log.sending_up_to = None
-                log.resume_sending()
-                log.decided.notify()
+            else:
+                self._drain_seconds = min(2 * self._drain_seconds, self._settings.hand_over_seconds)
+                self._renew_after = clock.time() + SETTLED_SECONDS
+            log.sending_up_to = None
+            log.resume_sending()
+            log.decided.notify()
 
     def _adapt_patience(self, late: list[str]) -> None:
         """Wait longer the next time, and later, if one of these replicas did not make it: a slow disk takes long to begin
