@@ -12,12 +12,14 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, Cell, SimPort, SimStorage, cell, story
 from tests.simulation.storage_machine import is_told
+from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState
 from waltzd.disk.simulated import Loss
 from waltzd.errors import CannotConnect
 from waltzd.format.finding import Code, Finding
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import encode
 from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, SessionSettings
 
 
@@ -48,6 +50,33 @@ async def test_a_storage_that_comes_back_to_a_quiet_partition_is_told_what_is_co
         await c.opened(await c.own(2))
         await restart(c, "s1")
         await are_all_told(c, 49)
+
+
+@pytest.mark.parametrize("how", ["at another address", "to the list of replicas"])
+@story
+async def test_a_replica_that_comes_back_to_an_open_session_is_not_taken_for_that_of_another_owner(how: str) -> None:
+    """It has begun the open session, and is contacted anew: what it reports is no sign of an older document."""
+    async with cell(4, members=3) as c:
+        owned, pipeline = await c.holding(20)
+        if how == "at another address":
+            document = "/storages/s2"
+            node = await c.cluster.coordinator.get(document)
+            assert node is not None
+            moved = encode(replace(c.storages["s2"].meta, listen="elsewhere:1"))
+            await c.cluster.coordinator.commit([Set(document, moved, node.version)])
+        else:
+            before, version = await c.cluster.replica_set(0)
+            await c.add_learner("s3")
+            await c.until(lambda: c.last_id("s3") == 19)
+            await c.cluster.save_replica_set(0, before, version + 1)
+            await c.until(lambda: "s3" not in pipeline.session.replicators)
+            await c.add_learner("s3")
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            assert pipeline.ended is None, f"the session was ended by: {pipeline.ended}"
+            await pipeline.committed(pipeline.append(1))
+        await c.until(lambda: {one.state for one in owned.describe().replicas} == {"LIVE"})
+        assert not any("W2021" in line for line in c.log)
 
 
 @story

@@ -626,6 +626,8 @@ class Replicator:
         """Ask for the status before the replica is opened. Opening fences the replica, and its status no longer says
         which session had fenced it before."""
         log = self._log
+        if log.core.is_taken and self._progress.was_asked:
+            return  # an earlier replicator of this session may have opened it: it would report our own promise
         try:
             status = await self._timely(self.port.status(log.partition), "say where it stands")
         except NoSuchPartition:

@@ -18,9 +18,8 @@ storage or another process has changed the document.
 
 The hard part is `_renew`, a new session while clients continue (for replicas that came later, or when one that returns
 would have too much to prove). The closing mark and the next session id are one write, made when a majority holds all that
-was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline
-stay, because no other owner can have written in between. If the coordinator is away or a majority is slow, the open
-session continues as if nothing had been tried.
+was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline stay: no other owner can
+have written in between. If a majority is slow, the open session continues as if nothing had been tried.
 """
 
 from __future__ import annotations
