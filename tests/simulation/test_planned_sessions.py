@@ -285,6 +285,26 @@ async def test_a_session_that_waits_for_its_turn_can_be_handed_over() -> None:
         assert meta.decision.mark == last
 
 
+@story
+async def test_a_session_is_handed_over_in_order_when_a_replica_that_came_later_completes_the_majority() -> None:
+    """It was not its turn yet to begin a planned session for that replica."""
+    async with cell() as c:
+        first = await c.own(1)
+        await c.opened(first)
+        await first.close(hand_over=True)
+        c.storages["s2"].kill()
+        owned = await c.own(2, settings=replace(SETTINGS, turns=RenewalTurns(0)))
+        pipeline = await c.opened(owned)
+        await c.storages["s2"].start()
+        await c.until(lambda: all(replica.state == "LIVE" for replica in owned.describe().replicas))
+        c.storages["s1"].hang()
+        last = pipeline.append(5)
+        await owned.close(hand_over=True)
+        meta = await c.meta()
+        assert meta.decision is not None
+        assert (meta.decision.mark, meta.replicas["s2"].closing) == (last, last)
+
+
 # -- replicas that stand for others
 
 

@@ -182,7 +182,9 @@ class ReplicatedLog(ReplicaReader):
         self.decided = ChangeSignal()
         """Notified when recovery may have something new to do."""
         self.progressed = ChangeSignal()
-        """Notified when more is committed, and while the session gives way, when a replica holds more."""
+        """Notified when more is committed and, while `is_draining`, when a replica holds more."""
+        self.is_draining = False
+        """Whether the session waits until a majority holds what is in flight."""
         self.bytes = 0
         """Bytes appended in this session."""
         self.opened_at = 0.0
@@ -255,7 +257,7 @@ class ReplicatedLog(ReplicaReader):
             return
         if self.marks.acknowledge(name, mark):
             self.commit(self.marks.committed)
-        elif self.sending_up_to is not None:
+        elif self.is_draining:
             self.progressed.notify()
         elif not self.marks.counts(name) and mark + NEAR_IDS >= self.cache.next_id:
             self.decided.notify()

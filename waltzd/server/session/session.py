@@ -18,8 +18,8 @@ storage or another process has changed the document.
 
 The hard part is `_renew`, a new session while clients continue (for replicas that came later, or when one that returns
 would have too much to prove). The closing mark and the next session id are one write, made when a majority holds all that
-was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline stay: no other owner can
-have written in between. If a majority is slow, the open session continues as if nothing had been tried.
+was sent. Replicators and the state of recovery are created anew. The log cache and the pipeline stay: no other owner has
+written in between. If the coordinator is away or a majority is slow, the open session continues as it was.
 """
 
 from __future__ import annotations
@@ -388,12 +388,15 @@ class Session:
     async def drain(self, seconds: float) -> bool:
         """Wait for these seconds for what is in flight; return whether a majority holds all of it."""
         log, last_id = self.log, self.log.sendable
+        log.is_draining = True
         try:
             async with asyncio.timeout(seconds):
                 while log.ended is None and not log.is_on_majority(last_id):
                     await log.progressed.wait(log.progressed.version)
         except TimeoutError:
             return False
+        finally:
+            log.is_draining = False
         return log.ended is None
 
     async def save_closing(self) -> None:
