@@ -5,12 +5,13 @@ another owner may have taken a session since."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.simulation.cell import Appender, Cell, cell, story
+from tests.simulation.cell import SETTINGS, Appender, Cell, cell, story
 from tests.simulation.plan import make_plan
 from tests.simulation.world import simulate
 from tests.unit.timeless import run
@@ -18,6 +19,7 @@ from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Assignment, Membership, Ownership, acknowledging
 from waltzd.server.session.owned import OwnedLog
+from waltzd.server.session.settings import RenewalTurns
 
 DOCUMENT = partition_path(0)
 
@@ -312,3 +314,29 @@ def test_no_client_id_has_two_holders_when_its_counter_went_back() -> None:
     plan = make_plan(5, faults=("regress", "rewind", "archive", "instances", "crash", "reset"), seconds=6.0)
     outcome = simulate(plan)
     assert outcome.kind == "", outcome.story
+
+
+@story
+async def test_an_owner_that_cannot_save_does_not_keep_the_others_from_their_planned_sessions() -> None:
+    """It waits for an operator: its document is gone, and the assignment is an older one."""
+    async with cell() as c:
+        await assign(c, 2)
+        turns = RenewalTurns()
+        owned = await c.own(2, settings=replace(SETTINGS, session_bytes_max=5_000, turns=turns))
+        pipeline = await c.opened(owned)
+        coordinator: Any = owned._cluster.coordinator
+        commit = coordinator.commit
+
+        async def lose_first(changes: Sequence[Any]) -> None:
+            coordinator.commit = commit
+            await assign(c, 1)
+            await damage(c, "delete", DOCUMENT)
+            await commit(changes)
+
+        coordinator.commit = lose_first
+        pipeline.append(80)
+        await asyncio.sleep(5)
+        assert (pipeline.session.session, (await c.cluster.partition(0))[0]) == (1, None)
+        assert turns.take(lambda: None)
+        await assign(c, 2)
+        await c.until(lambda: pipeline.session.session == 2)

@@ -346,11 +346,11 @@ class Session:
         clock, log = asyncio.get_running_loop(), self.log
         with ExitStack() as turn:
             turn.callback(self._settings.turns.give_back)
+            # a session that stands still must not block the turn of another partition
+            clock.call_later(self._settings.hand_over_seconds, turn.close)
             await self._save(log.core.meta)
             await self.documents.read_format()
             log.core.leaving = await self.documents.read_leaving()
-            # a session that stands still must not block the turn of another partition
-            clock.call_later(self._settings.hand_over_seconds, turn.close)
             log.sending_up_to = log.cache.next_id - 1
             if await self.drain(self._drain_seconds):
                 after, late = following(self._closing()), self._late
