@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from tests.simulation.cell import SETTINGS, Cell, SimPort, SimStorage, cell, story
+from tests.simulation.cell import SETTINGS, Appender, Cell, SimPort, SimStorage, cell, story
 from tests.simulation.storage_machine import is_told
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import Decision, PartitionMeta, ReplicaState
@@ -20,6 +20,7 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.document import encode
+from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import ACKNOWLEDGED_SECONDS, SessionSettings
 
 
@@ -33,6 +34,28 @@ def visible(c: Cell, name: str) -> int:
 async def restart(c: Cell, name: str) -> None:
     c.storages[name].kill()
     await c.storages[name].start()
+
+
+async def move_address(c: Cell, name: str) -> None:
+    document = f"/storages/{name}"
+    node = await c.cluster.coordinator.get(document)
+    assert node is not None
+    moved = encode(replace(c.storages[name].meta, listen="elsewhere:1"))
+    await c.cluster.coordinator.commit([Set(document, moved, node.version)])
+
+
+def do_while_opening(owned: OwnedLog[Appender], session: int, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Before the owner knows that the opening of this session was saved."""
+    coordinator: Any = owned._cluster.coordinator
+    commit = coordinator.commit
+
+    async def save(changes: Sequence[Any]) -> None:
+        await commit(changes)
+        if any(isinstance(one, Set) and f'"opened": {session}'.encode() in one.data for one in changes):
+            coordinator.commit = commit
+            await act()
+
+    coordinator.commit = save
 
 
 async def are_all_told(c: Cell, mark: int, *names: str) -> None:
@@ -59,11 +82,7 @@ async def test_a_replica_that_comes_back_to_an_open_session_is_not_taken_for_tha
     async with cell(4, members=3) as c:
         owned, pipeline = await c.holding(20)
         if how == "at another address":
-            document = "/storages/s2"
-            node = await c.cluster.coordinator.get(document)
-            assert node is not None
-            moved = encode(replace(c.storages["s2"].meta, listen="elsewhere:1"))
-            await c.cluster.coordinator.commit([Set(document, moved, node.version)])
+            await move_address(c, "s2")
         else:
             before, version = await c.cluster.replica_set(0)
             await c.add_learner("s3")
@@ -77,6 +96,59 @@ async def test_a_replica_that_comes_back_to_an_open_session_is_not_taken_for_tha
             await pipeline.committed(pipeline.append(1))
         await c.until(lambda: {one.state for one in owned.describe().replicas} == {"LIVE"})
         assert not any("W2021" in line for line in c.log)
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+@story
+async def test_a_replica_that_is_lost_while_its_session_opens_does_not_count_in_it(begins_late: bool) -> None:
+    """What it acknowledges would count, and the next owner would not ask the replica that took its place."""
+    async with cell() as c:
+        first, _ = await c.holding(20)
+        await first.close(hand_over=True)
+        owned = await c.own(2)
+
+        async def lose() -> None:
+            await c.restart("s2", empty_disk=77)
+            await move_address(c, "s2")
+            calls: Any = c.storages["s2"].calls
+            begin = calls.set_low_mark
+
+            async def slow(*arguments: Any, **named: Any) -> Any:
+                calls.set_low_mark = begin
+                await asyncio.sleep(1)
+                return await begin(*arguments, **named)
+
+            calls.set_low_mark = slow if begins_late else begin
+            core = owned._session.log.core if owned._session is not None else None
+            await c.until(lambda: core is not None and (status := core.status("s2")) is not None and status.last_id < 0)
+
+        do_while_opening(owned, 2, lose)
+        pipeline = await c.opened(owned)
+        owned.check()
+        await pipeline.committed(pipeline.append(1))
+        assert {one.storage for one in owned.describe().replicas if one.counts} == {"s0", "s1"}
+        assert pipeline.session.session == 2
+        await c.until(lambda: pipeline.session.session == 3 and all(one.counts for one in owned.describe().replicas))
+
+
+@story
+async def test_a_session_whose_replicas_all_fall_silent_while_it_opens_is_followed_by_another() -> None:
+    async with cell() as c:
+        first, _ = await c.holding(20)
+        await first.close(hand_over=True)
+        owned = await c.own(2)
+
+        async def silence() -> None:
+            for name, storage in c.storages.items():
+                storage.kill()
+                await move_address(c, name)
+            await c.until(lambda: owned._session is not None and not owned._session.log.core.statuses)
+
+        do_while_opening(owned, 2, silence)
+        await c.until(lambda: any("that takes part in session 2 answers" in line for line in c.log))
+        for storage in c.storages.values():
+            await storage.start()
+        assert (await c.opened(owned)).session.low_mark == 19
 
 
 @story

@@ -268,14 +268,14 @@ class ReplicatedLog(ReplicaReader):
             listener(mark)
         self.progressed.notify()
 
-    def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
-        """Return whether a replica has lost something: it holds less than it acknowledged in this session, has not begun
-        the session, or is another directory now."""
+    def has_forgotten(self, name: str, status: ReplicaStatus, held: int) -> bool:
+        """Return whether a replica, which holds the ids up to `held`, has lost something: that is less than it acknowledged
+        in this session, or it has not begun the session, or is another directory now."""
         state = self.core.meta.replicas.get(name)
         if state is None or state.session != self.session or self.marks is None:
             return False
         progress = self.core.progress(name)
-        holds_less = status.last_id < progress.acknowledged
+        holds_less = held < progress.acknowledged
         if not holds_less and status.incarnation == state.incarnation and status.session == self.session:
             return False
         self.marks.lose(name)
@@ -605,7 +605,7 @@ class Replicator:
             if not is_ours or not log.doubt(twin, error):
                 raise error
             core.silent(twin)
-        if log.has_forgotten(self.name, status):
+        if log.has_forgotten(self.name, status, status.last_id):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
         if not log.storage_clocks.note(self.name, status.time, asked, answered):

@@ -40,7 +40,7 @@ from waltzd.cluster.documents import (
     losing,
     released,
 )
-from waltzd.errors import NoSuchPartition, WaltzError
+from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.errors.operations import Diverged
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
@@ -127,6 +127,8 @@ class Session:
             log.open_cache = LogCache(log.low_mark + 1, self._settings.tail_bytes_max, end)
         log.rise(self.documents.format if log.open_cache.end is None else 1)
         log.marks = core.marks()
+        for name, status in core.statuses.items():  # it may have been opened anew while it was saved that it takes part
+            log.has_forgotten(name, status, core.held(name))
         # Committed by the decision that closed the session before, which a majority has recorded by now.
         log.commit(log.low_mark)
         if self._settings.lease_seconds > 0:
@@ -202,6 +204,8 @@ class Session:
         if core.contest:
             raise Diverged(f"partition {log.partition}: {core.contest}")
         level = [name for name in core.names if isinstance(core.next_for(name), Level)]
+        if not level:
+            raise CannotConnect(f"no replica of partition {log.partition} that takes part in session {log.session} answers")
         statuses = {name: status for name in level if (status := core.status(name)) is not None and status.last_id == mark}
         if not statuses:  # all statuses are out of date: the replicas have copied since they were opened
             statuses[level[0]] = await log.port(level[0]).status(log.partition)
