@@ -140,6 +140,28 @@ async def test_new_disks_become_members_again_and_an_old_one_sets_aside_what_was
 
 
 @story
+async def test_a_replica_that_was_moved_away_gives_what_it_holds_to_new_disks() -> None:
+    """All disks of the partition are lost, and a storage that it has left still has its files."""
+    async with cell(4, members=3) as c:
+        owned, _ = await c.holding(50)
+        await c.until(lambda: c.last_id("s0") == 49)
+        await c.add_learner("s3")
+        await c.until(lambda: all(one.counts for one in owned.describe().replicas) and c.last_id("s3") == 49)
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {name: roles[name] for name in ("s1", "s2", "s3")}, version)
+        await c.until(lambda: [one.storage for one in owned.describe().replicas] == ["s1", "s2", "s3"])
+        for number, name in enumerate(("s1", "s2", "s3")):
+            await c.restart(name, empty_disk=90 + number)
+        await c.until(lambda: "no majority" in owned.waiting)
+        done = await Hands(c).rescue()
+        assert done.mark == 49
+        later = await c.opened(owned, above=done.session)
+        await later.committed(later.append(5))
+        await c.until(lambda: all(c.last_id(name) == 54 for name in ("s1", "s2", "s3")))
+        assert c.check_equal("s1", "s2", "s3")[:50] == c.storages["s0"].records()[:50]
+
+
+@story
 async def test_a_document_that_is_gone_is_made_again_from_what_storages_say() -> None:
     async with cell() as c:
         owned = await c.own()

@@ -567,12 +567,12 @@ class Recovery:
             return Foreign(f"it {why}")
         if mark is None:
             return self._while_voting(name, status)
-        if name not in self.roles:
-            return Wait("it is no longer assigned")
         if status.session != self.session and self.has_joined(name):
             return Wait("it has forgotten this session, and that is not saved yet")
         if self._is_of_older_timeline(status):
-            return self._going_over(status)
+            return self._going_over(status)  # also if it has left: a rescue may have counted it, and others copy from it
+        if name not in self.roles:
+            return Wait("it is no longer assigned")
         if self._lacks_only_archived(name, status):
             return Trim(self.floor)
         if not status.is_sound:
