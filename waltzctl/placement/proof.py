@@ -305,13 +305,13 @@ class Scene:
     @property
     def given_up(self) -> str:
         """Describe what will never be read again."""
-        mark, known = self.end, self.committed
+        mark, known, meta = self.end, self.committed, self.meta
         if known > mark:
             lost = f"ids {mark + 1} to {known}, which are known to be committed"
-            return f"{lost}, and all ids committed above" if self.silent else lost
+            is_all = meta is not None and meta.decision is not None and not (self.is_behind or self.silent)
+            return lost if is_all else f"{lost}, and all ids committed above"
         if self.silent:
             return f"all ids committed above {mark} that only {', '.join(self.silent)} may hold"
-        meta = self.meta
         if meta is None or self.is_behind:
             return f"all ids committed above {mark} that only removed storages may hold"
         forgot = [name for name in meta.joined if not self._is_faithful(name, meta)]

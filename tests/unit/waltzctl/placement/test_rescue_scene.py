@@ -147,6 +147,13 @@ def test_two_new_disks_keep_their_places() -> None:
     assert found.given_up == "all ids above 9 that B, C acknowledged and lost"
 
 
+def test_lost_disks_may_have_held_more_than_is_known_to_be_committed() -> None:
+    found = scene(written(low_mark=12), holds("A", 9), blank="BC")
+    assert found.given_up == "ids 10 to 12, which are known to be committed, and all ids committed above"
+    decided = scene(written(low_mark=12, decision=Decision(mark=12, session=3)), holds("A", 9), blank="BC")
+    assert decided.given_up == "ids 10 to 12, which are known to be committed"
+
+
 def test_the_longest_copy_counts_and_what_a_later_session_cut_does_not() -> None:
     cut = holds("A", 20, session=1, low_mark=2)
     assert saved_at(scene(written(), cut, holds("B", 7))) == 7
