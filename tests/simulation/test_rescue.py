@@ -34,9 +34,18 @@ class Hands(Daemons):
         self.cell = c
         self.between: Any = None
         """Called once, when the first replica is fenced."""
+        self.meanwhile: Any = None
+        """Called once, when all daemons have answered."""
         self.sees_owner = False
 
     async def take_snapshot(self, _cluster: Cluster) -> ClusterSnapshot:
+        found = await self._taken()
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
+
+    async def _taken(self) -> ClusterSnapshot:
         sets, _ = await self.cell.cluster.replicas()
         return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
@@ -231,6 +240,61 @@ async def test_an_owner_that_is_faster_is_noticed_and_everything_looked_at_again
         done = await hands.rescue()
         assert done.mark == last_id
         await c.opened(c.owned_logs[0], above=done.session)
+
+
+@story
+async def test_a_partition_that_opens_while_the_daemons_are_asked_is_left_alone() -> None:
+    """Its majority comes back when it has been asked, and acknowledges what the only copy at hand does not hold."""
+    async with cell() as c:
+        owned, pipeline = await c.holding(50)
+        await c.until(lambda: c.last_id("s0") == 49)
+        for name in ("s1", "s2"):
+            c.storages[name].kill()
+        await c.until(lambda: "no majority" in owned.waiting)
+        hands = Hands(c)
+        hands.sees_owner = True
+        scene = await hands.scene()
+
+        async def comes_back() -> None:
+            c.storages["s0"].kill()
+            for name in ("s1", "s2"):
+                await c.storages[name].start()
+            owned.task.cancel()
+            later = await c.opened(await c.own(2), above=pipeline.session.session)
+            await later.committed(later.append(10))
+            await c.storages["s0"].start()
+
+        hands.meanwhile = comes_back
+        with pytest.raises(ChangedMeanwhile, match="the partition is open now"):
+            await hands.carry_out(scene)
+        assert not (await c.meta()).timelines
+
+
+@story
+async def test_a_learner_that_leaves_while_the_daemons_are_asked_does_not_come_back() -> None:
+    """Its storage has left the cluster, so no owner could save a list with it."""
+    async with cell(4, members=3) as c:
+        await undecided(c)
+        for number, name in enumerate(("s1", "s2")):
+            c.storages[name].lose_disk(70 + number)
+        await c.add_learner("s3")
+        hands = Hands(c)
+        scene = await hands.scene()
+
+        async def leaves() -> None:
+            roles, version = await c.cluster.replica_set(0)
+            await c.cluster.save_replica_set(0, {name: role for name, role in roles.items() if name != "s3"}, version)
+            _, moves = await c.cluster.moves()
+            await c.cluster.remove_storage("s3", moves=moves)
+
+        hands.meanwhile = leaves
+        done = await hands.carry_out(scene)
+        await c.opened(c.owned_logs[0], above=done.session)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await c.until(lambda: c.last_id("s1") == c.last_id("s2") == done.mark)
+        await c.until(lambda: all(one.counts for one in c.owned_logs[0].describe().replicas), seconds=60)
+        assert (await c.cluster.replica_set(0))[0] == dict.fromkeys(("s0", "s1", "s2"), Membership.MEMBER)
 
 
 @story

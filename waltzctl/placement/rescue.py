@@ -2,8 +2,8 @@
 that answer.
 
 The answering storages are fenced first, so that no owner writes there and their reports stay true. Then the document of
-the partition is saved by compare-and-set on the version that was read before. If an owner took a session meanwhile, the
-save fails and everything is read again.
+the partition is saved by compare-and-set on the version that was read before any daemon was asked. If an owner took a
+session meanwhile, the save fails and everything is read again.
 """
 
 from __future__ import annotations
@@ -151,9 +151,13 @@ async def carry_out(
     `ChangedMeanwhile` if the partition was opened since: its majority came back, or another operator rescued it."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
+        before = await cluster.coordinator.get(partition_path(number))
         found = await daemons.take_snapshot(cluster)
         roles, roles_version = await cluster.replica_set(number)
         scene, version = await read_scene(cluster, found, number)
+        # A slow daemon delays the snapshot: what the others reported may be of a time before a session or a move.
+        if version != (NO_VERSION if before is None else before.version) or scene.roles != roles:
+            continue
         _check(agreed, scene)
         if found.partitions[number].is_open:
             raise ChangedMeanwhile(f"{VERB} {number}: the partition is open now, so there is nothing to rescue")
