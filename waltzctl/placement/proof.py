@@ -133,6 +133,8 @@ class Scene:
         if self.is_given_up(name):
             return EMPTY
         lineage = min(self._lineage(status), self._shared(status))
+        if status.floor > lineage + 1:  # it was trimmed above the fork
+            return EMPTY
         if status.is_sound:
             return lineage
         # A damaged replica counts up to its first damaged segment, unless that would cut ids that it knows to be committed.

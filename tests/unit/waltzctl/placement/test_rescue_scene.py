@@ -154,6 +154,19 @@ def test_lost_disks_may_have_held_more_than_is_known_to_be_committed() -> None:
     assert decided.given_up == "ids 10 to 12, which are known to be committed"
 
 
+def test_a_replica_that_was_trimmed_above_the_fork_holds_nothing_of_the_log() -> None:
+    """Else the log would end where no replica can be level, and a saved decision would hide that from the next rescue."""
+    lineage = Lineage().forked(identity=UUID(int=7), fork=5, session=3, cause="partition rescue", began="now", who="me")
+    found = scene(written(session=4, timelines=lineage.later), holds("A", 20, low_mark=12, floor=10), blank="BC")
+    assert found.proven("A") == found.mark == EMPTY
+    assert found.refusal == "no storage that answers is proven to hold a single transaction of partition 0"
+    decided = scene(
+        written(session=4, timelines=lineage.later, decision=Decision(mark=5, session=4)),
+        holds("A", 20, low_mark=12, floor=10), blank="BC",
+    )  # fmt: skip
+    assert decided.by_itself == "", "no replica that answers holds what was decided"
+
+
 def test_the_longest_copy_counts_and_what_a_later_session_cut_does_not() -> None:
     cut = holds("A", 20, session=1, low_mark=2)
     assert saved_at(scene(written(), cut, holds("B", 7))) == 7
