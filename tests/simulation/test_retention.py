@@ -342,3 +342,33 @@ def check_same(c: Cell, names: Sequence[str], floor: int) -> None:
             data, at = data + bytes(run.data), run.last_id + 1
         logs.append(data)
     assert logs[0] == logs[1] == logs[2]
+
+
+@story
+async def test_a_new_disk_that_begins_at_the_floor_decides_the_vote() -> None:
+    """Its replica never joined the session, so it may be filled from the only one that remembers all of it."""
+    async with archiving(FaultyStore()) as c:
+        owned = await begun(c, "5KB")
+        await trimmed(c)
+        c.storages["s0"].kill()
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
+        owned = await c.own(2, settings=SMALL)
+        await under_load(c, owned, 3)
+        pipeline = await c.opened(owned)
+        last_id, session = pipeline.append(20), pipeline.session.session
+        while c.last_id("s1") < last_id:
+            await asyncio.sleep(0)
+        owned.task.cancel()
+        await asyncio.gather(owned.task, return_exceptions=True)
+        assert c.replica("s1").committed < last_id
+        c.storages["s2"].kill()
+        for number, name in enumerate(("s0", "s2")):
+            c.storages[name].lose_disk(seed=80 + number)
+            await c.storages[name].start()
+        later = await c.opened(await c.own(3, settings=SMALL), above=session)
+        await later.committed(later.append(5))
+        assert later.session.low_mark == last_id
+        await c.until(lambda: [c.last_id(name) for name in c.storages] == [last_id + 5] * 3, seconds=60)
+        first, second = (c.replica(name).read(last_id, last_id, 1 << 20, session=None).data for name in ("s0", "s1"))
+        assert first == second

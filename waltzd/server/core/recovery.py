@@ -670,14 +670,17 @@ class Recovery:
         if not status.is_sound and name in self.meta.joined:
             return self._mend_to_vote(name, status)
         sources = self._faithful_sources(name, keep)
+        if status.is_sound and self.floor > keep + 1 and self._faithful_sources(name, self.floor - 1):
+            if held > keep:
+                return Truncate(keep)
+            if self._lacks_only_archived(name, status):
+                return Trim(self.floor)
         if not sources:
             return Wait("the closing mark is undecided")
         if not status.is_sound:
             return self._mend(name, status, keep)
         if held > keep:
             return Truncate(keep)
-        if self._lacks_only_archived(name, status):
-            return Trim(self.floor)
         return Copy(*self.sources_for(name, keep, self.held(sources[0])))
 
     def _may_be_filled(self, name: str, status: ReplicaStatus) -> bool:
