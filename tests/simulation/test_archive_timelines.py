@@ -13,7 +13,7 @@ import pytest
 
 import tests.simulation.cell as cells
 from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, story
-from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving, document, reached, written
 from tests.simulation.test_backup import own
 from tests.simulation.test_rescue import Hands
@@ -323,6 +323,39 @@ async def test_a_rescue_brings_back_what_the_archive_proves() -> None:
         assert c.check_equal()[: last + 1] == acknowledged
         assert (await c.meta()).lineage.fork == last
         assert flaws(store) == []
+
+
+@story
+async def test_a_second_rescue_brings_back_what_only_the_timeline_before_has_archived() -> None:
+    """The only copy is lost while the others copy from it. The store was away, so nothing of its timeline is archived."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        rate = 0
+        settings = replace(SMALL, backup_seconds=10.0, catch_up_bytes_per_second=lambda: rate)
+        owned = await c.own(settings=settings)
+        await under_load(c, owned, 30)
+        await asyncio.sleep(40)
+        acknowledged = c.storages["s0"].records()
+        for n, name in enumerate(("s1", "s2")):
+            await c.restart(name, empty_disk=91 + n)
+            c.storages[name].kill()
+        rate, store.faults = 2000, Faults(refused=100)
+        first = await Hands(c).rescue()
+        await c.opened(owned, above=first.session)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await c.until(lambda: c.last_id("s1") > 0)
+        c.storages["s0"].kill()
+        rate, store.faults = 0, Faults()
+        await c.until(lambda: "s0" not in [one.storage for one in owned.describe().replicas if one.state != "DOWN"])
+        assert c.last_id("s1") < first.mark == 599
+        done = await Hands(c).rescue(without_archive=False)
+        assert done.mark == 599
+        pipeline = await c.opened(owned, above=done.session)
+        await pipeline.committed(pipeline.append(20))
+        await c.until(lambda: c.last_id("s1") == c.last_id("s2") == 619)
+        assert c.check_equal("s1", "s2")[:600] == acknowledged
+        assert [one.fork for one in (await c.meta()).timelines] == [599, 599]
 
 
 @story

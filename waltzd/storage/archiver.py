@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol, TypeVar
@@ -323,19 +324,28 @@ class Archiver:
     # -- what a replica takes back
 
     async def source(self, partition: Partition) -> ArchivedSource:
-        """All that the archive of this storage proves of the log of this replica's timeline."""
-        store = self._open()
+        """All that the archive of this storage proves of the log of this replica's timeline. Until that timeline has begun
+        in the archive, or is backed up beyond its fork, an earlier one may prove more of what both share."""
+        store, lineage = self._open(), partition.lineage
 
         def find() -> ArchivedSource:
             self._label = None
-            archive = self._archive(store, partition, None, partition.lineage.current)
-            if archive.begin() is None:
-                return ArchivedSource(archive, None, ())
-            manifest, _, parts = read_unsealed(archive, self._newest(archive))
-            return ArchivedSource(archive, manifest, tuple(parts))
+            archive = self._archive(store, partition, None, lineage.current)
+            found = self._source(archive, None)
+            for identity in (FIRST, *(one.identity for one in lineage.later))[: len(lineage.later)]:
+                earlier = PartitionArchive(store, archive.label, partition.number, identity)
+                with suppress(ArchiveDamaged):  # the log of the current timeline does not rest on it
+                    found = max(found, self._source(earlier, lineage.shared_to(identity)), key=lambda one: one.last)
+            return found
 
         async with self._turn:
             return await self._run(find)
+
+    def _source(self, archive: PartitionArchive, limit: int | None) -> ArchivedSource:
+        if archive.begin() is None:
+            return ArchivedSource(archive, None, (), limit)
+        manifest, _, parts = read_unsealed(archive, self._newest(archive))
+        return ArchivedSource(archive, manifest, tuple(parts), limit)
 
     # -- what may leave the disk
 
@@ -452,12 +462,15 @@ class ArchivedSource:
     manifest: Manifest | None
     """Newest manifest of the timeline; None if the store has none."""
     parts: tuple[SlotRecords, ...]
+    limit: int | None
+    """Last id that the log shares with this timeline; None for no limit."""
 
     @property
     def last(self) -> int:
         """The last id that the store proves; -1 where it proves none."""
         known = -1 if self.manifest is None else self.manifest.last
-        return max(known, self.parts[-1].slot.last) if self.parts else known
+        known = max(known, self.parts[-1].slot.last) if self.parts else known
+        return known if self.limit is None else min(known, self.limit)
 
     def bytes_behind(self, last_id: int) -> int:
         entries = () if self.manifest is None else self.manifest.entries
